@@ -25,6 +25,7 @@ from benchmarks.layers.table import markdown
 from benchmarks.network_times import OURS, ratios, times_of
 from convpool.cli.group import COMMANDS, SectionedCommand
 from convpool.cli.group import command as group
+from convpool.algebra.parts import UPSAMPLING_OP_TYPE
 from convpool.ir import schema
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -210,6 +211,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "speed-ups": speedups,
     **{f"options of convpool {name}": functools.partial(options, name) for name in COMMANDS if name != "doctor"},
     "attributes of ConvAvgPool": lambda: attributes(schema.OP_TYPE, schema.VERSION),
+    "attributes of UpsampleConv": lambda: attributes(
+        UPSAMPLING_OP_TYPE,
+        schema.UPSAMPLING_VERSION,
+        onnx.defs.get_schema(schema.OP_TYPE, schema.VERSION, schema.DOMAIN).attributes,
+    ),
     "attributes of fused variants": lambda: attributes(
         "AffineReluConvAvgPoolAddRelu",
         schema.FUSED_VARIANTS_VERSION,

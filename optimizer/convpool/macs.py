@@ -10,15 +10,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from onnx import FunctionProto, NodeProto
 
+from convpool.algebra.expand import UpsampleSpec, kernel_macs
+from convpool.algebra.parts import LAYOUTS
 from convpool.ir.constants import Evaluate
 from convpool.ir.index import Scope, index_with_shapes
 from convpool.ir.model import LoadedModel, at_shapes, infer_shapes
 from convpool.ir.protos import STANDARD_DOMAINS, known_attributes, label, subgraphs
-from convpool.ir.schema import OP_TYPES
+from convpool.ir.schema import OP_TYPES, UPSAMPLE, layout_of, specs_of
 
+Sizes = tuple[int | None, ...]
 CONVOLUTIONS = {"Conv": 1, "ConvInteger": 1, "QLinearConv": 3, "ConvTranspose": 1, **dict.fromkeys(OP_TYPES, 1)}
 """The operators that count as convolutions, and which of their inputs are the weights."""
 PRODUCTS = ("MatMul", "MatMulInteger", "QLinearMatMul", "Gemm")
@@ -116,8 +120,12 @@ def _macs(scope: Scope, node: NodeProto, batches: frozenset[str]) -> int | None:
     """Multiply-adds of one node, None where a size is unknown.  batches: names of sizes that count as 1."""
     weights = CONVOLUTIONS.get(node.op_type)
     if weights is not None:
+        values = known_attributes(node) or {}
+        w = scope.known_sizes(node.input[weights], batches)
+        if node.op_type in OP_TYPES and UPSAMPLE in values:
+            return _upsampled(node, values, scope.known_sizes(node.output[0], batches), w)
         positions = scope.known_sizes(node.input[0] if node.op_type == "ConvTranspose" else node.output[0], batches)
-        return _product(positions, (scope.known_sizes(node.input[weights], batches) or (None,))[1:])
+        return _product(positions, (w or (None,))[1:])
     left = scope.known_sizes(node.input[0], batches)
     if not left:
         return None
@@ -125,7 +133,18 @@ def _macs(scope: Scope, node: NodeProto, batches: frozenset[str]) -> int | None:
     return _product(scope.known_sizes(node.output[0], batches), (left[0 if transposed else -1],))
 
 
-def _product(*shapes: tuple[int | None, ...] | None) -> int | None:
+def _upsampled(node: NodeProto, values: dict[str, Any], out: Sizes | None, w: Sizes | None) -> int | None:
+    """Multiply-adds of an UpsampleConv, as the kernels of phases do them."""
+    if out is None or w is None or None in (*out, *w) or len(w) != len(out) or len(values[UPSAMPLE]) != len(out) - 2:
+        return None
+    before, conv = specs_of(values)
+    assert isinstance(before, UpsampleSpec)
+    sizes = tuple(size for size in out if size is not None)
+    spatial = sizes[1:-1] if LAYOUTS[layout_of(node)][1] else sizes[2:]
+    return sizes[0] * kernel_macs(conv, before, w[0] or 0, (w[-1] or 0) * conv.group, spatial)
+
+
+def _product(*shapes: Sizes | None) -> int | None:
     sizes = [size for shape in shapes for size in (shape if shape is not None else (None,))]
     known = [size for size in sizes if size is not None]
     return math.prod(known) if len(known) == len(sizes) else None

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -147,31 +148,34 @@ constexpr int32_t kLastPrologue = std::rbegin(kPrologues)->activation, kLastEpil
 const std::vector<Operator> &operators() {
     static const std::vector<Operator> &all = *[] {
         auto *made = new std::vector<Operator>;
-        for (bool affine : {false, true})
-            for (const NamedActivation &prologue : kPrologues)
-                for (bool residual : {false, true})
-                    for (const NamedActivation &epilogue : kEpilogues) {
-                        Operator op{affine, prologue.activation, residual, epilogue.activation, {}, {"X", "W", "B"}};
-                        op.name = std::string(affine ? "Affine" : "") + prologue.name + "ConvAvgPool" + (residual ? "Add" : "") +
-                                  epilogue.name;
-                        for (const char *name : {"scale", "shift"})
-                            if (affine) op.inputs.push_back(name);
-                        if (residual) op.inputs.push_back("R");
-                        made->push_back(op);
-                    }
+        for (bool upsamples : {false, true})
+            for (bool affine : {false, true})
+                for (const NamedActivation &prologue : kPrologues)
+                    for (bool residual : {false, true})
+                        for (const NamedActivation &epilogue : kEpilogues) {
+                            Operator op{upsamples,           affine, prologue.activation, residual,
+                                        epilogue.activation, {},     {"X", "W", "B"}};
+                            op.name = std::string(affine ? "Affine" : "") + prologue.name +
+                                      (upsamples ? "UpsampleConv" : "ConvAvgPool") + (residual ? "Add" : "") + epilogue.name;
+                            for (const char *name : {"scale", "shift"})
+                                if (affine) op.inputs.push_back(name);
+                            if (residual) op.inputs.push_back("R");
+                            made->push_back(op);
+                        }
         return made;
     }();
     return all;
 }
 
 const std::vector<Attribute> &Operator::attributes() const {
-    constexpr int32_t kMost = 65535;  // convpool.h's own bound
-    static const auto &all = *new std::vector<Attribute>{
-        // to the very end, as operators()
-        {"pool_kernel_shape", 1, 1, kMost, true, 0},
-        {"pool_strides", 1, 1, kMost, false, 1},
-        {"pool_pads", 2, 0, kMost, false, 0},
-        {"pool_dilations", 1, 1, kMost, false, 1},
+    constexpr int32_t kMost = 65535;    // convpool.h's own bound
+    constexpr int32_t kMostCopies = 4;  // as well
+    static constexpr Attribute pooling[]{{"pool_kernel_shape", 1, 1, kMost, true, 0},
+                                         {"pool_strides", 1, 1, kMost, false, 1},
+                                         {"pool_pads", 2, 0, kMost, false, 0},
+                                         {"pool_dilations", 1, 1, kMost, false, 1}};
+    static constexpr Attribute upsampling[]{{"upsample", 1, 1, kMostCopies, true, 1}};
+    static constexpr Attribute others[]{
         {"kernel_shape", 1, 1, kMost, true, 0},
         {"strides", 1, 1, kMost, false, 1},
         {"pads", 2, 0, kMost, false, 0},
@@ -181,17 +185,23 @@ const std::vector<Attribute> &Operator::attributes() const {
         {"constant_weights", 0, 0, 1, false, 0},
         {"accumulation", 0, CONVPOOL_ACCUMULATE_DEFAULT, CONVPOOL_ACCUMULATE_PACKED, false, CONVPOOL_ACCUMULATE_DEFAULT},
     };
-    static const auto &of_variants = *[] {
-        auto *longer = new std::vector<Attribute>(all);
-        longer->insert(longer->end(), {{"prologue_affine", 0, 0, 1, true, 0},
-                                       {"prologue_activation", 0, 0, kLastPrologue, true, 0},
-                                       {"prologue_alpha", 0, 0, 0, true, 0, true},
-                                       {"residual", 0, 0, 1, true, 0},
-                                       {"activation", 0, 0, kLastEpilogue, true, 0},
-                                       {"alpha", 0, 0, 0, true, 0, true}});
-        return longer;
+    static constexpr Attribute parts[]{
+        {"prologue_affine", 0, 0, 1, true, 0},        {"prologue_activation", 0, 0, kLastPrologue, true, 0},
+        {"prologue_alpha", 0, 0, 0, true, 0, true},   {"residual", 0, 0, 1, true, 0},
+        {"activation", 0, 0, kLastEpilogue, true, 0}, {"alpha", 0, 0, 0, true, 0, true}};
+    static const auto &lists = *[] {  // to the very end, as operators()
+        auto *all = new std::array<std::vector<Attribute>, 4>;
+        for (size_t i = 0; i < all->size(); ++i) {
+            std::vector<Attribute> &list = (*all)[i];
+            const auto add = [&](const auto &more) { list.insert(list.end(), std::begin(more), std::end(more)); };
+            if (i / 2) add(upsampling);
+            else add(pooling);
+            add(others);
+            if (i % 2) add(parts);
+        }
+        return all;
     }();
-    return plain() ? all : of_variants;
+    return lists[2 * upsamples + !plain()];
 }
 
 std::vector<std::vector<int32_t>> read_attributes(const Operator &op, const Field *fields, int32_t count) {
@@ -201,7 +211,7 @@ std::vector<std::vector<int32_t>> read_attributes(const Operator &op, const Fiel
         if (attributes[a].required && given[a] == nullptr) refuse(attributes[a].name, "no such attribute", "one on the node");
         if (given[a] != nullptr) check_field(*given[a], attributes[a].real);
     }
-    const int32_t rank = given[kConvolution + kKernelShape]->length;
+    const int32_t rank = given[op.place(kConvolution + kKernelShape)]->length;
     if (rank < 1 || rank > CONVPOOL_MAX_RANK) refuse("kernel_shape", std::to_string(rank) + " values", "1 to 3");
     std::vector<std::vector<int32_t>> values(attributes.size());
     for (size_t a = 0; a < attributes.size(); ++a) {
@@ -220,7 +230,7 @@ std::vector<std::vector<int32_t>> read_attributes(const Operator &op, const Fiel
 }
 
 NodeSpec::NodeSpec(const Operator &op, std::vector<std::vector<int32_t>> values)
-    : op_(&op), values_(std::move(values)), rank_(static_cast<int32_t>(values_[kConvolution + kKernelShape].size())) {
+    : op_(&op), values_(std::move(values)), rank_(static_cast<int32_t>(values_[op.place(kConvolution + kKernelShape)].size())) {
     if (!op.plain()) check_name();
 }
 
@@ -230,7 +240,7 @@ void NodeSpec::check_name() const {
                                             {kPrologueActivation, op_->prologue},
                                             {kResidual, op_->residual},
                                             {kActivation, op_->epilogue}};
-    auto name = [&](int id) { return op_->name + ": " + op_->attributes()[id].name; };
+    auto name = [&](int id) { return op_->name + ": " + op_->attributes()[op_->place(id)].name; };
     for (auto [id, wanted] : said)
         if (value(id) != wanted) refuse(name(id), std::to_string(value(id)), std::to_string(wanted) + " by the operator's name");
     const std::pair<int, int32_t> slopes[] = {{kPrologueAlpha, op_->prologue}, {kAlpha, op_->epilogue}};
@@ -252,7 +262,8 @@ void NodeSpec::check_input_count(int64_t count) const {
 
 AxisWindow NodeSpec::window(AttributeId group, int axis) const {
     const int64_t reach = int64_t{value(group + kDilations, axis)} * (value(group + kKernelShape, axis) - 1) + 1;
-    const std::string name = op_->name + ": " + op_->attributes()[group + kKernelShape].name + "[" + std::to_string(axis) + "]";
+    const std::string name =
+        op_->name + ": " + op_->attributes()[op_->place(group + kKernelShape)].name + "[" + std::to_string(axis) + "]";
     if (reach > INT32_MAX) refuse(name + ": window", std::to_string(reach) + " elements", "at most 2^31 - 1");
     return {name, reach, int64_t{value(group + kPads, axis)} + value(group + kPads, axis + rank_), value(group + kStrides, axis)};
 }
@@ -263,6 +274,13 @@ int64_t AxisWindow::places(int64_t size) const {
         refuse(name + ": elements under the window", std::to_string(size) + " and " + std::to_string(pads) + " pads",
                "at least " + std::to_string(reach) + ", and fewer than 2^31");
     return (size + pads - reach) / stride + 1;
+}
+
+int64_t NodeSpec::size_before_conv(int axis, int64_t size) const {
+    if (!op_->upsamples) return window(kPooling, axis).places(size);
+    if (size > INT32_MAX)
+        refuse(op_->name + ": dimension " + std::to_string(2 + axis) + " of X", std::to_string(size), "fewer than 2^31 elements");
+    return size < 0 ? -1 : size * value(kUpsample, axis);
 }
 
 void NodeSpec::set_attributes(convpool_problem &p, int64_t inputs) const {
@@ -281,15 +299,16 @@ void NodeSpec::set_attributes(convpool_problem &p, int64_t inputs) const {
         p.prologue_alpha = float_of(value(kPrologueAlpha));
     }
     for (int i = 0; i < rank_; ++i) {
-        p.pool_kernel[i] = value(kPooling + kKernelShape, i);
-        p.pool_strides[i] = value(kPooling + kStrides, i);
-        p.pool_dilations[i] = value(kPooling + kDilations, i);
+        p.upsample[i] = op_->upsamples ? value(kUpsample, i) : 0;
+        p.pool_kernel[i] = op_->upsamples ? 1 : value(kPooling + kKernelShape, i);
+        p.pool_strides[i] = op_->upsamples ? 1 : value(kPooling + kStrides, i);
+        p.pool_dilations[i] = op_->upsamples ? 1 : value(kPooling + kDilations, i);
         p.kernel[i] = value(kConvolution + kKernelShape, i);
         p.strides[i] = value(kConvolution + kStrides, i);
         p.dilations[i] = value(kConvolution + kDilations, i);
     }
     for (int i = 0; i < 2 * rank_; ++i) {
-        p.pool_pads[i] = value(kPooling + kPads, i);
+        p.pool_pads[i] = op_->upsamples ? 0 : value(kPooling + kPads, i);
         p.pads[i] = value(kConvolution + kPads, i);
     }
 }

@@ -36,9 +36,11 @@ struct Attribute {
     int32_t fallback;
     bool real = false;
 };
-// Positions in Operator::attributes(), the order of serialisation.  Pooling and convolution have the same four.
+// The attributes in order, which is that of serialisation: Operator::place() has the position in Operator::attributes().  Pooling
+// and convolution have the same four; an operator that upsamples has kUpsample in the pooling's place.
 enum AttributeId : int {
     kPooling = 0,
+    kUpsample = 0,
     kConvolution = 4,
     kGroup = 8,
     kAllowTf32 = 9,
@@ -61,10 +63,13 @@ inline constexpr int32_t kFieldFormat = 1;
 // An attribute of nodes for onnxruntime's CUDA provider, whose tensors may have the channels last in ONNX's own order of sizes.
 // In TensorRT formats say how a tensor lies in memory, so that a plugin only has 0; no engine stores it.
 inline constexpr char kChannelsLastField[] = "channels_last";
+// An attribute of nodes that upsample, for their function only.
+inline constexpr char kScalesField[] = "scales";
 
-// An operator of ai.convpool: [Affine][Relu|LeakyRelu]ConvAvgPool[Add][Relu|LeakyRelu|Tanh|Sigmoid] does what its
+// An operator of ai.convpool: [Affine][Relu|LeakyRelu](ConvAvgPool|UpsampleConv)[Add][Relu|LeakyRelu|Tanh|Sigmoid] does what its
 // name says.
 struct Operator {
+    bool upsamples;  // in front of the convolution, and does not pool
     bool affine;
     int32_t prologue;  // convpool_activation in front of the pooling
     bool residual;
@@ -77,8 +82,10 @@ struct Operator {
     // float32 products to be formed; the second that W never changes in the engine's life, so that what is made of it may be
     // kept; the third how box means of half and bfloat16 may be summed.
     const std::vector<Attribute> &attributes() const;
+    // Of an attribute that the operator has.
+    int place(int id) const { return upsamples && id >= kConvolution ? id - 3 : id; }
 };
-// ConvAvgPool and its 59 fused variants.  They stay to the very end of the process, as engines may.
+// ConvAvgPool and its 59 fused variants, then UpsampleConv and its.  They stay to the very end of the process, as engines may.
 const std::vector<Operator> &operators();
 
 // The attributes' values, one list per attribute of `op`; of a real attribute the float's bits.  Throws where a field is
@@ -93,7 +100,7 @@ std::string float_text(float value);
 //
 // Errors are std::invalid_argument whose message names the operator, the attribute or the tensor.
 
-// One of the two windows along one axis.
+// A window along one axis, of the pooling or the convolution.
 struct AxisWindow {
     std::string name;  // of its size's attribute, with the axis
     int64_t reach;     // dilation * (size - 1) + 1
@@ -112,13 +119,15 @@ public:
     const Operator &op() const { return *op_; }
     int32_t rank() const { return rank_; }
     // One value of attribute `id`; pads: the leading sides, then the trailing ones.
-    int32_t value(int id, int i = 0) const { return values_[id].at(i); }
+    int32_t value(int id, int i = 0) const { return values_[op_->place(id)].at(i); }
     // Values in the order of op().attributes(); a real one by its bits.
     const std::vector<std::vector<int32_t>> &values() const { return values_; }
     bool constant_weights() const { return value(kConstantWeights) != 0; }
 
     void check_input_count(int64_t count) const;
     AxisWindow window(AttributeId group, int axis) const;
+    // The size of AveragePool(X), or of Upsample(X), along an axis of X of so many elements; -1 where that is unknown.
+    int64_t size_before_conv(int axis, int64_t size) const;
     // Sets what does not depend on the tensors' sizes, types and layouts.
     void set_attributes(convpool_problem &problem, int64_t inputs) const;
 

@@ -79,6 +79,7 @@ static_assert(own::kInvalidArgument == ORT_INVALID_ARGUMENT);
 static_assert(own::kIntAttribute == ORT_OP_ATTR_INT);
 static_assert(own::kIntsAttribute == ORT_OP_ATTR_INTS);
 static_assert(own::kFloatAttribute == ORT_OP_ATTR_FLOAT);
+static_assert(own::kFloatsAttribute == ORT_OP_ATTR_FLOATS);
 static_assert(own::kRequired == INPUT_OUTPUT_REQUIRED);
 static_assert(own::kOptional == INPUT_OUTPUT_OPTIONAL);
 static_assert(own::kVariadic == INPUT_OUTPUT_VARIADIC);

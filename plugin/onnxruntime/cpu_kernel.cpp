@@ -82,6 +82,7 @@ struct Shapes {
         for (int i = 0; i < p.rank; ++i) {
             const int at = missing + i;
             in[at] = p.spatial[i];
+            copies[at] = std::max(p.upsample[i], 1);
             out[at] = output[first_axis + i];
             window[at] = p.pool_kernel[i];
             window_step[at] = p.pool_strides[i];
@@ -92,12 +93,15 @@ struct Shapes {
             begin[at] = -p.pads[i];
             dilation[at] = p.dilations[i];
             const int64_t reach = window_dilation[at] * (window[at] - 1) + 1;
-            pooled[at] = (in[at] + p.pool_pads[i] + p.pool_pads[i + p.rank] - reach) / window_step[at] + 1;
+            pooled[at] = upsamples() ? in[at] * copies[at]
+                                     : (in[at] + p.pool_pads[i] + p.pool_pads[i + p.rank] - reach) / window_step[at] + 1;
         }
     }
 
+    bool upsamples() const { return p.upsample[0] > 0; }
+
     const convpool_problem &p;
-    Extent in = ones(), pooled = ones(), out = ones(), window = ones(), window_step = ones(), window_begin{},
+    Extent in = ones(), copies = ones(), pooled = ones(), out = ones(), window = ones(), window_step = ones(), window_begin{},
            window_dilation = ones(), kernel = ones(), step = ones(), begin{}, dilation = ones();
 
 private:
@@ -230,7 +234,7 @@ public:
 private:
     static Sum read(const void *tensor, int64_t at) { return static_cast<const Element *>(tensor)[at].read(); }
 
-    // The prologue and the pooling of one channel of one image.
+    // The prologue and the pooling or upsampling of one channel of one image.
     void pool(int64_t task) {
         const int64_t n = task / p_.c, c = task % p_.c, pixels = elements(s_.in), places = elements(s_.pooled);
         const Sum scale = p_.prologue_affine ? read(t_.scale, c) : Sum{1},
@@ -240,9 +244,20 @@ private:
             const Sum value = read(t_.x, offset(n, c, at, p_.c, pixels, p_.x_layout));
             x[at] = activated(p_.prologue_affine ? value * scale + shift : value, p_.prologue_activation, p_.prologue_alpha);
         }
+        if (s_.upsamples()) return upsample(x, pooled);
         const Windows windows{s_.in, s_.pooled, s_.window, s_.window_step, s_.window_begin, s_.window_dilation};
         for_each_tap(taps_inside(windows), [&](const Extent &tap) { add_tap(windows, tap, x, pooled); });
         for (int64_t at = 0; at < places; ++at) pooled[at] /= static_cast<Sum>(elements(s_.window));
+    }
+
+    // One channel of one image.
+    void upsample(const Sum *x, Sum *upsampled) const {
+        const auto &[copies_d, copies_h, copies_w] = s_.copies;
+        for (int64_t d = 0; d < s_.pooled[0]; ++d)
+            for (int64_t h = 0; h < s_.pooled[1]; ++h) {
+                const Sum *const row = x + (d / copies_d * s_.in[1] + h / copies_h) * s_.in[2];
+                for (int64_t w = 0; w < s_.pooled[2]; ++w) *upsampled++ = row[w / copies_w];
+            }
     }
 
     int64_t tasks() const { return p_.n * p_.group * blocks_; }

@@ -90,6 +90,15 @@ bool KernelAttributes::real(const char *name, float &value) const {
     return succeeded(api_, api_.KernelInfoGetAttribute_float()(info_, name, &value));
 }
 
+bool KernelAttributes::reals(const char *name, std::vector<float> &values) const {
+    size_t count = 0;
+    if (!succeeded(api_, api_.KernelInfoGetAttributeArray_float()(info_, name, nullptr, &count))) return false;
+    values.resize(count);
+    float value = 0;
+    if (count == 0) return !real(name, value);  // a number by itself passes for a list of none
+    return succeeded(api_, api_.KernelInfoGetAttributeArray_float()(info_, name, values.data(), &count));
+}
+
 bool KernelAttributes::has(const char *name) const {
     int64_t value = 0;
     float real_value = 0;
@@ -128,6 +137,17 @@ bool InferenceAttributes::real(const char *name, float &value) const {
     return attribute != nullptr && succeeded(api_, api_.ReadOpAttr()(attribute, kFloatAttribute, &value, sizeof value, &bytes));
 }
 
+bool InferenceAttributes::reals(const char *name, std::vector<float> &values) const {
+    const OrtOpAttr *const attribute = find(name);
+    if (attribute == nullptr) return false;
+    size_t bytes = 0;
+    values.resize(kMostValues);
+    if (!succeeded(api_, api_.ReadOpAttr()(attribute, kFloatsAttribute, values.data(), kMostValues * sizeof(float), &bytes)))
+        return false;
+    values.resize(bytes / sizeof(float));
+    return true;
+}
+
 bool InferenceAttributes::has(const char *name) const { return find(name) != nullptr; }
 
 std::vector<std::vector<int32_t>> values_of(const nodes::Operator &op, const AttributeSource &source) {
@@ -161,7 +181,6 @@ std::vector<std::vector<int32_t>> values_of(const nodes::Operator &op, const Att
 using nodes::kB;
 using nodes::kConvolution;
 using nodes::kKernelShape;
-using nodes::kPooling;
 using nodes::kScale;
 using nodes::kShift;
 using nodes::kW;
@@ -213,10 +232,24 @@ void Node::read_layouts(const AttributeSource &source) {
         to_last.push_back(i + 2);
     }
     to_last.push_back(1);
+    if (op().upsamples) check_scales(source);
     check_perm(source, "weight_perm", to_first);
     check_perm(source, "x_perm", x_last_ ? to_first : same);
     check_perm(source, "r_perm", y_last_ ? to_first : same);
     check_perm(source, "y_perm", y_last_ ? to_last : same);
+}
+
+// The function's Resize goes by scales.
+void Node::check_scales(const AttributeSource &source) const {
+    const char *const name = nodes::kScalesField;
+    std::vector<float> scales, wanted{1, 1};
+    for (int i = 0; i < rank(); ++i) wanted.push_back(static_cast<float>(value(nodes::kUpsample, i)));
+    const bool there = source.reals(name, scales);
+    if (there ? scales == wanted : !source.has(name)) return;
+    std::string got;
+    for (float scale : scales) got += (got.empty() ? "" : ", ") + nodes::float_text(scale);
+    refuse(op().name + ": " + name, there ? "[" + got + "]" : "an attribute of another type",
+           "1, 1, then " + std::string("upsample"));
 }
 
 void Node::check_perm(const AttributeSource &source, const char *name, const std::vector<int64_t> &wanted) const {
@@ -267,17 +300,17 @@ void Node::check_elements(const char *tensor, const Sizes &sizes) const {
 
 Sizes Node::output_sizes(const std::vector<Sizes> &sizes) const {
     check_inputs(sizes);
-    Sizes pooled = sizes[kX], y(static_cast<size_t>(rank()) + 2);
+    Sizes before = sizes[kX], y(static_cast<size_t>(rank()) + 2);
     y[kBatch] = sizes[kX][0];
     y[channel_axis(y_last_)] = sizes[kW][0];
     for (int i = 0; i < rank(); ++i) {
-        int64_t &size = pooled[first_axis(x_last_) + i];
-        size = window(kPooling, i).places(size);
+        int64_t &size = before[first_axis(x_last_) + i];
+        size = size_before_conv(i, size);
         y[first_axis(y_last_) + i] = window(kConvolution, i).places(size);
     }
     if (op().residual) expect(sizes, static_cast<int>(sizes.size()) - 1, y);
     check_elements("X", sizes[kX]);
-    check_elements("AveragePool(X)", pooled);
+    check_elements(op().upsamples ? "Upsample(X)" : "AveragePool(X)", before);
     check_elements("W", sizes[kW]);
     check_elements("Y", y);
     return y;

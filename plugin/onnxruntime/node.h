@@ -21,6 +21,7 @@ public:
     virtual bool number(const char *name, int64_t &value) const = 0;
     virtual bool numbers(const char *name, std::vector<int64_t> &values) const = 0;
     virtual bool real(const char *name, float &value) const = 0;
+    virtual bool reals(const char *name, std::vector<float> &values) const = 0;
     // True where there is an attribute of the name, of any type.
     virtual bool has(const char *name) const = 0;
 };
@@ -31,6 +32,7 @@ public:
     bool number(const char *name, int64_t &value) const override;
     bool numbers(const char *name, std::vector<int64_t> &values) const override;
     bool real(const char *name, float &value) const override;
+    bool reals(const char *name, std::vector<float> &values) const override;
     bool has(const char *name) const override;
 
 private:
@@ -44,6 +46,7 @@ public:
     bool number(const char *name, int64_t &value) const override;
     bool numbers(const char *name, std::vector<int64_t> &values) const override;
     bool real(const char *name, float &value) const override;
+    bool reals(const char *name, std::vector<float> &values) const override;
     bool has(const char *name) const override;
 
 private:
@@ -78,6 +81,7 @@ public:
 
 private:
     void read_layouts(const AttributeSource &source);
+    void check_scales(const AttributeSource &source) const;
     void check_perm(const AttributeSource &source, const char *name, const std::vector<int64_t> &wanted) const;
     void check_inputs(const std::vector<Sizes> &sizes) const;
     void expect(const std::vector<Sizes> &sizes, int input, const Sizes &wanted) const;

@@ -21,6 +21,7 @@ struct Api {
     using Expr = v2::IDimensionExpr;
     using Builder = v2::IExprBuilder;
     static constexpr auto kSum = v2::DimensionOperation::kSUM;
+    static constexpr auto kProd = v2::DimensionOperation::kPROD;
     static constexpr auto kFloorDiv = v2::DimensionOperation::kFLOOR_DIV;
     using Field = v2::PluginField;
     using FieldCollection = v2::PluginFieldCollection;

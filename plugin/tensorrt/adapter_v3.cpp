@@ -17,6 +17,7 @@ struct Api {
     using Expr = v3::IDimensionExpr;
     using Builder = v3::IExprBuilder;
     static constexpr auto kSum = v3::DimensionOperation::kSUM;
+    static constexpr auto kProd = v3::DimensionOperation::kPROD;
     static constexpr auto kFloorDiv = v3::DimensionOperation::kFLOOR_DIV;
     using Field = v3::PluginField;
     using FieldCollection = v3::PluginFieldCollection;

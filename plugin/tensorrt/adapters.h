@@ -70,8 +70,9 @@ template <typename Api> Tensor known_sizes(const typename Api::DimsExprs &shape)
 }
 
 // Sizes of the output as expressions of the input's: [N, M, ...], each spatial one two windows' places,
-//     places(size) = floor((size + pads - (dilation * (kernel - 1) + 1)) / stride) + 1.
-// Throws where constant sizes contradict each other or the windows.  Api has the members Expr, Builder, kSum, kFloorDiv
+//     places(size) = floor((size + pads - (dilation * (kernel - 1) + 1)) / stride) + 1,
+// or one's over the upsampled size.
+// Throws where constant sizes contradict each other or the windows.  Api has the members Expr, Builder, kSum, kProd, kFloorDiv
 // of one TensorRT version's interface.
 template <typename Api>
 void output_shape(const PluginCore &core, const typename Api::DimsExprs *inputs, int32_t count, typename Api::DimsExprs &output,
@@ -88,14 +89,17 @@ void output_shape(const PluginCore &core, const typename Api::DimsExprs *inputs,
     output.d[1] = inputs[kW].d[0];
     for (int i = 0; i < core.rank(); ++i) {
         Expr size = inputs[kX].d[2 + i];
-        int64_t known_size = known.all[kX].d[2 + i];
-        for (AttributeId group : {kPooling, kConvolution}) {
-            const AxisWindow window = core.window(group, i);
-            known_size = window.places(known_size);
+        const auto slide = [&](const AxisWindow &window) {
             Expr reach = builder.operation(Api::kSum, *size, *builder.constant(static_cast<int32_t>(window.pads - window.reach)));
             Expr steps = builder.operation(Api::kFloorDiv, *reach, *builder.constant(window.stride));
             size = builder.operation(Api::kSum, *steps, *builder.constant(1));
-        }
+        };
+        const int64_t convolved = core.size_before_conv(i, known.all[kX].d[2 + i]);
+        const AxisWindow window = core.window(kConvolution, i);
+        window.places(convolved);
+        if (core.op().upsamples) size = builder.operation(Api::kProd, *size, *builder.constant(core.value(kUpsample, i)));
+        else slide(core.window(kPooling, i));
+        slide(window);
         output.d[2 + i] = size;
     }
     known.all[count] = known_sizes<Api>(output);

@@ -15,6 +15,7 @@ import onnx
 import pytest
 
 from convpool import optimize
+from convpool.algebra.parts import FUSED_VARIANTS
 from convpool.check.session import make_session
 from convpool.ir import schema
 from convpool.ir.model import LoadedModel
@@ -74,7 +75,7 @@ def lowered(name: str, lowering: str) -> onnx.ModelProto:
     model = case(name)[0]
     if lowering == "fused_variants":
         found = optimize(model, enable=["fuse_prologue", "fuse_epilogue"], check=0).model
-        assert name == "lenet5_digits" or any(node.op_type in schema.FUSED_VARIANTS for node in found.graph.node)
+        assert name == "lenet5_digits" or any(node.op_type in FUSED_VARIANTS for node in found.graph.node)
         return found
     if lowering == "original":
         return model

@@ -79,7 +79,7 @@ CASES = {
         "`python -m benchmarks layers` in convpool's repository all methods",
     ),
     "tune without a file for the result": ("tune good.onnx", 2, "Missing option '-o'"),
-    "tune a model without a pair": ("tune no_pair.onnx -o tuned.def", 2, "no ConvAvgPool node"),
+    "tune a model without a pair": ("tune no_pair.onnx -o tuned.def", 2, "no node of the operators"),
     "tune without PyTorch": ("tune good.onnx -o tuned.def", 2, "PyTorch cannot be imported"),
     "tune into the model itself": ("tune good.onnx -o good.onnx", 2, "the model itself"),
     "doctor with a file": ("doctor good.onnx", 2, "unexpected extra argument"),

@@ -243,15 +243,16 @@ SOFTSIGN = f"h = Conv<pads=[1,1,1,1]>(x, w) p = {POOL}(h) y = Softsign(p)"
 REFERENCE = """
 import json, numpy as np, onnx, onnx.reference
 from convpool.algebra.geometry import ConvSpec, PoolSpec
+from convpool.algebra.parts import OPERATORS
 from convpool.algebra.reference import fused_conv_avg_pool
 from convpool.ir import schema
-parts = schema.FUSED_VARIANTS["ReluConvAvgPoolSoftsign"]
+parts = OPERATORS["ReluConvAvgPoolSoftsign"]
 pool, conv = PoolSpec((2, 2), (2, 2), (0, 0, 0, 0), (1, 1)), ConvSpec((3, 3), (1, 1), (0, 0, 0, 0), (1, 1))
 node = schema.make_node(["X", "W", "B"], "Y", pool, conv)
 schema.give_parts(node, parts)
 draw = np.random.default_rng(1)
 x, w, b = (draw.standard_normal(shape) for shape in ((1, 2, 8, 8), (3, 3, 3, 2), (3,)))
-function = schema.variant_function_proto(parts.op_type, 19)
+function = schema.function_proto(parts.op_type, 19)
 session = onnx.reference.ReferenceEvaluator(node, functions=[function])
 got = session.run(None, {"X": x, "W": w, "B": b})[0]
 print(json.dumps({"error": float(abs(got - fused_conv_avg_pool(x, w, b, pool, conv, parts)).max()),

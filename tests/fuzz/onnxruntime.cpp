@@ -52,9 +52,10 @@ struct OrtValue {
     std::vector<unsigned char> bytes;
 };
 struct OrtOpAttr {
-    enum Kind { kInt, kInts, kFloat, kText } kind;
+    enum Kind { kInt, kInts, kFloat, kText, kFloats } kind;
     Sizes numbers;
     float real = 0;
+    std::vector<float> reals{};
 };
 struct OrtMemoryInfo {};
 struct OrtAllocator {};
@@ -219,7 +220,9 @@ OrtStatus *KernelInfoGetAttributeArray_int64(const OrtKernelInfo *info, const ch
     return list(found->kind == OrtOpAttr::kInts ? found->numbers : Sizes{}, values, count);
 }
 OrtStatus *KernelInfoGetAttributeArray_float(const OrtKernelInfo *info, const char *name, float *values, size_t *count) {
-    return find(info->of, name) == nullptr ? fail("no such attribute") : list(std::vector<float>{}, values, count);
+    const OrtOpAttr *const found = find(info->of, name);
+    if (found == nullptr) return fail("no such attribute");
+    return list(found->kind == OrtOpAttr::kFloats ? found->reals : std::vector<float>{}, values, count);
 }
 OrtStatus *KernelInfo_GetInputCount(const OrtKernelInfo *info, size_t *count) {
     return *count = info->of.declared.size(), nullptr;
@@ -285,12 +288,16 @@ OrtStatus *ShapeInferContext_SetOutputTypeShape(const OrtShapeInferContext *cont
     return context->of.inferred = *info, nullptr;
 }
 OrtStatus *ReadOpAttr(const OrtOpAttr *attribute, int32_t type, void *data, size_t bytes, size_t *needed) {
-    const bool real = type == kFloatAttribute;
-    const auto kind = real ? OrtOpAttr::kFloat : type == kIntAttribute ? OrtOpAttr::kInt : OrtOpAttr::kInts;
-    if (attribute->kind != kind) return fail("another type");
-    *needed = real ? sizeof attribute->real : attribute->numbers.size() * sizeof(int64_t);
+    const std::map<int32_t, OrtOpAttr::Kind> kinds{{kIntAttribute, OrtOpAttr::kInt},
+                                                   {kIntsAttribute, OrtOpAttr::kInts},
+                                                   {kFloatAttribute, OrtOpAttr::kFloat},
+                                                   {kFloatsAttribute, OrtOpAttr::kFloats}};
+    if (attribute->kind != kinds.at(type)) return fail("another type");
+    const std::vector<float> reals = type == kFloatAttribute ? std::vector<float>{attribute->real} : attribute->reals;
+    const bool real = type == kFloatAttribute || type == kFloatsAttribute;
+    *needed = real ? reals.size() * sizeof(float) : attribute->numbers.size() * sizeof(int64_t);
     if (bytes < *needed) return fail("the buffer is too small");
-    const void *const from = real ? static_cast<const void *>(&attribute->real) : attribute->numbers.data();
+    const void *const from = real ? static_cast<const void *>(reals.data()) : attribute->numbers.data();
     if (*needed > 0) std::memcpy(data, from, *needed);
     return nullptr;
 }
@@ -348,6 +355,7 @@ private:
     Played node_;
     std::vector<Sizes> shapes_;
     int rank_ = 1;
+    bool upsamples_ = false;
     bool wraps_ = false;  // AveragePool(X) has a multiple of 2^64 elements, which 64 bits take for 0
     int64_t group_ = 1;
     std::vector<std::string> alone_;  // attributes of one value
@@ -378,7 +386,7 @@ int64_t Fuzzer::number() {
     return one_in(8) ? static_cast<int64_t>(random_()) : kNumbers[below(sizeof kNumbers / sizeof *kNumbers)];
 }
 
-// Of the pooling and the convolution; one value in twenty is anything up to the most that is legal.
+// Of the pooling or upsampling and the convolution; one value in twenty is anything up to the most that is legal.
 void Fuzzer::windows() {
     const bool wild = one_in(3);
     const auto values = [&](int count, int least, int most) {
@@ -389,7 +397,15 @@ void Fuzzer::windows() {
         }
         return all;
     };
+    if (upsamples_) {
+        const Sizes copies = values(rank_, 1, 4);
+        OrtOpAttr scales{OrtOpAttr::kFloats, {}, 0, {1, 1}};
+        for (int64_t count : copies) scales.reals.push_back(static_cast<float>(count));
+        set("upsample", copies);
+        if (one_in(2)) node_.attributes["scales"] = scales;
+    }
     for (const std::string of : {"pool_", ""}) {
+        if (upsamples_ && of == "pool_") continue;
         if (wraps_) {
             const int64_t wide = 65535 * (of == "pool_"), step = of == "pool_" ? 1 : 65535;
             set((of + "kernel_shape").c_str(), {1, 1, 1}), set((of + "dilations").c_str(), {1, 1, 1});
@@ -405,8 +421,9 @@ void Fuzzer::windows() {
 
 // The attributes of a variant say what its name says.
 void Fuzzer::say_name(const std::string &op) {
-    const size_t middle = op.find("ConvAvgPool");
-    const std::string before = op.substr(0, middle), behind = op.substr(middle + 11);
+    const std::string core = upsamples_ ? "UpsampleConv" : "ConvAvgPool";
+    const size_t middle = op.find(core);
+    const std::string before = op.substr(0, middle), behind = op.substr(middle + core.size());
     const auto ends = [](const std::string &all, const std::string &end) {
         return all.size() >= end.size() && all.compare(all.size() - end.size(), end.size(), end) == 0;
     };
@@ -437,7 +454,9 @@ void Fuzzer::sizes(const OrtCustomOp &op) {
     for (int i = 0; i < rank_; ++i) {
         int64_t size = wraps_ ? 2 : one_in(16) ? below(4) : 5 + below(rank_ == 1 ? 60 : 5);
         x.push_back(size);
+        if (upsamples_) size *= node_.attributes["upsample"].numbers[i];
         for (const std::string of : {"pool_", ""}) {
+            if (upsamples_ && of == "pool_") continue;
             const auto at = [&](const char *name, int j) { return node_.attributes[of + name].numbers[j]; };
             const int64_t free = size + at("pads", i) + at("pads", i + rank_) - at("dilations", i) * (at("kernel_shape", i) - 1);
             if (free < 1) size = 0;  // refused
@@ -462,9 +481,12 @@ void Fuzzer::change_attributes() {
         auto attribute = std::next(node_.attributes.begin(), below(static_cast<int>(node_.attributes.size())));
         OrtOpAttr &of = attribute->second;
         switch (below(5)) {
-        case 0: of.kind = static_cast<OrtOpAttr::Kind>(below(4)), of.numbers.resize(1 + below(4), 1); break;
+        case 0: of.kind = static_cast<OrtOpAttr::Kind>(below(5)), of.numbers.resize(1 + below(4), 1); break;
         case 1: of.numbers.resize(of.kind == OrtOpAttr::kInts ? below(80) : 1, 1); break;
-        case 2: of.real = static_cast<float>(number()) * (one_in(2) ? 1e38f : 1.f) / static_cast<float>(below(2)); break;
+        case 2:
+            of.reals.resize(below(9), static_cast<float>(below(5)));
+            of.real = static_cast<float>(number()) * (one_in(2) ? 1e38f : 1.f) / static_cast<float>(below(2));
+            break;
         case 3:
             if (node_.attributes.size() > 1) node_.attributes.erase(attribute);
             break;
@@ -544,7 +566,8 @@ bool Fuzzer::round(const std::vector<const OrtCustomOp *> &ops) {
     const OrtCustomOp &op = *ops[below(static_cast<int>(ops.size()))];
     node_.output.info.type = op.GetInputType(&op, 0);
     node_.use_tf32 = below(3) - 1;
-    wraps_ = one_in(256);
+    upsamples_ = std::string(op.GetName(&op)).find("UpsampleConv") != std::string::npos;
+    wraps_ = !upsamples_ && one_in(256);
     rank_ = wraps_ ? 3 : 1 + below(3);
     windows();
     say_name(op.GetName(&op));

@@ -48,7 +48,8 @@ private:
 
 // Mostly a legal layer.
 Attributes attributes(Random &random) {
-    Attributes a = every_operator()[random.below(60)];
+    const std::vector<Attributes> all = every_operator();
+    Attributes a = all[random.below(static_cast<int>(all.size()))];
     const int rank = random.one_in(3) ? 1 + random.below(3) : 2;
     auto values = [&](int count, int least, int most) {
         std::vector<int32_t> all(count);
@@ -58,6 +59,7 @@ Attributes attributes(Random &random) {
     a.pool_kernel = values(rank, 1, 3), a.pool_strides = values(rank, 1, 2), a.pool_dilations = values(rank, 1, 2);
     a.kernel = values(rank, 1, 3), a.strides = values(rank, 1, 2), a.dilations = values(rank, 1, 2);
     a.pool_pads = values(2 * rank, 0, 2), a.pads = values(2 * rank, 0, 2);
+    if (!a.upsample.empty()) a.upsample = values(rank, 1, 4);
     a.group = {random.one_in(4) ? 2 : 1};
     if (random.one_in(2)) a.constant_weights = {random.below(2)};
     if (random.one_in(2)) a.accumulation = {random.below(2)};

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operator itself: schema, type and shape inference, function body against the float64 reference."""
 
+from dataclasses import replace
+
 import numpy as np
 import onnx
 import pytest
@@ -9,7 +11,9 @@ from onnx import TensorProto, helper
 import convpool
 from convpool.algebra import parts as layouts
 from convpool.algebra import reference
+from convpool.algebra.expand import UpsampleSpec
 from convpool.algebra.geometry import ConvSpec, PoolSpec
+from convpool.algebra.parts import FUSED_VARIANTS, OPERATORS
 from convpool.check.session import make_session
 from convpool.ir import schema
 from convpool.ir import schema as domains
@@ -19,6 +23,8 @@ from tests.support.rewriting import PAIR
 
 POOL = PoolSpec((2, 3), (1, 1), (1, 0, 0, 1), (1, 1))
 CONV = ConvSpec((3, 1), (2, 3), (0, 0, 1, 0), (1, 1), 2)
+WINDOWS = {False: (POOL, CONV), True: (UpsampleSpec((2, 3)), ConvSpec((3, 1), (1, 1), (1, 0, 1, 0), (1, 1), 2))}
+"""A convolution behind what stands in front of it, by whether that upsamples."""
 
 
 def model(x_shape, pool=POOL, conv=CONV, bias=True, opset=17) -> onnx.ModelProto:
@@ -32,7 +38,7 @@ def model(x_shape, pool=POOL, conv=CONV, bias=True, opset=17) -> onnx.ModelProto
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
     )
     imports = [helper.make_opsetid("", opset), helper.make_opsetid(schema.DOMAIN, schema.VERSION)]
-    return helper.make_model(body, opset_imports=imports, ir_version=8, functions=[schema.function_proto(opset)])
+    return helper.make_model(body, opset_imports=imports, ir_version=8, functions=[schema.function_proto(node.op_type, opset)])
 
 
 def inferred(found: onnx.ModelProto) -> list:
@@ -85,13 +91,12 @@ def fused_variant(
 ) -> tuple[onnx.ModelProto, schema.Parts]:
     """A model of one node with everything but its weights as inputs."""
     x_last, y_last = layouts.LAYOUTS[channels_last]
-    kind = schema.FUSED_VARIANTS.get(op_type, schema.PLAIN)
-    parts = schema.Parts(
-        kind.affine, kind.prologue, SLOPES[kind.prologue], kind.residual, kind.epilogue, 2 * SLOPES[kind.epilogue]
-    )
+    kind = OPERATORS[op_type]
+    parts = replace(kind, prologue_alpha=SLOPES[kind.prologue], epilogue_alpha=2 * SLOPES[kind.epilogue])
+    before, conv = WINDOWS[kind.upsamples]
     shapes = {"X": permuted(x_shape, x_last), "W": [6, 3, 1, 2], "B": [6], "scale": [4], "shift": [4]}
-    shapes["R"] = permuted([2, 6, 5, 4], y_last)
-    node = schema.make_node(list(parts.inputs), "Y", POOL, CONV, "node")
+    shapes["R"] = permuted([2, 6, *conv.output_size(before.output_size((10, 11)))], y_last)
+    node = schema.make_node(list(parts.inputs), "Y", before, conv, "node")
     schema.give_parts(node, parts)
     schema.give_layout(node, channels_last)
     permuting = schema.complete_layouts([node])
@@ -106,17 +111,21 @@ def fused_variant(
     return helper.make_model(body, opset_imports=imports, ir_version=8, functions=functions), parts
 
 
-@pytest.mark.parametrize("op_type", ["ConvAvgPool", "AffineReluConvAvgPool", "ConvAvgPoolAddTanh"])
+@pytest.mark.parametrize(
+    "op_type", ["ConvAvgPool", "AffineReluConvAvgPool", "ConvAvgPoolAddTanh", "UpsampleConv", "ReluUpsampleConvAdd"]
+)
 def test_the_schemas_of_the_operators(op_type):
-    parts = schema.FUSED_VARIANTS.get(op_type, schema.PLAIN)
+    parts = OPERATORS[op_type]
     known = onnx.defs.get_schema(op_type, schema.version_of(parts), schema.DOMAIN)
     optional = [item.name for item in known.inputs if item.option == onnx.defs.OpSchema.FormalParameterOption.Optional]
-    assert [item.name for item in known.inputs] == list(parts.inputs) and optional == (["B"] if parts == schema.PLAIN else [])
+    assert [item.name for item in known.inputs] == list(parts.inputs) and optional == (["B"] if parts.is_plain else [])
     assert known.type_constraints[0].allowed_type_strs == list(schema._TYPES)
     required = {name for name, item in known.attributes.items() if item.required}
-    windows = {f"{what}{name}" for what in ("", "pool_") for name in ("kernel_shape", "strides", "pads", "dilations")}
+    prefixes = ("",) if parts.upsamples else ("", "pool_")
+    windows = {f"{what}{name}" for what in prefixes for name in ("kernel_shape", "strides", "pads", "dilations")}
+    windows |= {"upsample", "scales"} if parts.upsamples else set()
     of_parts = {"prologue_affine", "prologue_activation", "prologue_alpha", "residual", "activation", "alpha"}
-    assert required == {"weight_perm", *windows, *(of_parts if parts != schema.PLAIN else ())}
+    assert required == {"weight_perm", *windows, *(() if parts.is_plain else of_parts)}
     defaults = {
         name: helper.get_attribute_value(item.default_value) for name, item in known.attributes.items() if item.default_value.name
     }
@@ -131,28 +140,30 @@ def test_the_schemas_of_the_operators(op_type):
 
 
 def test_fused_variants_are_named_after_what_they_do():
-    assert len(schema.FUSED_VARIANTS) == 2 * 3 * 2 * 5 - 1
+    assert len(FUSED_VARIANTS) == 2 * (2 * 3 * 2 * 5 - 1)
     parts = schema.Parts(True, "LeakyRelu", 0.1, True, "Relu")
     assert parts.op_type == "AffineLeakyReluConvAvgPoolAddRelu"
     assert parts.inputs == ("X", "W", "B", "scale", "shift", "R")
-    assert schema.PLAIN.op_type == "ConvAvgPool" and schema.Parts(residual=True).inputs == ("X", "W", "B", "R")
+    assert schema.Parts().op_type == "ConvAvgPool" and schema.Parts(residual=True).inputs == ("X", "W", "B", "R")
+    assert schema.Parts(prologue="Relu", upsamples=True).op_type == "ReluUpsampleConv"
 
 
-@pytest.mark.parametrize("op_type", schema.FUSED_VARIANTS)
+@pytest.mark.parametrize("op_type", FUSED_VARIANTS)
 def test_a_fused_variant_says_in_attributes_what_its_name_says(op_type):
     found, parts = fused_variant(op_type)
     onnx.checker.check_model(found, full_check=True)
-    assert inferred(found) == [2, 6, 5, 4]
+    assert inferred(found) == [2, 6, *((20, 33) if parts.upsamples else (5, 4))]
     node = found.graph.node[0]
     assert schema.parts_of(node) == parts
     given = {item.name: helper.get_attribute_value(item) for item in node.attribute}
     assert (given["prologue_affine"], given["residual"]) == (int("Affine" in op_type), int("Add" in op_type))
     names = ("", "Relu", "LeakyRelu", "Tanh", "Sigmoid")  # convpool_activation
-    before, after = op_type.removeprefix("Affine").split("ConvAvgPool")
+    core = schema.Parts(upsamples=parts.upsamples)
+    before, after = op_type.removeprefix("Affine").split(core.op_type)
     assert (names[given["prologue_activation"]], names[given["activation"]]) == (before, after.removeprefix("Add"))
     assert (given["prologue_alpha"], given["alpha"]) == (SLOPES[before], 2 * SLOPES[after.removeprefix("Add")])
-    schema.give_parts(node, schema.PLAIN)
-    assert node.op_type == "ConvAvgPool" and not {item.name for item in node.attribute} & {"residual", "alpha"}
+    schema.give_parts(node, core)
+    assert node.op_type == core.op_type and not {item.name for item in node.attribute} & {"residual", "alpha"}
 
 
 @pytest.mark.parametrize(
@@ -177,15 +188,17 @@ def check_against_reference(op_type: str, opset: int, channels_last: int = 0) ->
         feed |= {name: feed[name] / 64 for name in ("W", "B", "R") if name in feed}
     got = make_session(LoadedModel(found, None, 0), optimize=False).run(None, feed)[0]
     tensors = [feed.get(name) for name in ("scale", "shift", "R")]
-    expected = reference.fused_conv_avg_pool(feed["X"], feed["W"], feed["B"], POOL, CONV, parts, *tensors, channels_last)
+    before, conv = WINDOWS[parts.upsamples]
+    expected = reference.fused_conv_avg_pool(feed["X"], feed["W"], feed["B"], before, conv, parts, *tensors, channels_last)
     np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5 if saturates else 5e-4)
     assert np.ptp(expected) > (0.5 if saturates else 10)
 
 
-@pytest.mark.parametrize("opset", [7, 17])
-@pytest.mark.parametrize("op_type", schema.FUSED_VARIANTS)
-def test_a_fused_variant_computes_the_reference(op_type, opset):
-    check_against_reference(op_type, opset)
+@pytest.mark.parametrize("opset", ["least", 17])
+@pytest.mark.parametrize("op_type", schema.OP_TYPES[1:])
+def test_a_variant_computes_the_reference(op_type, opset):
+    least = schema.UPSAMPLING_OPSET if OPERATORS[op_type].upsamples else 7
+    check_against_reference(op_type, least if opset == "least" else opset)
 
 
 @pytest.mark.parametrize("channels_last", [1, 2, 3])

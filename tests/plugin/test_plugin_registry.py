@@ -10,9 +10,11 @@ import os
 import subprocess
 import sys
 
+import onnx
 import pytest
 from onnx import helper
 
+from convpool.algebra.parts import FUSED_VARIANTS, OPERATORS
 from convpool.ir import schema
 
 pytest.importorskip("tensorrt_lean_bindings")
@@ -25,6 +27,9 @@ from convpool.tensorrt.plugin_library import find_creator, load_plugin
 
 GOOD = dict(pool_kernel_shape=[2, 2], pool_strides=[1, 1], pool_pads=[1] * 4, pool_dilations=[1, 1],
             kernel_shape=[3, 3], strides=[2, 2], pads=[0] * 4, dilations=[1, 1], group=[1])
+UPSAMPLED = dict(upsample=[2, 2], **{name: value for name, value in GOOD.items() if not name.startswith("pool_")})
+def good(name):
+    return UPSAMPLED if "UpsampleConv" in name else GOOD
 
 # As the ONNX parser passes attributes on: integers, or floats.  A PluginField does not keep its array.
 KEPT = []
@@ -51,7 +56,7 @@ def run(plugin, code: str, status: int = 0) -> tuple[object, str]:
 
 def test_loading_twice_is_loading_once(plugin):
     first, _ = run(plugin, "load_plugin(trt); print(json.dumps([c.name for c in trt.get_plugin_registry().all_creators]))")
-    assert sorted(name for name in first if "ConvAvgPool" in name) == sorted(schema.OP_TYPES)
+    assert sorted(name for name in first if "ConvAvgPool" in name or "UpsampleConv" in name) == sorted(schema.OP_TYPES)
 
 
 def test_lists_every_attribute_of_the_operators(plugin):
@@ -59,13 +64,11 @@ def test_lists_every_attribute_of_the_operators(plugin):
 print(json.dumps({{name: [[f.name, str(f.type)] for f in find_creator(trt, name).field_names] for name in {schema.OP_TYPES}}}))
 """
     found, _ = run(plugin, code)
-    plain = set(schema._ATTRIBUTES) - {"weight_perm", "plugin_version", "plugin_namespace"}
-    plain |= {"allow_tf32", "constant_weights", "channels_last", "accumulation"}
-    fused = plain | set(schema._PART_INTS) | set(schema._PART_FLOATS)
+    of_functions = {"weight_perm", "x_perm", "y_perm", "r_perm", "scales", "plugin_version", "plugin_namespace"}
     for name, fields in found.items():
-        assert {field for field, _ in fields} == (plain if name == "ConvAvgPool" else fused)
-        reals = {field for field, kind in fields if "FLOAT32" in kind}
-        assert reals == (set() if name == "ConvAvgPool" else set(schema._PART_FLOATS))
+        attributes = onnx.defs.get_schema(name, schema.version_of(OPERATORS[name]), schema.DOMAIN).attributes
+        assert {field for field, _ in fields} == set(attributes) - of_functions
+        assert {field for field, kind in fields if "FLOAT32" in kind} == set(attributes) & {"alpha", "prologue_alpha"}
 
 
 @pytest.mark.parametrize("phase", ["BUILD", "RUNTIME"])
@@ -111,7 +114,7 @@ print(json.dumps([one is None for one in made]))
 def node_attributes(op_type: str, **changes) -> dict[str, object]:
     """The attributes of a fused variant that the optimizer writes, as Python values, without those that are not fields."""
     node = helper.make_node("ConvAvgPool", ["x", "w", "b"], ["y"], domain=schema.DOMAIN)
-    kind = schema.FUSED_VARIANTS[op_type]
+    kind = OPERATORS[op_type]
     before, after = (slope if step == "LeakyRelu" else 0.0 for step, slope in ((kind.prologue, 0.25), (kind.epilogue, 0.1)))
     schema.give_parts(node, dataclasses.replace(kind, prologue_alpha=before, epilogue_alpha=after))
     assert node.op_type == op_type
@@ -120,24 +123,44 @@ def node_attributes(op_type: str, **changes) -> dict[str, object]:
 
 def test_creates_every_fused_variant_from_the_optimizer_s_attributes(plugin):
     """In both phases; then once more from the attributes of each other variant, which its name contradicts."""
-    wanted = {name: node_attributes(name) for name in schema.FUSED_VARIANTS}
+    wanted = {name: node_attributes(name) for name in FUSED_VARIANTS}
     code = f"""
 wanted = {wanted}
 core, build = trt.PluginCapabilityType.CORE, trt.PluginCapabilityType.BUILD
 made, refused = {{}}, 0
 for name, attributes in wanted.items():
     for phase in (trt.TensorRTPhase.BUILD, trt.TensorRTPhase.RUNTIME):
-        one = find_creator(trt, name).create_plugin("layer", fields(**GOOD, **attributes), phase)
+        one = find_creator(trt, name).create_plugin("layer", fields(**good(name), **attributes), phase)
         made[one.get_capability_interface(core).plugin_name] = one.get_capability_interface(build).timing_cache_id
     for other, others in wanted.items():
-        made_of_others = find_creator(trt, name).create_plugin("layer", fields(**GOOD, **others), trt.TensorRTPhase.BUILD)
+        made_of_others = find_creator(trt, name).create_plugin("layer", fields(**good(name), **others), trt.TensorRTPhase.BUILD)
         refused += made_of_others is None
 print(json.dumps([made, refused]))
 """
     (made, refused), errors = run(plugin, code)
-    assert list(made) == list(wanted) and len(set(made.values())) == 59
-    assert refused == 59 * 58 == errors.count("by the operator's name")
+    assert list(made) == list(wanted) and len(set(made.values())) == 118
+    # One of 118 says what 116 others do not: both operators have a variant of each kind.
+    assert refused == 118 * 116 == errors.count("by the operator's name")
     assert "prologue_alpha 0.25; " in made["LeakyReluConvAvgPool"] and made["LeakyReluConvAvgPool"].endswith("; alpha 0")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("upsample=[2, 5]", "upsample[1]; got 5, expected 1 to 4"),
+        ("upsample=[0, 2]", "upsample[0]; got 0, expected 1 to 4"),
+        ("upsample=[2]", "upsample; got 1 values, expected 2 for a kernel_shape of 2"),
+        ("pool_pads=[0] * 4", "UpsampleConv: fields; got 'pool_pads', expected an attribute of the operator"),
+    ],
+)
+def test_refuses_a_wrong_upsampling(plugin, change, message):
+    code = f"""
+made = find_creator(trt, "UpsampleConv").create_plugin("layer", fields(**{{**UPSAMPLED, **dict({change})}}),
+                                                       trt.TensorRTPhase.BUILD)
+print(json.dumps(made is None))
+"""
+    refused, errors = run(plugin, code)
+    assert refused and f"convpool: createPlugin: {message}" in errors
 
 
 @pytest.mark.parametrize(
@@ -187,7 +210,7 @@ except TensorRTError as error:
     print(json.dumps(str(error)))
 """
     message, _ = run(plugin, code)
-    assert "plugins; got no TanhConvAvgPool in TensorRT" in message and "expected 61; build the library" in message
+    assert "plugins; got no TanhConvAvgPool in TensorRT" in message and "expected 121; build the library" in message
 
 
 def test_a_missing_library_says_what_to_do(plugin, monkeypatch, tmp_path):

@@ -190,7 +190,7 @@ def test_any_operator_node_fused_or_not_computes_the_same():
             [numpy_helper.from_array(array, name) for name, array in constants.items()],
         )  # fmt: skip
         imports = [helper.make_opsetid("", 17), helper.make_opsetid(schema.DOMAIN, 1)]
-        model = helper.make_model(made, ir_version=8, opset_imports=imports, functions=[schema.function_proto(17)])
+        model = helper.make_model(made, ir_version=8, opset_imports=imports, functions=[schema.function_proto("ConvAvgPool", 17)])
         result = convpool.optimize(model, lowering="fused", check=0)
         site = result.report.sites[0]
         forms.append((site.lowering, site.fallback.split(";")[0] if site.fallback else None))

@@ -48,12 +48,6 @@ def test_auto_takes_the_cheapest_form():
     assert (site.macs_before, site.macs_after) == (24 * 24 * 64 * 64 * 9, 12 * 12 * 64 * 64 * 9)
 
 
-@pytest.mark.parametrize("target", ("tensorrt", "cuda"))
-def test_on_a_gpu_one_transposed_convolution(target):
-    result = rewrite(graph(UP + CONV, SCALES), target=target)
-    assert operators(result.graph) == {"ConvTranspose": 1}
-
-
 def test_for_every_runtime_what_is_faster_on_all():
     assert operators(rewrite(graph(UP + CONV, SCALES), target="any").graph) == {"ConvTranspose": 1}
     threes = graph(UP + CONV, {"s": scales(3, 3)})

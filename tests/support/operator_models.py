@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models of one node of ai.convpool, of any type, rank and layout, with inputs on which half precision is exact."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from convpool.algebra import reference
+from convpool.algebra.expand import UpsampleSpec
 from convpool.algebra.geometry import ConvSpec, PoolSpec
-from convpool.algebra.parts import LAYOUTS
+from convpool.algebra.parts import LAYOUTS, OPERATORS
 from convpool.ir import schema
 
 TYPES = {
@@ -50,36 +51,33 @@ class Node:
         return len(self.sizes)
 
     @property
-    def specs(self) -> tuple[PoolSpec, ConvSpec]:
-        """2x2 means at every place, then a 3x3 convolution of stride 2, padded by 1."""
+    def specs(self) -> tuple[PoolSpec | UpsampleSpec, ConvSpec]:
+        """2x2 means at every place, then a 3x3 convolution of stride 2, padded by 1; or copies by 2 and 3 and one of stride 1."""
         r = self.rank
+        if OPERATORS[self.op_type].upsamples:
+            pads = (1,) * r + (0,) + (1,) * (r - 1)
+            return UpsampleSpec((3, 2, 2)[:r]), ConvSpec((3,) * r, (1,) * r, pads, (1,) * r, self.group)
         pool = PoolSpec((2,) * r, (1,) * r, (1,) + (0,) * (2 * r - 1), (1,) * r)
         return pool, ConvSpec((3,) * r, (2,) * r, (1,) * (2 * r), (1,) * r, self.group)
 
     @property
     def parts(self) -> schema.Parts:
         """The parts of the node beside."""
-        kind = schema.FUSED_VARIANTS.get(self.op_type, schema.PLAIN)
-        return schema.Parts(
-            kind.affine,
-            kind.prologue,
-            SLOPES.get(kind.prologue, 0),
-            kind.residual,
-            kind.epilogue,
-            2 * SLOPES.get(kind.epilogue, 0),
-        )
+        kind = OPERATORS[self.op_type]
+        slopes = SLOPES.get(kind.prologue, 0), 2 * SLOPES.get(kind.epilogue, 0)
+        return replace(kind, prologue_alpha=slopes[0], epilogue_alpha=slopes[1])
 
     @property
     def names(self) -> list[str]:
         """The node's inputs."""
-        return [name for name in self.parts.inputs if name != "B" or self.bias or self.op_type != "ConvAvgPool"]
+        return [name for name in self.parts.inputs if name != "B" or self.bias or not self.parts.is_plain]
 
     def arrays(self, seed: int = 0, sizes: tuple[int, ...] | None = None, batch: int | None = None) -> dict[str, np.ndarray]:
         """All inputs of the node, of small whole numbers that stay whole through slopes and means."""
         rng = np.random.default_rng(seed)
         sizes, batch = sizes or self.sizes, self.batch if batch is None else batch
-        pool, conv = self.specs
-        out = conv.output_size(pool.output_size(sizes))
+        before, conv = self.specs
+        out = conv.output_size(before.output_size(sizes))
         wide = np.float64 if self.dtype == "float64" else np.float32
         x_last, y_last = LAYOUTS[self.channels_last]
 
@@ -143,7 +141,7 @@ class Node:
             [helper.make_tensor_value_info("Y", outside, y_shape)],
             [numpy_helper.from_array(arrays[name], name) for name in weights],
         )
-        imports = [helper.make_opsetid("", 17), helper.make_opsetid(schema.DOMAIN, schema.FUSED_VARIANTS_VERSION)]
+        imports = [helper.make_opsetid("", 17), helper.make_opsetid(schema.DOMAIN, schema.version_of(self.parts))]
         made = schema.functions_for({self.op_type}, 17, permuting) if functions else []
         return helper.make_model(graph, opset_imports=imports, ir_version=8, functions=made)
 

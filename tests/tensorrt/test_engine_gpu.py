@@ -12,6 +12,7 @@ import onnx
 import pytest
 
 from convpool import optimize
+from convpool.algebra.parts import FUSED_VARIANTS
 from convpool.check.session import make_session
 from convpool.errors import ModelError, OptionError
 from convpool.ir import schema
@@ -451,7 +452,7 @@ def test_the_head_of_a_network_stays_in_float():
 def test_a_fused_variant_that_contradicts_itself_is_refused(change, message):
     model = residual_block({"BATCH": 4, "HEIGHT": 16, "WIDTH": 20, "P": 8, "Q": 10})
     rewritten = optimize(model, enable=["fuse_prologue", "fuse_epilogue"], check=0).model
-    node = next(node for node in rewritten.graph.node if node.op_type in schema.FUSED_VARIANTS)
+    node = next(node for node in rewritten.graph.node if node.op_type in FUSED_VARIANTS)
     if change == "attribute":
         next(item for item in node.attribute if item.name == "residual").i = 0
     elif change == "input":

@@ -9,6 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from convpool import optimize
+from convpool.algebra.parts import FUSED_VARIANTS
 from convpool.check.session import make_session
 from convpool.cuda import CudaError, tactics
 from convpool.errors import ModelError, OptionError
@@ -329,7 +330,7 @@ def test_the_plugin_gets_the_fused_variants(name):
     optimized = optimize(generate(name, batch=2), check=0).model
     names = {node.op_type for node in optimized.graph.node}
     for_plugin = prepare.for_parser(prepare.self_contained(optimized), 10, plugin=True, allow_tf32=True)
-    variants = [node for node in for_plugin.graph.node if node.op_type in schema.FUSED_VARIANTS]
+    variants = [node for node in for_plugin.graph.node if node.op_type in FUSED_VARIANTS]
     assert variants and all(any(item.name == "allow_tf32" for item in node.attribute) for node in variants)
     built = prepare.lowered(load(generate(name, batch=2)), "convavgpool")
     assert {node.op_type for node in built.graph.node} == names

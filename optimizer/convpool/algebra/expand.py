@@ -21,7 +21,8 @@ P' = K - 1 - P on both sides, which takes P < K, the forms are
 per element of x, pair of channels and axis.  Tap q of phase p is the sum of all W[a] with floor((p + a d - Pl) / s) = q, or of
 p + Pl - s ceil(Pl / s) for p where a crop follows.  The last form holds since floor((o + a d - Pl) / s) is
 floor((o - Pl) / s) + a d / s.
-The original has s k.  All forms hold for every n.
+The original has s k.  All forms hold for every n.  The plugin's operator UpsampleConv, form `upsampleconv`, computes phases
+without their Concat and DepthToSpace, for d = 1 (decision 033).
 Negative pads crop u, as an edge Pad that moved in front of the upsampling leaves more than it should.
 """
 
@@ -301,6 +302,20 @@ def dense_cost(conv: ConvSpec, m: int, c: int, size: Ints, item_bytes: int) -> C
     """A convolution of c to m channels; few channels take as long as a block of them."""
     cost = conv_cost(conv, (m, c // conv.group, *conv.kernel_shape), size, item_bytes)
     return replace(cost, time=cost.time + cost.macs * (-(-m // BLOCK) * BLOCK / m - 1))
+
+
+def kernel_macs(conv: ConvSpec, up: UpsampleSpec, m: int, c: int, out: Ints) -> int:
+    """Multiply-adds of the plugin's kernels of phases for one sample, whose result has the spatial size `out`.
+
+    Where strides and dilations are 1, the taps of an output that meet one pixel count once; others are computed as they are.
+    """
+    taps = [
+        n * k if stride > 1 or d > 1 else sum(((o - pad) % s + k - 1) // s + 1 for o in range(n))
+        for n, k, stride, d, pad, s in zip(
+            out, conv.kernel_shape, conv.strides, conv.dilations, conv.pads[: conv.rank], up.factors, strict=True
+        )
+    ]
+    return math.prod(taps) * m * (c // conv.group)
 
 
 def transpose_cost(spec: TransposeSpec, m: int, c: int, size: Ints) -> Cost:

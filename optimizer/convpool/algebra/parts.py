@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of a node of the operator beside pooling and convolution: a prologue, a residual, an activation.
+"""The parts of a node of the operators beside a convolution and the pooling or upsampling in front of it: a prologue, a
+residual, an activation.
 
-    [Affine][Relu | LeakyRelu]ConvAvgPool[Add][Relu | LeakyRelu | Tanh | Sigmoid]
+    [Affine][Relu | LeakyRelu](ConvAvgPool | UpsampleConv)[Add][Relu | LeakyRelu | Tanh | Sigmoid]
 
 Every combination is a fused variant, named after what it does in the order in which it does it.  LAYOUTS numbers
 where the channels of its tensors stand: behind the batch, as in ONNX's Conv, or last, as the kernels read them.
@@ -91,6 +92,9 @@ def outside(condition: str) -> Refusal:
 
 
 OP_TYPE = "ConvAvgPool"
+UPSAMPLING_OP_TYPE = "UpsampleConv"
+MAX_UPSAMPLE = 4
+"""The most copies of a pixel along an axis that UpsampleConv makes."""
 ACTIVATION_NUMBERS = {"": 0, "Relu": 1, "LeakyRelu": 2, "Tanh": 3, "Sigmoid": 4}
 """The number of each activation in the attributes prologue_activation and activation: that of convpool_activation."""
 ACCUMULATIONS = {"default": 0, "packed": 1}
@@ -103,7 +107,7 @@ EPILOGUES = ("Relu", "LeakyRelu", "Tanh", "Sigmoid")
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a node beside pooling and convolution.
+    """The parts of a node beside its convolution, and whether it upsamples in front of that or pools.
 
     prologue, epilogue: an activation, "" for none; their alphas count for LeakyRelu only and are 0 otherwise.
     """
@@ -114,11 +118,18 @@ class Parts:
     residual: bool = False
     epilogue: str = ""
     epilogue_alpha: float = 0.0
+    upsamples: bool = False
 
     @property
     def op_type(self) -> str:
         """The operator that does this."""
-        return f"{'Affine' if self.affine else ''}{self.prologue}{OP_TYPE}{'Add' if self.residual else ''}{self.epilogue}"
+        core = UPSAMPLING_OP_TYPE if self.upsamples else OP_TYPE
+        return f"{'Affine' if self.affine else ''}{self.prologue}{core}{'Add' if self.residual else ''}{self.epilogue}"
+
+    @property
+    def is_plain(self) -> bool:
+        """True if there is no part beside."""
+        return self in (PLAIN, PLAIN_UPSAMPLING)
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -126,13 +137,17 @@ class Parts:
         return ("X", "W", "B", *(("scale", "shift") if self.affine else ()), *(("R",) if self.residual else ()))
 
 
-PLAIN = Parts()
-FUSED_VARIANTS = {
+PLAIN, PLAIN_UPSAMPLING = Parts(), Parts(upsamples=True)
+OPERATORS = {
     parts.op_type: parts
-    for affine, prologue, residual, epilogue in product((False, True), ("", *PROLOGUES), (False, True), ("", *EPILOGUES))
-    if (parts := Parts(affine, prologue, 0.0, residual, epilogue)) != PLAIN
+    for upsamples, affine, prologue, residual, epilogue in product(
+        (False, True), (False, True), ("", *PROLOGUES), (False, True), ("", *EPILOGUES)
+    )
+    for parts in (Parts(affine, prologue, 0.0, residual, epilogue, 0.0, upsamples),)
 }
-"""Every fused variant by name, with alphas of 0."""
+"""Every operator by name, with alphas of 0: ConvAvgPool and its fused variants, UpsampleConv and its."""
+FUSED_VARIANTS = {name: parts for name, parts in OPERATORS.items() if not parts.is_plain}
+"""Every one that has parts beside."""
 
 
 LAYOUTS = {0: (False, False), 1: (True, True), 2: (False, True), 3: (True, False)}

@@ -86,16 +86,23 @@ def crop(x: np.ndarray, spec: Crop) -> np.ndarray:
 
 
 def conv_avg_pool(
-    x: np.ndarray, w: np.ndarray, b: np.ndarray | None, pool: PoolSpec, spec: ConvSpec, channels_last: int = 0
+    x: np.ndarray,
+    w: np.ndarray,
+    b: np.ndarray | None,
+    before: PoolSpec | UpsampleSpec,
+    spec: ConvSpec,
+    channels_last: int = 0,
 ) -> np.ndarray:
-    """The operator ai.convpool::ConvAvgPool, by its definition.
+    """The operators ai.convpool::ConvAvgPool and UpsampleConv, by their definition.
 
-    x: [N, C, spatial...]; w: [M, kernel..., C/group], channels last; b: [M] or None.
+    x: [N, C, spatial...]; w: [M, kernel..., C/group], channels last; b: [M] or None.  before: in front of the convolution.
     Returns float64 [N, M, output spatial...].  channels_last: as the attribute, a number of `algebra.layouts.LAYOUTS`; x or the
     result then has its channels behind the spatial axes.
     """
     x_last, y_last = LAYOUTS[channels_last]
-    y = conv(average_pool(_channels_first(x, x_last), pool), np.moveaxis(w, -1, 1), b, spec)
+    first = _channels_first(x, x_last)
+    z = average_pool(first, before) if isinstance(before, PoolSpec) else upsample(first, before)
+    y = conv(z, np.moveaxis(w, -1, 1), b, spec)
     return np.moveaxis(y, 1, -1) if y_last else y
 
 
@@ -103,7 +110,7 @@ def fused_conv_avg_pool(
     x: np.ndarray,
     w: np.ndarray,
     b: np.ndarray,
-    pool: PoolSpec,
+    before: PoolSpec | UpsampleSpec,
     spec: ConvSpec,
     parts: Parts,
     scale: np.ndarray | None = None,
@@ -111,7 +118,7 @@ def fused_conv_avg_pool(
     residual: np.ndarray | None = None,
     channels_last: int = 0,
 ) -> np.ndarray:
-    """The fused variants of ConvAvgPool, by their definition in docs/operator.md.
+    """The fused variants of ConvAvgPool and UpsampleConv, by their definition in docs/operator.md.
 
     x, w, b and channels_last as in `conv_avg_pool`; scale, shift: [C], where parts.affine; residual: the output's shape, where
     parts.residual.  Returns float64 [N, M, output spatial...], or with the channels last.
@@ -121,7 +128,7 @@ def fused_conv_avg_pool(
     if parts.affine:
         assert scale is not None and shift is not None
         z = z * _per_channel(scale, spec.rank) + _per_channel(shift, spec.rank)
-    y = conv_avg_pool(ACTIVATIONS[parts.prologue](z, parts.prologue_alpha), w, b, pool, spec)
+    y = conv_avg_pool(ACTIVATIONS[parts.prologue](z, parts.prologue_alpha), w, b, before, spec)
     if parts.residual:
         assert residual is not None
         r = _channels_first(residual, y_last)

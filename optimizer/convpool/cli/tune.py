@@ -27,7 +27,7 @@ from convpool.macs import scopes_at
 
 PRECISIONS = {"fp16": "float16", "bf16": "bfloat16", "tf32": "float32", "fp32": "float32"}
 MEMORY_ORDERS = {"nhwc": True, "nchw": False}
-_KEYWORDS = ("pool_kernel_shape", "pool_strides", "pool_pads", "pool_dilations", "kernel_shape", "strides", "pads", "dilations")
+_KEYWORDS = ("kernel_shape", "strides", "pads", "dilations")
 
 
 @click.command(
@@ -123,7 +123,7 @@ def problems_of(model: str, shapes: dict[str, list[int]], precision: str, layout
         if problem not in found.values():
             found[f"{label(node)} ({precision})"] = problem
     if not found:
-        raise OptionError(f"{model}: no ConvAvgPool node; convpool inspect shows why pairs are left unchanged")
+        raise OptionError(f"{model}: no node of the operators; convpool inspect shows why pairs are left unchanged")
     return found
 
 
@@ -136,6 +136,10 @@ def _problem(node: NodeProto, x: tuple[Any, ...], w: tuple[Any, ...], precision:
     in_memory = (MEMORY_ORDERS[layout],) * 2 if layout else (x_last, y_last) if x_last or y_last else (True, True)
     names = ["channels_last" if last else "channels_first" for last in in_memory]
     geometry: dict[str, Any] = {name: tuple(values[name]) for name in _KEYWORDS}
+    if parts.upsamples:
+        geometry |= {"upsample": tuple(values["upsample"]), "pool_kernel_shape": 1}
+    else:
+        geometry |= {f"pool_{name}": tuple(values[f"pool_{name}"]) for name in _KEYWORDS}
     accumulation = next(name for name, number in ACCUMULATIONS.items() if number == values.get(schema.ACCUMULATION, 0))
     return Problem(
         n=x[0],

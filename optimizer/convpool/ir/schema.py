@@ -2,10 +2,12 @@
 """The operators of the domain ai.convpool in ONNX: nodes, functions and schemas.
 
     Y = epilogue(Conv(AveragePool(prologue(X), count_include_pad=1), OIHW(W), B) + R)
+    Y = epilogue(Conv(Upsample(prologue(X)), OIHW(W), B) + R)
 
 Version 1 has ConvAvgPool, which has neither prologue nor residual nor epilogue; version 2 adds the fused variants
-(`convpool.algebra.parts`), version 3 those that end in Tanh or Sigmoid.  docs/operator.md specifies inputs, attributes and
-types.  The numpy references are `convpool.algebra.reference.conv_avg_pool` and `fused_conv_avg_pool`.
+(`convpool.algebra.parts`), version 3 those that end in Tanh or Sigmoid, version 4 UpsampleConv and its variants.
+docs/operator.md specifies inputs, attributes and types.  The numpy references are `convpool.algebra.reference.conv_avg_pool` and
+`fused_conv_avg_pool`.
 
 Every model that convpool writes carries the operators it uses as model-local functions of standard operators too, so that
 runtimes without the plugin run it as it stands.
@@ -17,21 +19,24 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Collection, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import onnx
 from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto, helper
 from onnx.defs import OpSchema
 
+from convpool.algebra.expand import UpsampleSpec
 from convpool.algebra.geometry import ConvSpec, PoolSpec
 from convpool.algebra.parts import (
     ACCUMULATIONS,
     ACTIVATION_NUMBERS,
     EPILOGUES,
-    FUSED_VARIANTS,
     LAYOUTS,
+    MAX_UPSAMPLE,
     OP_TYPE,
-    PLAIN,
+    OPERATORS,
     PROLOGUES,
     Parts,
     function_perms,
@@ -39,29 +44,38 @@ from convpool.algebra.parts import (
 from convpool.errors import ModelError
 from convpool.ir.protos import STANDARD_DOMAINS, label, model_nodes, opset_of
 
+_WINDOW = ("kernel_shape", "strides", "pads", "dilations")
+"""The attributes of a convolution; those of a pooling are these behind `pool_`."""
+UPSAMPLE, SCALES = "upsample", "scales"
 CHANNELS_LAST = "channels_last"
 """The attribute that says where channels stand: a number of `algebra.layouts.LAYOUTS`."""
 
 
-def infer(context: onnx.shape_inference.InferenceContext) -> None:
-    """Output type and shape; unknown input dimensions give unknown output dimensions."""
+def infer(context: onnx.shape_inference.InferenceContext, parts: Parts) -> None:
+    """Output type and shape; unknown input dimensions give unknown output dimensions.  parts: of the operator."""
     x, w = context.get_input_type(0), context.get_input_type(1)
     if x is None or not x.HasField("tensor_type"):
         return
     result = onnx.TypeProto()
     result.tensor_type.elem_type = x.tensor_type.elem_type
     if x.tensor_type.HasField("shape"):
-        names = ("kernel_shape", "strides", "pads", "dilations")
-        pool = PoolSpec(*(_ints(context, f"pool_{name}") for name in names))
-        kernel_shape, strides, pads, dilations = (_ints(context, name) for name in names)
+        before: PoolSpec | UpsampleSpec
+        if parts.upsamples:
+            before = UpsampleSpec(_ints(context, UPSAMPLE))
+            if not all(1 <= factor <= MAX_UPSAMPLE for factor in before.factors):
+                got = list(before.factors)
+                raise onnx.shape_inference.InferenceError(f"{parts.op_type}: {UPSAMPLE}; got {got}, expected 1 to {MAX_UPSAMPLE}")
+        else:
+            before = PoolSpec(*(_ints(context, f"pool_{name}") for name in _WINDOW))
+        kernel_shape, strides, pads, dilations = (_ints(context, name) for name in _WINDOW)
         conv = ConvSpec(kernel_shape, strides, pads, dilations)
-        for steps in (pool.strides, conv.strides):
+        for steps in (before.strides if isinstance(before, PoolSpec) else (), conv.strides):
             if min(steps, default=1) < 1:
-                raise onnx.shape_inference.InferenceError(f"{OP_TYPE}: strides; got {steps}, expected at least 1")
+                raise onnx.shape_inference.InferenceError(f"{parts.op_type}: strides; got {steps}, expected at least 1")
         dims = x.tensor_type.shape.dim
         if len(dims) != conv.rank + 2:
             raise onnx.shape_inference.InferenceError(
-                f"{OP_TYPE}: rank of X; got {len(dims)}, expected {conv.rank + 2} for kernel_shape {conv.kernel_shape}"
+                f"{parts.op_type}: rank of X; got {len(dims)}, expected {conv.rank + 2} for kernel_shape {conv.kernel_shape}"
             )
         x_last, y_last = _layout(context)
         shape = result.tensor_type.shape
@@ -74,7 +88,7 @@ def infer(context: onnx.shape_inference.InferenceContext) -> None:
             if given.HasField("dim_value"):
                 # Axes are independent, so any stand-in serves for the unknown ones.
                 size = tuple(given.dim_value for _ in range(conv.rank))
-                out[i].dim_value = conv.output_size(pool.output_size(size))[i]
+                out[i].dim_value = conv.output_size(before.output_size(size))[i]
     context.set_output_type(0, result)
 
 
@@ -104,24 +118,34 @@ FUSED_VARIANTS_VERSION = 2
 """The version that adds the fused variants."""
 SATURATING_VERSION = 3
 """The version that adds the fused variants which end in Tanh or Sigmoid."""
+UPSAMPLING_VERSION = 4
+"""The version that adds UpsampleConv and its fused variants."""
+NEAREST = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+"""Attributes of the Resize that repeats pixels."""
 MIN_IR_VERSION = 8
 """The first ONNX IR version with model-local functions."""
 POOL_DILATIONS_OPSET = 19
 """The first opset whose AveragePool has dilations."""
+UPSAMPLING_OPSET = 13
+"""The first opset whose Resize needs no regions."""
 ACCUMULATION = "accumulation"
 
-_INTS_ATTRIBUTES = {
+_POOLING = {
     "pool_kernel_shape": "Window of the pooling.",
     "pool_strides": "Strides of the pooling.",
     "pool_pads": "Zero padding of the pooling, which counts in the average: all begins, then all ends.",
     "pool_dilations": "Dilations of the pooling.",
+}
+_UPSAMPLING = {UPSAMPLE: f"Copies of a pixel along each axis, 1 to {MAX_UPSAMPLE}."}
+_SCALES = {SCALES: "The same as Resize takes it: 1, 1, then upsample."}
+_CONVOLUTION = {
     "kernel_shape": "Kernel of the convolution.",
     "strides": "Strides of the convolution.",
     "pads": "Zero padding of the convolution: all begins, then all ends.",
     "dilations": "Dilations of the convolution.",
     "weight_perm": "Permutation that brings W to [M, C/group, kernel...]; it depends only on the number of spatial axes.",
 }
-_ATTRIBUTES = (*_INTS_ATTRIBUTES, "group", "plugin_version", "plugin_namespace")
+_OTHERS = ("group", "plugin_version", "plugin_namespace")
 _PERMS = {
     "x_perm": "Permutation that brings X to [N, C, spatial...].",
     "y_perm": "Permutation that brings [N, M, spatial...] to Y.",
@@ -144,37 +168,40 @@ _PART_FLOATS = {
     "alpha": "Slope of a LeakyRelu of the result; 0 for other activations.",
 }
 _TYPES = ("tensor(float16)", "tensor(bfloat16)", "tensor(float)", "tensor(double)")
-OP_TYPES = (OP_TYPE, *FUSED_VARIANTS)
+OP_TYPES = tuple(OPERATORS)
 """All operators of the domain."""
 
 
 def version_of(parts: Parts) -> int:
     """The first version of the domain that has the operator."""
+    if parts.upsamples:
+        return UPSAMPLING_VERSION
     if parts.epilogue in ("Tanh", "Sigmoid"):
         return SATURATING_VERSION
-    return VERSION if parts == PLAIN else FUSED_VARIANTS_VERSION
+    return VERSION if parts.is_plain else FUSED_VARIANTS_VERSION
 
 
 def is_operator(node: NodeProto) -> bool:
-    """Return True if the node is ConvAvgPool or a fused variant."""
+    """Return True if the node is one of these operators."""
     return node.domain == DOMAIN and node.op_type in OP_TYPES
 
 
 def parts_of(node: NodeProto) -> Parts:
     """Return the parts of a node of these operators; its name and attributes say the same."""
-    if node.op_type == OP_TYPE:
-        return PLAIN
-    kind = FUSED_VARIANTS[node.op_type]
+    kind = OPERATORS[node.op_type]
+    if kind.is_plain:
+        return kind
     alphas = {item.name: item.f for item in node.attribute if item.name in _PART_FLOATS}
-    return Parts(kind.affine, kind.prologue, alphas["prologue_alpha"], kind.residual, kind.epilogue, alphas["alpha"])
+    return replace(kind, prologue_alpha=alphas["prologue_alpha"], epilogue_alpha=alphas["alpha"])
 
 
-def specs_of(values: Mapping[str, Any]) -> tuple[PoolSpec, ConvSpec]:
-    """Pooling and convolution of a node of these operators.  values: its attributes."""
-    names = ("kernel_shape", "strides", "pads", "dilations")
-    pool = PoolSpec(*(tuple(values[f"pool_{name}"]) for name in names))
-    kernel_shape, strides, pads, dilations = (tuple(values[name]) for name in names)
-    return pool, ConvSpec(kernel_shape, strides, pads, dilations, int(values.get("group", 1)))
+def specs_of(values: Mapping[str, Any]) -> tuple[PoolSpec | UpsampleSpec, ConvSpec]:
+    """Pooling or upsampling, and convolution, of a node of these operators.  values: its attributes."""
+    kernel_shape, strides, pads, dilations = (tuple(values[name]) for name in _WINDOW)
+    conv = ConvSpec(kernel_shape, strides, pads, dilations, int(values.get("group", 1)))
+    if UPSAMPLE in values:
+        return UpsampleSpec(tuple(values[UPSAMPLE])), conv
+    return PoolSpec(*(tuple(values[f"pool_{name}"]) for name in _WINDOW)), conv
 
 
 def give_parts(node: NodeProto, parts: Parts) -> None:
@@ -183,7 +210,7 @@ def give_parts(node: NodeProto, parts: Parts) -> None:
     node.op_type = parts.op_type
     del node.attribute[:]
     node.attribute.extend(kept)
-    if parts == PLAIN:
+    if parts.is_plain:
         return
     values: dict[str, int | float] = {
         "prologue_affine": int(parts.affine),
@@ -240,8 +267,7 @@ def complete_layouts(nodes: list[NodeProto]) -> set[str]:
         give_layout(node, layout)
         if node.op_type in permuting:
             rank = next(len(item.ints) for item in node.attribute if item.name == "kernel_shape")
-            residual = node.op_type != OP_TYPE and FUSED_VARIANTS[node.op_type].residual
-            perms = function_perms(layout, rank, residual)
+            perms = function_perms(layout, rank, OPERATORS[node.op_type].residual)
             node.attribute.extend(helper.make_attribute(name, perm) for name, perm in perms.items())
     return permuting
 
@@ -256,18 +282,24 @@ def channels_last_perm(rank: int) -> list[int]:
     return [0, *range(2, rank + 2), 1]
 
 
-def make_node(inputs: list[str], output: str, pool: PoolSpec, conv: ConvSpec, name: str = "") -> NodeProto:
-    """A ConvAvgPool node with every attribute set.  inputs: X, W and, if there is a bias, B."""
+def make_node(inputs: list[str], output: str, before: PoolSpec | UpsampleSpec, conv: ConvSpec, name: str = "") -> NodeProto:
+    """A ConvAvgPool or UpsampleConv node with every attribute set.  inputs: X, W and, if there is a bias, B.
+
+    before: what stands in front of the convolution, which tells the operator.
+    """
+    values: dict[str, Any]
+    if isinstance(before, UpsampleSpec):
+        values = {UPSAMPLE: before.factors, SCALES: scales_of(before)}
+    else:
+        sizes = before.kernel_shape, before.strides, before.pads, before.dilations
+        values = {f"pool_{attribute}": value for attribute, value in zip(_WINDOW, sizes, strict=True)}
     return helper.make_node(
-        OP_TYPE,
+        Parts(upsamples=isinstance(before, UpsampleSpec)).op_type,
         inputs,
         [output],
         name=name or None,
         domain=DOMAIN,
-        pool_kernel_shape=pool.kernel_shape,
-        pool_strides=pool.strides,
-        pool_pads=pool.pads,
-        pool_dilations=pool.dilations,
+        **values,
         kernel_shape=conv.kernel_shape,
         strides=conv.strides,
         pads=conv.pads,
@@ -279,69 +311,80 @@ def make_node(inputs: list[str], output: str, pool: PoolSpec, conv: ConvSpec, na
     )
 
 
-def function_proto(opset: int) -> FunctionProto:
-    """The operator as a function of the standard operators of `opset`; before 19 pool_dilations must be all 1."""
-    transpose = helper.make_node("Transpose", ["W"], ["weight"])
-    _refer(transpose, perm="weight_perm")
-    pool = helper.make_node("AveragePool", ["X"], ["pooled"], count_include_pad=1)
-    _refer(pool, kernel_shape="pool_kernel_shape", strides="pool_strides", pads="pool_pads")
-    if opset >= POOL_DILATIONS_OPSET:
-        _refer(pool, dilations="pool_dilations")
-    conv = helper.make_node("Conv", ["pooled", "weight", "B"], ["Y"])
-    _refer(conv, kernel_shape="kernel_shape", strides="strides", pads="pads", dilations="dilations", group="group")
-    return helper.make_function(
-        DOMAIN,
-        OP_TYPE,
-        ["X", "W", "B"],
-        ["Y"],
-        [transpose, pool, conv],
-        [helper.make_opsetid("", opset)],
-        list(_ATTRIBUTES),
-        doc_string="Average pooling that counts its padding, then convolution with channels-last weights.",
-    )
+def scales_of(up: UpsampleSpec) -> list[float]:
+    """The scales of the Resize that upsamples."""
+    return [1.0, 1.0, *map(float, up.factors)]
 
 
-def variant_function_proto(op_type: str, opset: int) -> FunctionProto:
-    """A fused variant as a function of the standard operators of `opset`; before 19 pool_dilations must be all 1."""
-    parts, plain = FUSED_VARIANTS[op_type], function_proto(opset)
-    before, after, x = [], [], "X"
+def function_proto(op_type: str, opset: int) -> FunctionProto:
+    """An operator as a function of the standard operators of `opset`.
+
+    Before 19 pool_dilations must be all 1; those that upsample need UPSAMPLING_OPSET.
+    """
+    parts = OPERATORS[op_type]
+    nodes: list[NodeProto] = []
+    x = "X"
     if parts.affine:
         # As BatchNormalization, which onnxruntime runs in one pass with a Relu behind it, in its blocked layout too.
         # Mean 0 and variance 1 of shift's type: folded to constants when the function is inlined.
-        before.append(helper.make_node("Sub", ["shift", "shift"], ["mean"]))
-        before.append(helper.make_node("Exp", ["mean"], ["variance"]))
+        nodes.append(helper.make_node("Sub", ["shift", "shift"], ["mean"]))
+        nodes.append(helper.make_node("Exp", ["mean"], ["variance"]))
         names = [x, "scale", "shift", "mean", "variance"]
-        before.append(helper.make_node("BatchNormalization", names, ["scaled"], epsilon=0.0))
+        nodes.append(helper.make_node("BatchNormalization", names, ["scaled"], epsilon=0.0))
         x = "scaled"
     if parts.prologue:
-        before.append(_activation(parts.prologue, x, "activated", "prologue_alpha"))
+        nodes.append(_activation(parts.prologue, x, "activated", "prologue_alpha"))
         x = "activated"
-    transpose, pool, conv = plain.node
-    pool.input[0] = x
+    nodes.append(helper.make_node("Transpose", ["W"], ["weight"]))
+    _refer(nodes[-1], perm="weight_perm")
+    nodes += _upsampling(x) if parts.upsamples else [_pooling(x, opset)]
     steps = [*(("Add",) if parts.residual else ()), *((parts.epilogue,) if parts.epilogue else ())]
-    y = conv.output[0] = "convolved" if steps else "Y"
+    y = "convolved" if steps else "Y"
+    nodes.append(helper.make_node("Conv", [nodes[-1].output[0], "weight", "B"], [y]))
+    _refer(nodes[-1], kernel_shape="kernel_shape", strides="strides", pads="pads", dilations="dilations", group="group")
     if parts.residual:
-        after.append(helper.make_node("Add", [y, "R"], ["sum" if parts.epilogue else "Y"]))
+        nodes.append(helper.make_node("Add", [y, "R"], ["sum" if parts.epilogue else "Y"]))
         y = "sum"
     if parts.epilogue:
-        after.append(_activation(parts.epilogue, y, "Y", "alpha"))
+        nodes.append(_activation(parts.epilogue, y, "Y", "alpha"))
+    before = "Nearest upsampling" if parts.upsamples else "Average pooling that counts its padding"
+    plain = f"{before}, then convolution with channels-last weights."
+    core = Parts(upsamples=parts.upsamples).op_type
+    fused = f"{core} with what its name says before and behind it; zero padding comes after the prologue."
     return helper.make_function(
         DOMAIN,
         op_type,
         list(parts.inputs),
         ["Y"],
-        [*before, transpose, pool, conv, *after],
+        nodes,
         [helper.make_opsetid("", opset)],
-        [*_ATTRIBUTES, *_PART_INTS, *_PART_FLOATS],
-        doc_string="ConvAvgPool with what its name says before and behind it; zero padding comes after the prologue.",
+        [
+            *(({**_UPSAMPLING, **_SCALES}) if parts.upsamples else _POOLING),
+            *_CONVOLUTION,
+            *_OTHERS,
+            *(() if parts.is_plain else (*_PART_INTS, *_PART_FLOATS)),
+        ],
+        doc_string=plain if parts.is_plain else fused,
     )
+
+
+def _pooling(x: str, opset: int) -> NodeProto:
+    node = helper.make_node("AveragePool", [x], ["pooled"], count_include_pad=1)
+    _refer(node, kernel_shape="pool_kernel_shape", strides="pool_strides", pads="pool_pads")
+    if opset >= POOL_DILATIONS_OPSET:
+        _refer(node, dilations="pool_dilations")
+    return node
+
+
+def _upsampling(x: str) -> list[NodeProto]:
+    scales = helper.make_node("Constant", [], ["factors"])
+    scales.attribute.append(AttributeProto(name="value_floats", ref_attr_name=SCALES, type=AttributeProto.FLOATS))
+    return [scales, helper.make_node("Resize", [x, "", "factors"], ["upsampled"], **NEAREST)]
 
 
 def functions_for(op_types: set[str], opset: int, permuting: Collection[str] = ()) -> list[FunctionProto]:
     """The functions of the operators named, in a fixed order.  permuting: operators that have nodes with channels last."""
-    functions = [
-        function_proto(opset) if name == OP_TYPE else variant_function_proto(name, opset) for name in OP_TYPES if name in op_types
-    ]
+    functions = [function_proto(name, opset) for name in OP_TYPES if name in op_types]
     for function in functions:
         if function.name in permuting:
             _permute(function)
@@ -382,15 +425,17 @@ def register_schema() -> None:
     """Make the operators known to onnx's checker and shape inference in this process; a second call does nothing."""
     if onnx.defs.has(OP_TYPE, VERSION, DOMAIN):
         return
-    _register(OP_TYPE, VERSION, PLAIN)
-    for name, parts in FUSED_VARIANTS.items():
+    for name, parts in OPERATORS.items():
         _register(name, version_of(parts), parts)
 
 
 def _register(name: str, version: int, parts: Parts) -> None:
     parameter, attribute = OpSchema.FormalParameter, OpSchema.Attribute
-    meanings = {OpSchema.AttrType.INTS: _INTS_ATTRIBUTES}
-    if parts != PLAIN:
+    meanings = {
+        OpSchema.AttrType.INTS: {**(_UPSAMPLING if parts.upsamples else _POOLING), **_CONVOLUTION},
+        OpSchema.AttrType.FLOATS: _SCALES if parts.upsamples else {},
+    }
+    if not parts.is_plain:
         meanings |= {OpSchema.AttrType.INT: _PART_INTS, OpSchema.AttrType.FLOAT: _PART_FLOATS}
     attributes = [attribute(key, kind, text, required=True) for kind, texts in meanings.items() for key, text in texts.items()]
     attributes += [
@@ -426,7 +471,7 @@ def _register(name: str, version: int, parts: Parts) -> None:
     }
     option = OpSchema.FormalParameterOption
     inputs = [
-        parameter(key, "T", texts[key], param_option=option.Optional if key == "B" and parts == PLAIN else option.Single)
+        parameter(key, "T", texts[key], param_option=option.Optional if key == "B" and parts.is_plain else option.Single)
         for key in parts.inputs
     ]
     schema = OpSchema(
@@ -439,7 +484,7 @@ def _register(name: str, version: int, parts: Parts) -> None:
         type_constraints=[("T", list(_TYPES), "Floating-point tensors.")],
         attributes=attributes,
     )
-    schema.set_type_and_shape_inference_function(infer)
+    schema.set_type_and_shape_inference_function(partial(infer, parts=parts))
     onnx.defs.register_schema(schema)
     # onnx would release the Python function after the interpreter is gone, and crash.
     atexit.register(onnx.defs.deregister_schema, name, version, DOMAIN)
@@ -560,10 +605,15 @@ def check_meaning(model: ModelProto) -> None:
         if not _is_ours(function, opset_of(function.opset_import)):
             raise ModelError(f"function '{DOMAIN}::{function.name}': got another body, expected the operator's own")
     for node in filter(is_operator, model_nodes(model)):
-        given = {item.name: list(item.ints) for item in node.attribute if not item.ref_attr_name}
+        given: dict[str, list[Any]] = {
+            item.name: list(item.floats if item.name == SCALES else item.ints)
+            for item in node.attribute
+            if not item.ref_attr_name
+        }
         rank, layout = len(given.get("kernel_shape", ())), layout_of(node)
         perms = function_perms(layout, rank, True) if layout in LAYOUTS else {}
-        for name, expected in {"weight_perm": weight_perm(rank), **perms}.items():
+        scales = {SCALES: scales_of(UpsampleSpec(tuple(given[UPSAMPLE])))} if UPSAMPLE in given else {}
+        for name, expected in {"weight_perm": weight_perm(rank), **scales, **perms}.items():
             if rank and given.get(name, expected) != expected:
                 raise ModelError(f"{node.op_type} '{label(node)}': {name}; got {given[name]}, expected {expected}")
         if layout and node.op_type in permuting and not permuting[node.op_type]:

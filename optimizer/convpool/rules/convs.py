@@ -186,6 +186,8 @@ WINDOW = PoolSpec((1,) * RANK, (1,) * RANK, (0,) * (2 * RANK), (1,) * RANK)
 """A pooling of one element."""
 POINT = ConvSpec(WINDOW.kernel_shape, WINDOW.strides, WINDOW.pads, WINDOW.dilations)
 """A convolution of one element."""
+KERNEL_TYPES = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT)
+"""The types that the plugin's kernels have."""
 NOMINAL_CHANNELS = 64
 """Stands for a channel count that is unknown, in cost comparisons only."""
 
@@ -417,4 +419,5 @@ def is_plain(node: NodeProto, channels: int, limits: Limits) -> bool:
 
     Raises AttributeReference.
     """
-    return channels > limits.image_channels and all(k == 1 for k in attributes(node)["pool_kernel_shape"])
+    window = attributes(node).get("pool_kernel_shape")
+    return channels > limits.image_channels and window is not None and all(k == 1 for k in window)

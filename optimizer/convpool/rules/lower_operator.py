@@ -2,10 +2,11 @@
 """The operator's nodes, as an earlier run wrote them, back to standard operators: with --lowering direct, fused or auto.
 
     x - ReluConvAvgPoolAdd        x - Relu - AveragePool - Conv - Add
+    x - ReluUpsampleConvAdd       x - Relu - Resize - Conv - Add
 
 A prologue and an epilogue become nodes of their own; pooling and convolution become AveragePool and Conv, or, where that is asked
-for or cheaper, the one Conv that equals both (`geometry.pool_last`).  Conditions: (1) no attribute refers to a function's; (2) of
-a scale and shift, the number of channels and the type are known.
+for or cheaper, the one Conv that equals both (`geometry.pool_last`).  An upsampling becomes a Resize; other rules go on from it.
+Conditions: (1) no attribute refers to a function's; (2) of a scale and shift, the number of channels and the type are known.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
+from convpool.algebra.expand import UpsampleSpec
 from convpool.algebra.geometry import ConvSpec, PoolSpec, Refusal, fuse_kernel, pool_last, refuse
 from convpool.algebra.lowering import Layer, Lowering, Runtime, conv_cost, lower, lowering_cost, nominal_size
 from convpool.algebra.parts import LAYOUTS, Parts, keeps, outside, to_channels_first, to_channels_last
@@ -40,7 +42,7 @@ class LowerPlan(Plan):
 
     node: int
     parts: Parts
-    pool: PoolSpec
+    before: PoolSpec | UpsampleSpec
     conv: ConvSpec
     lowering: Lowering
     weight: Constant | None
@@ -73,8 +75,10 @@ class LowerOperator(Rule):
         """The plan for a node, or why it stays.  Raises AttributeReference."""
         scope, node = site.scope, site.scope.nodes[site.root]
         values, parts = attributes(node), schema.parts_of(node)
-        pool, conv = schema.specs_of(values)
-        for spec in (pool, conv):
+        before, conv = schema.specs_of(values)
+        if isinstance(before, UpsampleSpec) and before.rank != conv.rank:
+            return reject(scope, site.root, "attributes", str(before), f"numbers for {conv.rank} axes")
+        for spec in (conv,) if isinstance(before, UpsampleSpec) else (before, conv):
             if {len(spec.strides), len(spec.dilations), len(spec.pads) // 2} != {conv.rank} or len(spec.pads) % 2:
                 return reject(scope, site.root, "attributes", str(spec), f"numbers for {conv.rank} axes")
         if parts.affine:
@@ -88,8 +92,10 @@ class LowerOperator(Rule):
             isinstance(dim, int) and dim != k for dim, k in zip(shape[1:-1], conv.kernel_shape, strict=True)
         ):
             return reject(scope, site.root, "shape of the weights", list(shape), f"kernel_shape {list(conv.kernel_shape)}")
-        direct = Lowering("direct", None if _is_idle(pool) else pool, conv)
-        plan = LowerPlan(scope, site.root, parts, pool, conv, direct, scope.weights(node.input[1]), pool_last(pool, conv))
+        pool = None if isinstance(before, UpsampleSpec) else before
+        direct = Lowering("direct", None if pool is None or _is_idle(pool) else pool, conv)
+        box = None if pool is None else pool_last(pool, conv)
+        plan = LowerPlan(scope, site.root, parts, before, conv, direct, scope.weights(node.input[1]), box)
         return _with_macs(plan) if context.options.lowering == "direct" else _with_fused(plan, context.options.lowering)
 
     def apply(self, plan: LowerPlan, edit: Edit) -> None:
@@ -139,6 +145,8 @@ def _layer(plan: LowerPlan, conv: ConvSpec) -> Layer:
     channels = (known[0], known[-1]) if len(known) == conv.rank + 2 else (64, 64)
     x_last, _ = LAYOUTS[schema.layout_of(plan.scope.nodes[plan.node])]
     size = spatial_size(plan.scope, plan.scope.nodes[plan.node].input[0], conv.rank, first_axis=1 if x_last else 2)
+    if size is not None and isinstance(plan.before, UpsampleSpec):
+        size = plan.before.output_size(size)
     return Layer(conv, (*channels, *conv.kernel_shape), size, plan.weight is not None)
 
 
@@ -178,7 +186,8 @@ def _with_macs(plan: LowerPlan) -> LowerPlan:
     layer = _layer(plan, plan.conv)
     if layer.size is None:
         return plan
-    before = lowering_cost(Lowering("direct", plan.pool, plan.conv), layer, layer.size, 4).macs
+    pool = plan.before if isinstance(plan.before, PoolSpec) else None
+    before = lowering_cost(Lowering("direct", pool, plan.conv), layer, layer.size, 4).macs
     after = lowering_cost(plan.lowering, layer, layer.size, 4).macs
     return replace(plan, lowering=replace(plan.lowering, macs_before=before, macs_after=after))
 
@@ -205,6 +214,8 @@ class _Writer:
             more = {"dilations": pool.dilations} if any(d > 1 for d in pool.dilations) else {}
             windows = {"kernel_shape": pool.kernel_shape, "strides": pool.strides, "pads": pool.pads, **more}
             x = self._add("AveragePool", [x], "pooled", count_include_pad=1, **windows)
+        if isinstance(self._plan.before, UpsampleSpec):
+            x = self._resize(x, self._plan.before)
         inputs = [x, self._weight(), *((names["B"],) if names.get("B") else ())]
         conv = self._plan.lowering.conv
         windows = {"kernel_shape": conv.kernel_shape, "strides": conv.strides, "pads": conv.pads, "dilations": conv.dilations}
@@ -224,6 +235,11 @@ class _Writer:
 
     def _permute(self, name: str, permuted: bool, perm: list[int]) -> str:
         return self._add("Transpose", [name], "permuted", perm=perm) if permuted else name
+
+    def _resize(self, x: str, up: UpsampleSpec) -> str:
+        scales = np.array(schema.scales_of(up), np.float32)
+        name = self._edit.shared(("scales", *up.factors), lambda: scales, f"{self._old.output[0]}_scales", self._nodes)
+        return self._add("Resize", [x, "", name], "upsampled", **schema.NEAREST)
 
     def _add(self, op_type: str, inputs: list[str], what: str, **values: Any) -> str:
         output = self._edit.fresh(f"{self._old.output[0]}_{what}")
@@ -256,7 +272,7 @@ class _Writer:
             array = np.moveaxis(weight.array(), -1, 1)
             return fuse_kernel(array, *box).astype(array.dtype)
 
-        return self._edit.shared((name, plan.conv, plan.pool), fused, f"{name}_fused", self._nodes)
+        return self._edit.shared((name, plan.conv, plan.before), fused, f"{name}_fused", self._nodes)
 
 
 def _alpha(activation: str, alpha: float) -> dict[str, float]:

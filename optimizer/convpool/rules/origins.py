@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 from convpool.algebra.geometry import ConvSpec, PoolSpec
 from convpool.ir.index import Scope
 from convpool.ir.protos import is_op, known_attributes
-from convpool.ir.schema import is_operator, layout_of
+from convpool.ir.schema import is_operator, layout_of, specs_of
 from convpool.rules.base import Reject, malformed
 from convpool.rules.convs import conv_leaf
 from convpool.rules.linear import known_step, op_of
@@ -160,9 +160,8 @@ def _windows(scope: Scope, index: int, values: dict[str, Any], rank: int) -> Win
     node = scope.nodes[index]
     names = ("kernel_shape", "strides", "pads", "dilations")
     if is_operator(node) and not layout_of(node):
-        kernel_shape, strides, pads, dilations = (tuple(values[key]) for key in names)
-        pool = PoolSpec(*(tuple(values[f"pool_{key}"]) for key in names))
-        return [_window(pool), _window(ConvSpec(kernel_shape, strides, pads, dilations))]
+        pool, conv = specs_of(values)
+        return [_window(pool), _window(conv)] if isinstance(pool, PoolSpec) else None
     if not is_op(node, "Conv", "AveragePool", "MaxPool"):
         return None
     strides = tuple(values.get("strides") or (1,) * rank)

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from onnx import ModelProto, NodeProto, numpy_helper
 from torch import fx
 
+from convpool.algebra.geometry import PoolSpec
 from convpool.algebra.parts import EPILOGUES, PROLOGUES
 from convpool.ir import schema
 from convpool.ir.protos import attributes, is_op
@@ -177,6 +178,8 @@ class _Rebuilding:
         if parts.affine:
             raise Unmapped("a map per channel in front")
         pool, conv = schema.specs_of(values)
+        if not isinstance(pool, PoolSpec):
+            raise Unmapped("an upsampling in front")
         residual = self._read(given["R"]) if parts.residual else None
         window = (pool.kernel_shape, pool.strides, pool.pads, pool.dilations, conv.strides, conv.pads, conv.dilations)
         codes = (

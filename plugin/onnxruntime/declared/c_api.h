@@ -20,7 +20,7 @@ enum ElementType : int32_t {
     kBFloat16Type = 16,
 };
 enum ErrorCode : int32_t { kFail = 1, kInvalidArgument = 2 };
-enum AttributeType : int32_t { kIntAttribute = 1, kIntsAttribute = 2, kFloatAttribute = 3 };
+enum AttributeType : int32_t { kIntAttribute = 1, kIntsAttribute = 2, kFloatAttribute = 3, kFloatsAttribute = 4 };
 enum Characteristic : int32_t { kRequired = 0, kOptional = 1, kVariadic = 2 };
 enum MemoryType : int32_t { kDefaultMemory = 0 };
 enum LoggingLevel : int32_t { kWarning = 2 };

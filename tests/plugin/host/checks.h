@@ -17,7 +17,7 @@ template <class T> void identity(const Attributes &a) {
     CHECK(std::strcmp(creator.getPluginVersion(), "1") == 0);
     CHECK(std::strcmp(creator.getPluginNamespace(), "") == 0);
     const typename T::Collection *known = creator.getFieldNames();
-    EQUAL(known->nbFields, a.plain() ? 13 : 19);
+    EQUAL(known->nbFields, (a.upsample.empty() ? 13 : 10) + (a.plain() ? 0 : 6));
     for (int32_t i = 0; i < known->nbFields; ++i) {
         const bool real = std::string(known->fields[i].name).find("alpha") != std::string::npos;
         CHECK(known->fields[i].type == (real ? T::FieldType::kFLOAT32 : T::FieldType::kINT32));
@@ -72,7 +72,7 @@ template <class T> void contradictions(const Attributes &right) {
     Fields<T> fields(right);
     fields["alpha"].type = T::FieldType::kINT32;
     refuse_fields<T>(name, fields, "alpha: type of the field; got 5, expected float");
-    refuse_fields<T>("ConvAvgPool", Fields<T>(right), "ConvAvgPool: fields; got 'prologue_affine'");
+    refuse_fields<T>(right.core(), Fields<T>(right), std::string(right.core()) + ": fields; got 'prologue_affine'");
 
     Owner<T> plugin = make<T>(right);
     const std::vector<typename T::DataType> types(8, T::DataType::kHALF);
@@ -113,6 +113,13 @@ template <class T> void wrong_fields() {
                           {with([](Attributes &a) { a.accumulation = {0, 1}; }), "accumulation; got 2 values, expected 1"},
                           {with([](Attributes &a) { a.group = {1, 1}; }), "group; got 2 values"}})
         refuse(Fields<T>(c.a), c.words);
+    for (const Case &c : {Case{with([](Attributes &a) { a.upsample = {2, 5}; }), "upsample[1]; got 5, expected 1 to 4"},
+                          {with([](Attributes &a) { a.upsample = {0, 1}; }), "upsample[0]; got 0, expected 1 to 4"},
+                          {with([](Attributes &a) { a.upsample = {2}; }), "upsample; got 1 values, expected 2"}})
+        refuse_fields<T>("UpsampleConv", Fields<T>(c.a), c.words);
+    refuse_fields<T>("UpsampleConv", Fields<T>(upsampled(), "upsample"), "upsample; got no such attribute");
+    refuse_fields<T>("UpsampleConv", Fields<T>({}), "UpsampleConv: fields; got 'pool_kernel_shape'");
+    refuse(Fields<T>(upsampled()), "ConvAvgPool: fields; got 'upsample'");
     const Attributes a;
     auto change = [&](const char *name, auto edit) {
         Fields<T> fields(a);
@@ -148,7 +155,10 @@ template <class T> void shapes() {
     Attributes one{{2}, {1}, {1, 0}, {1}, {4}, {2}, {0, 1}, {1}, {1}};
     Attributes transition{{2, 2}, {2, 2}, {0, 0, 0, 0}, {1, 1}, {1, 1}, {1, 1}, {0, 0, 0, 0}, {1, 1}, {1}};
     auto value = [](const typename T::IExpr *expr) { return static_cast<const Expr<T> *>(expr)->impl.value; };
-    for (const Attributes &a : {Attributes{}, three, one, transition}) {
+    Attributes copies = three, row = one;
+    copies.upsample = {3, 1, 4};
+    row.upsample = {2};
+    for (const Attributes &a : {Attributes{}, three, one, transition, upsampled(), copies, row}) {
         const int rank = static_cast<int>(a.kernel.size());
         Owner<T> plugin = make<T>(a);
         for (int64_t size = 9; size < 20; ++size) {

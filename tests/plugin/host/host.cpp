@@ -69,24 +69,38 @@ Attributes packed(Attributes a) {
     return a;
 }
 
+Attributes upsampled(Attributes a) {
+    a.upsample = {2, 2};
+    a.strides = {1, 1};
+    a.pads = {1, 1, 1, 1};
+    return a;
+}
+
 std::string Attributes::op_type() const {
     static const char *const names[] = {"", "Relu", "LeakyRelu", "Tanh", "Sigmoid"};
-    return std::string(around.affine ? "Affine" : "") + names[around.before] + "ConvAvgPool" + (around.residual ? "Add" : "") +
+    return std::string(around.affine ? "Affine" : "") + names[around.before] + core() + (around.residual ? "Add" : "") +
            names[around.after];
 }
 
 std::vector<Attributes> every_operator() {
     std::vector<Attributes> all;
-    for (int i = 0; i < 60; ++i) {
-        const int before = i / 2 % 3, after = i / 12;
-        all.push_back(with({i % 2, before, before == 2 ? 0.25f : 0.f, i / 6 % 2, after, after == 2 ? 0.1f : 0.f}));
-    }
+    for (const Attributes &core : {Attributes{}, upsampled()})
+        for (int i = 0; i < 60; ++i) {
+            const int before = i / 2 % 3, after = i / 12;
+            all.push_back(with({i % 2, before, before == 2 ? 0.25f : 0.f, i / 6 % 2, after, after == 2 ? 0.1f : 0.f}, core));
+        }
     return all;
 }
 
 std::vector<Attributes> some_variants() {
-    return {with({1, 1, 0.f, 0, 0, 0.f}),    with({0, 2, 0.2f, 1, 0, 0.f}),   with({0, 0, 0.f, 1, 1, 0.f}),
-            with({1, 0, 0.f, 0, 2, 0.125f}), with({1, 2, 0.5f, 1, 2, 1e-3f}), with({0, 0, 0.f, 0, 3, 0.f}),
+    return {with({1, 1, 0.f, 0, 0, 0.f}),
+            with({0, 2, 0.2f, 1, 0, 0.f}),
+            with({0, 0, 0.f, 1, 1, 0.f}),
+            with({1, 0, 0.f, 0, 2, 0.125f}),
+            with({1, 2, 0.5f, 1, 2, 1e-3f}),
+            with({0, 0, 0.f, 0, 3, 0.f}),
+            upsampled(),
+            with({1, 1, 0.f, 1, 2, 0.25f}, upsampled()),
             with({0, 1, 0.f, 1, 4, 0.f})};
 }
 
@@ -112,15 +126,17 @@ convpool_problem problem_of(const Attributes &a, int64_t n, int64_t c, int64_t m
     p.alpha = a.around.after_alpha;
     for (int i = 0; i < p.rank; ++i) {
         p.spatial[i] = spatial[i];
-        p.pool_kernel[i] = a.pool_kernel[i];
-        p.pool_strides[i] = a.pool_strides[i];
-        p.pool_dilations[i] = a.pool_dilations[i];
+        const bool pools = a.upsample.empty();
+        p.upsample[i] = pools ? 0 : a.upsample[i];
+        p.pool_kernel[i] = pools ? a.pool_kernel[i] : 1;
+        p.pool_strides[i] = pools ? a.pool_strides[i] : 1;
+        p.pool_dilations[i] = pools ? a.pool_dilations[i] : 1;
         p.kernel[i] = a.kernel[i];
         p.strides[i] = a.strides[i];
         p.dilations[i] = a.dilations[i];
     }
     for (int i = 0; i < 2 * p.rank; ++i) {
-        p.pool_pads[i] = a.pool_pads[i];
+        p.pool_pads[i] = a.upsample.empty() ? a.pool_pads[i] : 0;
         p.pads[i] = a.pads[i];
     }
     return p;

@@ -55,8 +55,10 @@ struct Attributes {
     std::vector<int32_t> kernel{3, 3}, strides{2, 2}, pads{0, 0, 0, 0}, dilations{1, 1}, group{1};
     std::vector<int32_t> constant_weights{};  // none: the field is left out, as of the next
     std::vector<int32_t> accumulation{};      // convpool_accumulation
+    std::vector<int32_t> upsample{};          // none: it pools, and has no such field; else it has none of the pooling's
     Around around{};
 
+    const char *core() const { return upsample.empty() ? "ConvAvgPool" : "UpsampleConv"; }
     bool plain() const { return !around.affine && !around.before && !around.residual && !around.after; }
     std::string op_type() const;
     // X, W, B and what the operator has beside them: scale and shift, which are vectors of as many channels, and R, as Y.
@@ -73,12 +75,14 @@ struct Attributes {
 Attributes with(const Around &around, Attributes a = {});
 // The attributes with box means that may be summed in the 16-bit type.
 Attributes packed(Attributes a = {});
+// The attributes with an upsampling by 2 in the pooling's place, and a convolution that keeps the size.
+Attributes upsampled(Attributes a = {});
 // One layer of every operator, ConvAvgPool first.
 std::vector<Attributes> every_operator();
 // A handful that together have every part.
 std::vector<Attributes> some_variants();
 
-// The size that the operator gives, computed apart from the library: two windows, one after the other.
+// The size that the operator gives, computed apart from the library: two windows, one after the other, or copies and a window.
 inline int64_t out_size(const Attributes &a, int axis, int64_t size) {
     const int rank = static_cast<int>(a.kernel.size());
     auto places = [&](int64_t in, int pads, int kernel, int dilation, int stride) {
@@ -86,6 +90,9 @@ inline int64_t out_size(const Attributes &a, int axis, int64_t size) {
         for (int64_t start = 0; start + int64_t{dilation} * (kernel - 1) < in + pads; start += stride) ++count;
         return count;
     };
+    if (!a.upsample.empty())
+        return places(size * a.upsample[axis], a.pads[axis] + a.pads[axis + rank], a.kernel[axis], a.dilations[axis],
+                      a.strides[axis]);
     const int64_t pooled = places(size, a.pool_pads[axis] + a.pool_pads[axis + rank], a.pool_kernel[axis], a.pool_dilations[axis],
                                   a.pool_strides[axis]);
     return places(pooled, a.pads[axis] + a.pads[axis + rank], a.kernel[axis], a.dilations[axis], a.strides[axis]);

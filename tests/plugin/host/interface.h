@@ -51,8 +51,8 @@ template <class T> struct Builder : T::IBuilder {
         const typename T::IExpr *operation(typename T::Operation op, const typename T::IExpr &a,
                                            const typename T::IExpr &b) override {
             const int64_t x = static_cast<const Expr<T> &>(a).impl.value, y = static_cast<const Expr<T> &>(b).impl.value;
-            CHECK(op == T::Operation::kSUM || op == T::Operation::kFLOOR_DIV);
-            return keep(op == T::Operation::kSUM ? x + y : x / y);
+            CHECK(op == T::Operation::kSUM || op == T::Operation::kPROD || op == T::Operation::kFLOOR_DIV);
+            return keep(op == T::Operation::kSUM ? x + y : op == T::Operation::kPROD ? x * y : x / y);
         }
     } impl;
     Builder() { this->impl_ = &impl; }
@@ -64,10 +64,14 @@ template <class T> struct Fields {
     typename T::Collection collection{};
 
     explicit Fields(const Attributes &a, const std::string &without = "") {
-        add("pool_kernel_shape", a.pool_kernel);
-        add("pool_strides", a.pool_strides);
-        add("pool_pads", a.pool_pads);
-        add("pool_dilations", a.pool_dilations);
+        if (a.upsample.empty()) {
+            add("pool_kernel_shape", a.pool_kernel);
+            add("pool_strides", a.pool_strides);
+            add("pool_pads", a.pool_pads);
+            add("pool_dilations", a.pool_dilations);
+        } else {
+            add("upsample", a.upsample);
+        }
         add("kernel_shape", a.kernel);
         add("strides", a.strides);
         add("pads", a.pads);
@@ -108,7 +112,7 @@ template <class T> typename T::Creator &creator_of(const Attributes &a) { return
 template <class T> bool find_creators(void *library) {
     creators<T>.clear();
     for (typename T::Creator *one : T::list(library)) creators<T>[one->getPluginName()] = one;
-    EQUAL(creators<T>.size(), 60u);
+    EQUAL(creators<T>.size(), every_operator().size());
     for (const Attributes &a : every_operator())
         check(creators<T>.count(a.op_type()) == 1, "no creator of " + a.op_type(), __FILE__, __LINE__);
     return failures == 0;
@@ -165,12 +169,15 @@ template <class T> struct Layer {
         : a(attributes), inputs(bias ? a.input_count() : 2), dtype(convpool_type),
           layout(format == T::TensorFormat::kLINEAR ? CONVPOOL_CHANNELS_FIRST : CONVPOOL_CHANNELS_LAST) {
         const auto linear = T::TensorFormat::kLINEAR;
-        out = dynamic<T>({1, 128, 8, 8}, {64, 128, 32, 32}, type, format);
+        auto out_at = [&](int64_t n, int64_t size) {
+            return std::vector<int64_t>{n, 128, out_size(a, 0, size), out_size(a, 1, size)};
+        };
+        out = dynamic<T>(out_at(1, 16), out_at(64, 64), type, format);
         in = a.inputs(dynamic<T>({1, 64, 16, 16}, {64, 64, 64, 64}, type, format), dynamic<T>({128, 3, 3, 64}, type, linear),
                       dynamic<T>({128}, type, linear), dynamic<T>({64}, type, linear), out);
         in.resize(inputs);
         auto of_batch = [&](int64_t n, int64_t size, typename T::Desc &y) {
-            y = fixed<T>({n, 128, size / 2, size / 2}, type, format);
+            y = fixed<T>(out_at(n, size), type, format);
             auto x = a.inputs(fixed<T>({n, 64, size, size}, type, format), fixed<T>({128, 3, 3, 64}, type, linear),
                               fixed<T>({128}, type, linear), fixed<T>({64}, type, linear), y);
             x.resize(inputs);

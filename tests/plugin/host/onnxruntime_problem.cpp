@@ -28,13 +28,14 @@ public:
     bool numbers(const char *name, std::vector<int64_t> &values) const override {
         const std::string wanted = name;
         values = {2, 2};
-        return wanted == "kernel_shape" || wanted == "pool_kernel_shape";
+        return wanted == "kernel_shape" || wanted == "pool_kernel_shape" || wanted == "upsample";
     }
     bool real(const char *name, float &value) const override {
         const std::string wanted = name;
         value = 0;
         return wanted == "alpha" || wanted == "prologue_alpha";
     }
+    bool reals(const char *, std::vector<float> &) const override { return false; }
     bool has(const char *name) const override { return scalars_.count(name) > 0; }
 
 private:

@@ -29,6 +29,7 @@ from convpool.options import Limits
 from convpool.report import Log, SiteReport
 from convpool.rules.base import Context, Plan, Reject, Rule, Site, reject, rejection
 from convpool.rules.convs import (
+    KERNEL_TYPES,
     POINT,
     RANK,
     WINDOW,
@@ -39,7 +40,7 @@ from convpool.rules.convs import (
     pads_upstream,
     with_pads_in_front,
 )
-from convpool.rules.cuda_chain.layouts import KERNEL_TYPES, Ports, channels_last, ports_of
+from convpool.rules.cuda_chain.layouts import Ports, channels_last, ports_of
 from convpool.rules.fuse_pool_conv import whole_windows
 from convpool.rules.pool_first.pairs import PairPlan, PairRule, PairSite, macs, operator_lowering
 

@@ -28,9 +28,9 @@ from convpool.ir.index import Scope
 from convpool.ir.protos import attributes, is_op, label
 from convpool.report import Log, SiteReport
 from convpool.rules.base import Context, Plan, Reject, Rule, Site, reject, rejection
-from convpool.rules.convs import POINT, RANK, WINDOW, against_node
+from convpool.rules.convs import KERNEL_TYPES, POINT, RANK, WINDOW, against_node
 from convpool.rules.cuda_chain.conv import chunk
-from convpool.rules.cuda_chain.layouts import KERNEL_TYPES, VIEWS, Ports, axes_of, channels_last, ports_of
+from convpool.rules.cuda_chain.layouts import VIEWS, Ports, axes_of, channels_last, ports_of
 
 PATTERN = "head"
 MEANS = ("ReduceSum", "ReduceMean", "GlobalAveragePool")

@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from onnx import NodeProto, TensorProto, helper
+from onnx import NodeProto, helper
 
 from convpool.algebra.parts import LAYOUTS, to_channels_last
 from convpool.ir import schema
@@ -42,6 +42,7 @@ from convpool.ir.index import Dim, Scope
 from convpool.ir.protos import is_op, known_attributes
 from convpool.options import Limits
 from convpool.rules.base import Reject
+from convpool.rules.convs import KERNEL_TYPES
 from convpool.rules.linear import pad_numbers
 
 To = Callable[[int], list[int]]
@@ -270,8 +271,6 @@ def _constant(edit: Edit, name: str, rank: int, to: To, nodes: list[NodeProto]) 
     return edit.shared((name, rank), make, f"{name}_{to.__name__[3:]}", nodes)
 
 
-KERNEL_TYPES = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT)
-"""The types that the kernels have."""
 NOMINAL_BATCH, NOMINAL_SIZE = 8, 32
 """Stand for an open batch, and for other unknown sizes, in comparisons only."""
 LAUNCH_US, BYTES_PER_US = 2.5, 3.0e6

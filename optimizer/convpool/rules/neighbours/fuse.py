@@ -184,7 +184,8 @@ def _weights(scope: Scope, index: int) -> Weights | None:
     if weight is None or (has_bias and bias is None):
         return None
     array = weight.array()
-    return Weights(index, array, bias.array() if bias else np.zeros(array.shape[0], array.dtype))
+    copies = math.prod((known_attributes(node) or {}).get(schema.UPSAMPLE, ()))
+    return Weights(index, array, bias.array() if bias else np.zeros(array.shape[0], array.dtype), copies)
 
 
 def _scaled(weights: Weights, affine: Affine) -> Weights | None:
@@ -193,9 +194,9 @@ def _scaled(weights: Weights, affine: Affine) -> Weights | None:
     with np.errstate(over="ignore", invalid="ignore"):
         weight, bias = fold(weights.weight, weights.bias, affine)
         assert bias is not None
-        if not keeps(weight, dtype) or not holds(bias, dtype):
+        if not keeps(weight * weights.copies, dtype) or not holds(bias, dtype):
             return None
-        return Weights(weights.node, weight.astype(dtype), bias.astype(dtype))
+        return replace(weights, weight=weight.astype(dtype), bias=bias.astype(dtype))
 
 
 def _work(scope: Scope, index: int) -> int:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from onnx import NodeProto, helper
 
-from convpool.algebra.parts import PLAIN, Affine, Parts
+from convpool.algebra.parts import Affine, Parts
 from convpool.ir import schema
 from convpool.ir.edit import Edit
 from convpool.ir.index import Scope
@@ -31,11 +31,12 @@ from convpool.rules.linear import Step, known_step
 
 @dataclass(frozen=True)
 class Weights:
-    """New constants for a node: weights as the node stores them, and bias [M]."""
+    """New constants for a node: weights as the node stores them, and bias [M].  copies: how many weights a kernel adds up."""
 
     node: int
     weight: np.ndarray
     bias: np.ndarray
+    copies: int = 1
 
 
 @dataclass(frozen=True)
@@ -221,7 +222,7 @@ def _fused_node(plan: FusionPlan, edit: Edit) -> list[NodeProto]:
         given["shift"] = constant(("shift", plan.node), lambda: shift, f"{stem}_shift")
     if plan.residual is not None:
         given["R"] = plan.residual
-    if parts != PLAIN and not given.get("B"):
+    if not parts.is_plain and not given.get("B"):
         given["B"] = constant(("zeros", kind, m), lambda: np.zeros(m), f"{stem}_bias")
     schema.give_parts(node, parts)
     del node.input[:]

@@ -12,6 +12,7 @@ from onnx import NodeProto, helper
 from convpool.algebra import expand
 from convpool.algebra.expand import Crop, TransposeSpec, UpsampleSpec
 from convpool.algebra.geometry import ConvSpec, Ints
+from convpool.ir import schema
 from convpool.ir.edit import Edit
 from convpool.ir.protos import attributes, is_op
 from convpool.rules.resampling.maps import Applied, Leaf, Source, sliced
@@ -165,6 +166,8 @@ class Emitter:
         copies = resample.up.copies if resample.up is not None else 1
         repeated = bias if bias is None or form != "subpixel" else np.tile(bias, copies)
         b = "" if repeated is None or form == "direct" and self._pads_boxes(conv, resample) else stored(repeated, "bias")
+        if form == "upsampleconv":
+            return self._operator(x, array, bias, conv, resample)
         if form == "conv_first":
             return self.kept(x, [stored(array, "weight"), *filter(None, [b])], conv, resample, behind)
         assert resample.up is not None
@@ -189,6 +192,16 @@ class Emitter:
             # The mean of padding has no bias in it.
             return self.add("Add", [y, stored(np.reshape(bias, (-1, *[1] * self._rank)), "bias")], "shifted")
         return self.transpose(x, stored(expand.fuse_kernel(array, conv, up), "fused"), b, expand.fused_spec(conv, up))
+
+    def _operator(self, x: str, array: np.ndarray, bias: np.ndarray | None, conv: ConvSpec, resample: Resample) -> str:
+        """A node of UpsampleConv, which has a bias in any case."""
+        assert resample.up is not None
+        weight = self.constant(np.moveaxis(array, 1, -1), "weight")
+        given = np.zeros(len(array)) if bias is None else bias
+        output = self._edit.fresh(f"{self._prefix}_upsampled")
+        names = [x, weight, self.constant(given.astype(array.dtype), "bias")]
+        self.nodes.append(schema.make_node(names, output, resample.up, conv))
+        return output
 
     def kept(self, x: str, names: list[str], conv: ConvSpec, resample: Resample, behind: Sequence[NodeProto]) -> str:
         """`form` "conv_first" with the weights and the bias as they are, by name."""

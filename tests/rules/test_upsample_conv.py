@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Convolutions behind nearest upsampling as nodes of UpsampleConv, for runtimes with the plugin, and why others are none."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, numpy_helper
+
+import convpool
+from convpool.check.session import evaluate
+from convpool.ir import schema
+from convpool.ir.model import load
+from convpool.ir.protos import attributes
+from convpool.macs import count_at
+from tests.support import models
+from tests.support.cuda_target import for_cuda, layouts
+from tests.support.fusing import operator_nodes
+from tests.support.models import operators
+from tests.support.resizing import UP, reason, rewrite, scales, whole
+
+CONV = "y = Conv<pads=[1,1,1,1]>(u, w)"
+SCALES = {"s": scales(2, 2)}
+ONES = {"p": np.array([0.5, 1, 2, 4] * 8, np.float32), "q": np.array([1, 2, 4, 1] * 10, np.float32)}
+GPU = pytest.mark.parametrize("target", ("tensorrt", "cuda"))
+
+
+def graph(body: str, constants: dict | None = None, **given):
+    """`models.graph` from 32 to 40 channels."""
+    return models.graph(body, {"w": whole((40, 32, 3, 3)), **(constants or {})}, **{"inputs": "float[2,32,10,12] x", **given})
+
+
+@GPU
+@pytest.mark.parametrize("factors", [(2, 2), (1, 2), (3, 2), (4, 4)])
+def test_one_node_for_every_factor(factors, target):
+    model = graph(UP + CONV.replace("w)", "w, b)"), {"s": scales(*factors), "b": whole((40,))})
+    result = rewrite(model, target=target, exact=True)
+    (node,) = result.graph.node
+    values = attributes(node)
+    assert (node.op_type, values["upsample"], values["scales"]) == ("UpsampleConv", list(factors), [1.0, 1.0, *factors])
+    assert {entry.domain: entry.version for entry in result.opset_import} == {"": 17, schema.DOMAIN: schema.UPSAMPLING_VERSION}
+
+
+@GPU
+@pytest.mark.parametrize(
+    ("pads", "kernel"), [("0,0,0,0", (3, 3)), ("0,1,1,0", (3, 3)), ("2,1,2,3", (5, 5)), ("0,0,0,1", (2, 3)), ("0,0,0,1", (2, 2))]
+)
+def test_pads_stand_around_the_upsampled_map(pads, kernel, target):
+    body = UP + f"v = Pad(u, more)\ny = Conv<pads=[{pads}]>(v, w)"
+    given = {**SCALES, "w": whole((40, 32, *kernel)), "more": [0, 0, 0, 1, 0, 0, 1, 0]}
+    model = graph(body, given, inputs="float[N,32,H,W] x")
+    for size in (3, 4, 7):
+        assert operators(rewrite(model, size=size, target=target, exact=True).graph) == {"UpsampleConv": 1}
+
+
+@GPU
+def test_what_stands_beside_is_fused(target):
+    body = (
+        "n = BatchNormalization(x, p, p, p, p)\nr = Relu(n)\n" + UP.replace("(x,", "(r,") + "h = Conv<pads=[1,1,1,1]>(u, w, b)\n"
+        "m = BatchNormalization(h, q, q, q, q)\na = Add(m, z)\ny = LeakyRelu<alpha=0.25>(a)"
+    )
+    inputs = "float[2,32,10,12] x, float[2,40,20,24] z"
+    model = graph(body, {**SCALES, **ONES, "b": whole((40,))}, inputs=inputs)
+    result = convpool.optimize(model, target=target)
+    assert result.report.verification.passed
+    (node,) = operator_nodes(result.model)
+    assert (node.op_type, list(operators(result.model.graph))) == ("AffineReluUpsampleConvAddLeakyRelu", [node.op_type])
+    (site,) = result.report.sites
+    assert (site.rule, site.lowering, site.operator) == ("upsample_last", "upsampleconv", node.op_type)
+    products = 2 * 40 * 32
+    assert (site.macs_before, site.macs_after) == (products // 2 * 20 * 24 * 9, products // 2 * 10 * 12 * 16)
+    summary = result.report.summary
+    assert (summary.model_macs_before, summary.model_macs_after) == (site.macs_before, site.macs_after)
+
+
+def test_elementwise_nodes_between_are_done_on_the_small_map():
+    model = graph(UP + "r = Relu(u)\ny = Conv<pads=[1,1,1,1]>(r, w)", SCALES)
+    assert operators(rewrite(model, target="cuda", exact=True).graph) == {"ReluUpsampleConv": 1}
+
+
+@pytest.mark.parametrize("target", ("any", "cpu"))
+def test_other_targets_have_standard_operators(target):
+    result = convpool.optimize(
+        graph(UP + CONV, {**SCALES, "w": whole((64, 64, 3, 3))}, inputs="float[1,64,12,12] x"), target=target
+    )
+    assert result.changed and not operator_nodes(result.model)
+
+
+@GPU
+@pytest.mark.parametrize("lowering", ("direct", "fused", "auto"))
+def test_other_lowerings_have_standard_operators(lowering, target):
+    model = graph(UP + CONV, {**SCALES, "w": whole((64, 64, 3, 3))}, inputs="float[1,64,12,12] x")
+    result = convpool.optimize(model, target=target, lowering=lowering)
+    assert operators(result.model.graph) == {"ConvTranspose": 1} and result.report.verification.passed
+
+
+REFUSED = {
+    "factors": ({"s": scales(5, 2)}, "upsampled map; got factors [5, 2], 32 to 40 channels, expected factors up to 4"),
+    "few channels": ({"w": (24, 32, 3, 3)}, "got factors [2, 2], 32 to 24 channels"),
+    "odd channels": ({"w": (36, 32, 3, 3)}, "at least 32 channels in multiples of 8, for this target"),
+    "groups": ({"w": (64, 16, 3, 3)}, "group of a ConvAvgPool; got 2, expected 1, for which the plugin has kernels"),
+    "double": ({"w": np.ones((40, 32, 3, 3))}, "type; got DOUBLE, expected float16, bfloat16 or float32"),
+}
+
+
+@GPU
+@pytest.mark.parametrize("name", REFUSED)
+def test_why_a_convolution_is_none(name, target):
+    constants, expected = REFUSED[name]
+    conv = CONV.replace("<", "<group=2, ") if name == "groups" else CONV
+    kinds = {"inputs": "double[2,32,10,12] x", "outputs": "double[a,b,c,d] y"} if name == "double" else {}
+    assert expected in reason(graph(UP + conv, {**SCALES, **constants}, **kinds), target=target)
+
+
+def test_one_axis_stays():
+    model = graph(UP + "y = Conv<pads=[1,1]>(u, w)", {"s": scales(2), "w": (40, 32, 3)}, inputs="float[2,32,10] x")
+    assert "spatial axes; got 1, expected 2, for this target" in reason(model, target="cuda")
+
+
+def test_dilations_stay():
+    model = graph(UP + "y = Conv<pads=[1,2,1,2], dilations=[1,2]>(u, w)", SCALES)
+    assert "dilations and pads; got [1, 2] and [1, 2, 1, 2], expected dilations of 1" in reason(model, target="tensorrt")
+
+
+def test_an_edge_that_the_convolution_would_crop_stays():
+    body = UP + 'v = Pad<mode="edge">(u, e)\ny = Conv(v, w)'
+    model = graph(body, {**SCALES, "e": [0, 0, 1, 1, 0, 0, 1, 1]})
+    assert "got [1, 1] and [-1, -1, -1, -1], expected dilations of 1 and no crop" in reason(model, target="cuda")
+
+
+@GPU
+def test_models_of_old_opsets_have_a_transposed_convolution(target):
+    up = UP.replace(", ,", ", roi,")
+    given = {**SCALES, "roi": np.zeros(0, np.float32), "w": whole((64, 64, 3, 3))}
+    model = graph(up + CONV, given, inputs="float[1,64,12,12] x", opset=12)
+    assert operators(rewrite(model, target=target).graph) == {"ConvTranspose": 1}
+    narrow = graph(up + CONV, {**SCALES, "roi": given["roi"]}, opset=12)
+    assert "opset; got 12, expected at least 13, for this target" in reason(narrow, target=target)
+
+
+def test_a_map_behind_is_not_folded_where_sums_of_weights_would_be_beyond_the_type():
+    """65504 is the most of float16, and a kernel adds up to four weights."""
+    for largest, folded in ((4000, True), (5000, False)):
+        weights = np.full((40, 32, 3, 3), largest / 2**12, np.float16)
+        body = UP + "h = Conv<pads=[1,1,1,1]>(u, w)\nh2 = Add(h, z)\ny = Mul(h2, k)"
+        given = {**SCALES, "w": weights, "k": np.full((40, 1, 1), 2**14, np.float16)}
+        kinds = {"inputs": "float16[2,32,10,12] x, float16[2,40,20,24] z", "outputs": "float16[a,b,c,d] y"}
+        result = convpool.optimize(models.graph(body, given, **kinds), target="cuda", check=0)
+        assert [node.op_type for node in operator_nodes(result.model)] == ["UpsampleConvAdd"]
+        plain = body.replace("h2 = Add(h, z)\n", "").replace("h2", "h")
+        kinds["inputs"] = "float16[2,32,10,12] x"
+        result = convpool.optimize(models.graph(plain, given, **kinds), target="cuda", check=0)
+        assert ("Mul" not in operators(result.model.graph)) == folded, largest
+
+
+CHAIN = (
+    "a = Conv<pads=[1,1,1,1]>(x, v)\nr = Relu(a)\n" + UP.replace("(x,", "(r,") + "h = Conv<pads=[1,1,1,1]>(u, v)\nt = Relu(h)\n"
+    "y = Conv<pads=[1,1,1,1]>(t, v)"
+)
+
+
+def test_convolutions_around_it_keep_the_channels_last():
+    model = models.graph(CHAIN, {**SCALES, "v": models.weights((64, 64, 3, 3)) / 24}, inputs="float[4,64,64,64] x")
+    result = for_cuda(model, size=64)
+    nodes = operator_nodes(result.model)
+    assert [node.op_type for node in nodes] == ["ConvAvgPoolRelu", "UpsampleConvRelu", "ConvAvgPool"]
+    assert layouts(result.model)[1] == 1
+    function = next(item for item in result.model.functions if item.name == "UpsampleConvRelu")
+    assert schema.permutes(function)
+    assert convpool.optimize(result.model, target="cpu", lowering="direct", check=1).report.verification.passed
+
+
+def test_an_earlier_run_s_nodes_become_a_resize_again():
+    made = rewrite(graph(UP + CONV, SCALES), target="cuda")
+    back = convpool.optimize(made, target="cpu", lowering="direct", disable="upsample_last")
+    assert operators(back.model.graph) == {"Resize": 1, "Conv": 1} and back.report.verification.passed
+    (site,) = back.report.sites
+    assert site.macs_before == site.macs_after == 40 * 32 * 20 * 24 * 9
+    assert operators(convpool.optimize(made, target="cpu", lowering="auto").model.graph) == {"ConvTranspose": 1, "AveragePool": 1}
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+def test_half_precisions(kind):
+    numbers = whole((40, 32, 3, 3)).astype(onnx.helper.tensor_dtype_to_np_dtype(getattr(TensorProto, kind.upper())))
+    model = graph(UP + CONV, {**SCALES, "w": numbers}, inputs=f"{kind}[2,32,10,12] x", outputs=f"{kind}[a,b,c,d] y")
+    result = convpool.optimize(model, target="tensorrt", check=int(kind == "float16"))
+    (node,) = operator_nodes(result.model)
+    (weights,) = [item for item in result.model.graph.initializer if item.name == node.input[1]]
+    np.testing.assert_array_equal(np.moveaxis(numpy_helper.to_array(weights), -1, 1), numbers)
+
+
+def test_multiply_adds_are_those_of_the_kernels():
+    """Count the taps of an output that meet one row of X once."""
+    body = UP + "y = Conv<pads=[2,0,0,1]>(u, w)"
+    made = rewrite(graph(body, {"s": scales(3, 2)}, inputs="float[N,32,H,W] x"), target="cuda")
+    found = count_at(load(made), {"x": [2, 32, 5, 6]}, evaluate)
+    rows = sum(len({(o - 2 + a) // 3 for a in range(3)}) for o in range(15))
+    columns = sum(len({(o + a) // 2 for a in range(3)}) for o in range(11))
+    assert found.nodes[0].macs == 2 * 40 * 32 * rows * columns
