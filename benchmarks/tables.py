@@ -23,9 +23,9 @@ from benchmarks.layers import record as records
 from benchmarks.layers.figures import figures, geometric_mean
 from benchmarks.layers.table import markdown
 from benchmarks.network_times import OURS, ratios, times_of
+from convpool.algebra.parts import UPSAMPLING_OP_TYPE
 from convpool.cli.group import COMMANDS, SectionedCommand
 from convpool.cli.group import command as group
-from convpool.algebra.parts import UPSAMPLING_OP_TYPE
 from convpool.ir import schema
 
 ROOT = Path(__file__).resolve().parents[1]
