@@ -77,12 +77,7 @@ weight_gradient::Params params_of(const Problem &p) {
     out.h = static_cast<int32_t>(p.in[1]);
     out.w = static_cast<int32_t>(p.in[2]);
     out.kw = p.kernel[2];
-    out.stride_h = p.strides[1];
-    out.stride_w = p.strides[2];
-    out.dilation_h = p.dilations[1];
-    out.dilation_w = p.dilations[2];
-    out.pad_h = p.pads_begin[1];
-    out.pad_w = p.pads_begin[2];
+    p.set_windows(out);
     out.elements = static_cast<int32_t>(p.c * p.taps());
     out.parts = weight_gradient::parts_of(p.n * p.out_pixels());
     out.pixels = static_cast<uint32_t>(p.n * p.out_pixels());

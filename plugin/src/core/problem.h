@@ -64,6 +64,16 @@ struct Problem {
     // Rows of channels are whole 16-byte chunks.
     bool x_rows_chunked() const { return x_channels_last && c % per_chunk() == 0; }
     bool w_rows_chunked() const { return (c / group) % per_chunk() == 0; }
+
+    // The convolution's windows, for kernels of two dimensions.
+    template <class Parameters> void set_windows(Parameters &to) const {
+        to.stride_h = strides[1];
+        to.stride_w = strides[2];
+        to.dilation_h = dilations[1];
+        to.dilation_w = dilations[2];
+        to.pad_h = pads_begin[1];
+        to.pad_w = pads_begin[2];
+    }
 };
 
 // Fills `out`; false, and the reason in `error`, if the description is no ConvAvgPool.

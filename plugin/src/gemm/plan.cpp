@@ -80,12 +80,7 @@ Shape2d shape_of(const Problem &p, const Form &form) {
         s.w = static_cast<int32_t>(p.pooled[2]);
         s.kh = p.kernel[1];
         s.kw = p.kernel[2];
-        s.stride_h = p.strides[1];
-        s.stride_w = p.strides[2];
-        s.dilation_h = p.dilations[1];
-        s.dilation_w = p.dilations[2];
-        s.pad_h = p.pads_begin[1];
-        s.pad_w = p.pads_begin[2];
+        p.set_windows(s);
     } else {
         const FusedKernel h(p, 1), w(p, 2);
         s.h = static_cast<int32_t>(p.in[1]);

@@ -148,12 +148,7 @@ Shape2d shape_of(const Problem &p) {
     s.out_w = static_cast<int32_t>(p.out[2]);
     s.kh = p.kernel[1];
     s.kw = p.kernel[2];
-    s.stride_h = p.strides[1];
-    s.stride_w = p.strides[2];
-    s.dilation_h = p.dilations[1];
-    s.dilation_w = p.dilations[2];
-    s.pad_h = p.pads_begin[1];
-    s.pad_w = p.pads_begin[2];
+    p.set_windows(s);
     s.x_channels_last = p.x_channels_last;
     s.y_channels_last = p.y_channels_last;
     return s;
