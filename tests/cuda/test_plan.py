@@ -28,13 +28,11 @@ MEMORY = 1 << 20  # an address that nothing follows
 class Launch(ctypes.Structure):
     """A kernel launch that the pretended runtime saw."""
 
-    _fields_ = [
-        ("function", ctypes.c_void_p),
-        ("grid", ctypes.c_uint),
-        ("threads", ctypes.c_uint),
-        ("cluster", ctypes.c_uint),
-        ("shared_bytes", ctypes.c_size_t),
-    ]
+    _fields_ = library.fields(
+        (ctypes.c_void_p, "function"),
+        (ctypes.c_uint, "grid threads cluster"),
+        (ctypes.c_size_t, "shared_bytes"),
+    )
 
 
 def _bind(path: Path) -> ctypes.CDLL:

@@ -18,22 +18,18 @@ from convpool.cuda.location import INSTALL
 class BoxStruct(ctypes.Structure):
     """convpool_box_problem."""
 
-    _fields_ = [
-        ("struct_size", ctypes.c_uint32),
-        ("rank", ctypes.c_int32),
-        ("dtype", ctypes.c_int32),
-        ("layout", ctypes.c_int32),
-        ("n", ctypes.c_int64),
-        ("c", ctypes.c_int64),
-        ("spatial", ctypes.c_int64 * library.MAX_RANK),
-        ("kernel", ctypes.c_int32 * library.MAX_RANK),
-        ("strides", ctypes.c_int32 * library.MAX_RANK),
-        ("pads", ctypes.c_int32 * (2 * library.MAX_RANK)),
-        ("dilations", ctypes.c_int32 * library.MAX_RANK),
-        ("gated", ctypes.c_int32),
-        ("slope", ctypes.c_float),
-        ("reserved", ctypes.c_int32 * 3),
-    ]
+    _fields_ = library.fields(
+        (ctypes.c_uint32, "struct_size"),
+        (ctypes.c_int32, "rank dtype layout"),
+        (ctypes.c_int64, "n c"),
+        (ctypes.c_int64 * library.MAX_RANK, "spatial"),
+        (ctypes.c_int32 * library.MAX_RANK, "kernel strides"),
+        (ctypes.c_int32 * (2 * library.MAX_RANK), "pads"),
+        (ctypes.c_int32 * library.MAX_RANK, "dilations"),
+        (ctypes.c_int32, "gated"),
+        (ctypes.c_float, "slope"),
+        (ctypes.c_int32 * 3, "reserved"),
+    )
 
 
 Call = Callable[[bytes, int, int, int, int], int]

@@ -11,6 +11,7 @@ import functools
 import os
 import struct
 import warnings
+from typing import Any
 
 from convpool.cuda.errors import CudaError, LibraryError, ProblemError, UnsupportedError
 from convpool.cuda.location import INSTALL, VARIABLE, library_path
@@ -33,65 +34,44 @@ _Ints = ctypes.c_int32 * MAX_RANK
 _Pads = ctypes.c_int32 * (2 * MAX_RANK)
 
 
+def fields(*declarations: tuple[Any, str]) -> list[tuple[str, Any]]:
+    """The fields of a ctypes Structure, from declarations as in C: a type and the names of fields."""
+    return [(name, kind) for kind, names in declarations for name in names.split()]
+
+
 class ProblemStruct(ctypes.Structure):
     """convpool_problem."""
 
-    _fields_ = [
-        ("struct_size", ctypes.c_uint32),
-        ("rank", ctypes.c_int32),
-        ("x_dtype", ctypes.c_int32),
-        ("w_dtype", ctypes.c_int32),
-        ("y_dtype", ctypes.c_int32),
-        ("accumulation", ctypes.c_int32),
-        ("has_w_scale", ctypes.c_int32),
-        ("x_layout", ctypes.c_int32),
-        ("y_layout", ctypes.c_int32),
-        ("allow_tf32", ctypes.c_int32),
-        ("n", ctypes.c_int64),
-        ("c", ctypes.c_int64),
-        ("m", ctypes.c_int64),
-        ("spatial", ctypes.c_int64 * MAX_RANK),
-        ("pool_kernel", _Ints),
-        ("pool_strides", _Ints),
-        ("pool_pads", _Pads),
-        ("pool_dilations", _Ints),
-        ("kernel", _Ints),
-        ("strides", _Ints),
-        ("pads", _Pads),
-        ("dilations", _Ints),
-        ("group", ctypes.c_int32),
-        ("has_bias", ctypes.c_int32),
-        ("has_residual", ctypes.c_int32),
-        ("activation", ctypes.c_int32),
-        ("alpha", ctypes.c_float),
-        ("beta", ctypes.c_float),
-        ("prologue_affine", ctypes.c_int32),
-        ("prologue_activation", ctypes.c_int32),
-        ("prologue_alpha", ctypes.c_float),
-        ("upsample", _Ints),
-        ("reserved", ctypes.c_int32 * 2),
-    ]
+    _fields_ = fields(
+        (ctypes.c_uint32, "struct_size"),
+        (ctypes.c_int32, "rank x_dtype w_dtype y_dtype accumulation has_w_scale x_layout y_layout allow_tf32"),
+        (ctypes.c_int64, "n c m"),
+        (ctypes.c_int64 * MAX_RANK, "spatial"),
+        (_Ints, "pool_kernel pool_strides"),
+        (_Pads, "pool_pads"),
+        (_Ints, "pool_dilations kernel strides"),
+        (_Pads, "pads"),
+        (_Ints, "dilations"),
+        (ctypes.c_int32, "group has_bias has_residual activation"),
+        (ctypes.c_float, "alpha beta"),
+        (ctypes.c_int32, "prologue_affine prologue_activation"),
+        (ctypes.c_float, "prologue_alpha"),
+        (_Ints, "upsample"),
+        (ctypes.c_int32 * 2, "reserved"),
+    )
 
 
 class TensorsStruct(ctypes.Structure):
     """convpool_tensors."""
 
-    _fields_ = [
-        ("struct_size", ctypes.c_uint32),
-        ("flags", ctypes.c_uint32),
-        ("x", ctypes.c_void_p),
-        ("w", ctypes.c_void_p),
-        ("b", ctypes.c_void_p),
-        ("residual", ctypes.c_void_p),
-        ("y", ctypes.c_void_p),
-        ("workspace", ctypes.c_void_p),
-        ("workspace_bytes", ctypes.c_size_t),
-        ("scale", ctypes.c_void_p),
-        ("shift", ctypes.c_void_p),
-        ("prepared", ctypes.c_void_p),
-        ("prepared_bytes", ctypes.c_size_t),
-        ("w_scale", ctypes.c_void_p),
-    ]
+    _fields_ = fields(
+        (ctypes.c_uint32, "struct_size flags"),
+        (ctypes.c_void_p, "x w b residual y workspace"),
+        (ctypes.c_size_t, "workspace_bytes"),
+        (ctypes.c_void_p, "scale shift prepared"),
+        (ctypes.c_size_t, "prepared_bytes"),
+        (ctypes.c_void_p, "w_scale"),
+    )
 
 
 PACK_TENSORS = struct.Struct("@IIPPPPPPNPPPNP").pack
@@ -101,42 +81,28 @@ PACK_TENSORS = struct.Struct("@IIPPPPPPNPPPNP").pack
 class TacticStruct(ctypes.Structure):
     """convpool_tactic_info."""
 
-    _fields_ = [
-        ("struct_size", ctypes.c_uint32),
-        ("id", ctypes.c_int32),
-        ("name", ctypes.c_char_p),
-        ("family", ctypes.c_char_p),
-        ("dtype", ctypes.c_int32),
-        ("tf32", ctypes.c_int32),
-        ("min_cc", ctypes.c_int32),
-        ("split_k", ctypes.c_int32),
-        ("packed", ctypes.c_int32),
-        ("roundings", ctypes.c_int32),
-    ]
+    _fields_ = fields(
+        (ctypes.c_uint32, "struct_size"),
+        (ctypes.c_int32, "id"),
+        (ctypes.c_char_p, "name family"),
+        (ctypes.c_int32, "dtype tf32 min_cc split_k packed roundings"),
+    )
 
 
 class PlanStruct(ctypes.Structure):
     """convpool_plan_properties."""
 
-    _fields_ = [
-        ("struct_size", ctypes.c_uint32),
-        ("tactic", ctypes.c_int32),
-        ("name", ctypes.c_char_p),
-        ("chosen_by", ctypes.c_int32),
-        ("device", ctypes.c_int32),
-        ("expected_us", ctypes.c_double),
-        ("workspace_bytes", ctypes.c_size_t),
-        ("prepared_bytes", ctypes.c_size_t),
-        ("x_alignment", ctypes.c_int32),
-        ("w_alignment", ctypes.c_int32),
-        ("b_alignment", ctypes.c_int32),
-        ("residual_alignment", ctypes.c_int32),
-        ("y_alignment", ctypes.c_int32),
-        ("scale_alignment", ctypes.c_int32),
-        ("shift_alignment", ctypes.c_int32),
-        ("w_scale_alignment", ctypes.c_int32),
-        ("out_spatial", ctypes.c_int64 * MAX_RANK),
-    ]
+    _fields_ = fields(
+        (ctypes.c_uint32, "struct_size"),
+        (ctypes.c_int32, "tactic"),
+        (ctypes.c_char_p, "name"),
+        (ctypes.c_int32, "chosen_by device"),
+        (ctypes.c_double, "expected_us"),
+        (ctypes.c_size_t, "workspace_bytes prepared_bytes"),
+        (ctypes.c_int32, "x_alignment w_alignment b_alignment residual_alignment"),
+        (ctypes.c_int32, "y_alignment scale_alignment shift_alignment w_scale_alignment"),
+        (ctypes.c_int64 * MAX_RANK, "out_spatial"),
+    )
 
 
 @functools.cache
