@@ -156,26 +156,10 @@ OPTIMIZE = {
     "exclude": (),
     "enable": (),
     "disable": (),
-    **dict.fromkeys(
-        (
-            "fuse_pool_conv",
-            "stem",
-            "plain_conv",
-            "prologue",
-            "epilogue",
-            "concat",
-            "fold",
-            "fix_shapes",
-            "accumulation",
-            "upsampling",
-        )
-    ),
+    **dict.fromkeys([*PASS_OF_SWITCH, "fold", "fix_shapes", "accumulation", "upsampling", "time", "base_dir", "progress"]),
     "autotune": False,
-    "time": None,
-    **dict.fromkeys(("data", "input_shapes", "rtol", "atol", "upsampling")),
+    **dict.fromkeys(("data", "input_shapes", "rtol", "atol")),
     "seed": 0,
-    "base_dir": None,
-    "progress": None,
 }
 
 

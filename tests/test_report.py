@@ -16,18 +16,8 @@ from tests.support.rewriting import IF_INPUTS, PAIR
 
 
 def site(conv: str, **more) -> SiteReport:
-    return replace(
-        SiteReport(
-            conv=conv,
-            pool="pool",
-            pattern="conv_avg_pool",
-            status="rewritten",
-            lowering="convavgpool",
-            macs_before=4,
-            macs_after=1,
-        ),
-        **more,
-    )
+    given = dict(pool="pool", pattern="conv_avg_pool", status="rewritten", lowering="convavgpool", macs_before=4, macs_after=1)
+    return SiteReport(**{"conv": conv, **given, **more})
 
 
 def test_each_report_follows_its_node():
@@ -116,21 +106,6 @@ def test_obstacles_in_words(verdict, words):
 def test_the_size_of_a_model_from_memory():
     model = graph(PAIR)
     assert convpool.optimize(model, check=0).report.summary.bytes_before == model.ByteSize()
-
-
-@pytest.mark.parametrize(
-    ("condition", "got", "words"),
-    [
-        ("sizes", "unknown for 2 axes", "sizes: unknown"),
-        ("axes", "a computed tensor", "axes not constant"),
-        ("mode", "nearest", "mode"),
-        ("output 'x'", "2 readers", "read by something else too"),
-        ("saves too little as fused", "5", "saves too little"),
-        (reasons.BETWEEN, "Relu", "Relu between"),
-    ],
-)
-def test_reasons_in_short(condition, got, words):
-    assert reasons.in_short(Reject("node", condition, got, "more")) == words
 
 
 def test_errors_that_are_not_finite_are_null_in_json():

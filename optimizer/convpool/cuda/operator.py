@@ -59,266 +59,6 @@ class Options(NamedTuple):
     tactic: int | str | Tactic | None
 
 
-def _frozen(options: tuple) -> tuple:
-    """The options, hashable."""
-    return tuple(value if isinstance(value, str) or not hasattr(value, "__iter__") else tuple(value) for value in options)
-
-
-class _Planned:
-    """A plan, and what a call needs of it."""
-
-    __slots__ = ("make_out", "make_workspace", "plan", "used", "workspace_bytes")
-
-    def __init__(self, plan: Plan, library_of_x: str) -> None:
-        self.plan = plan
-        self.workspace_bytes = plan.workspace_bytes
-        # None only where nothing has to be made.
-        self.make_out: Any = arrays.allocator(library_of_x, plan.y_shape, plan.problem.dtypes[2])
-        self.make_workspace: Any = arrays.allocator(library_of_x, (plan.workspace_bytes,), "uint8")
-        self.used = 0
-
-
-class _Cache:
-    """The entries used last.  Looking one up takes no lock: it changes no more than the entry's time."""
-
-    def __init__(self, size: int) -> None:
-        self._entries: dict[Any, _Planned] = {}
-        self._size, self._clock, self._lock = size, itertools.count(1), threading.Lock()
-
-    def get(self, key: Any) -> _Planned | None:
-        entry = self._entries.get(key)
-        if entry is not None:
-            entry.used = next(self._clock)
-        return entry
-
-    def put(self, key: Any, entry: _Planned) -> None:
-        entry.used = next(self._clock)
-        with self._lock:
-            self._entries[key] = entry
-            while len(self._entries) > self._size:
-                del self._entries[min(self._entries, key=lambda k: self._entries[k].used)]
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-
-_plans = _Cache(CACHED_PLANS)
-
-
-class _Call:
-    """The arrays of one call as they were read, and the key of its plan."""
-
-    __slots__ = ("bits", "key", "kinds", "operands", "options", "pointers", "readings", "space", "weights_prepared")
-
-    def __init__(self, operands: tuple, options: tuple, workspace: Any, weights_prepared: bool) -> None:
-        readings: list[Any] = []
-        kinds: list[Any] = []
-        pointers, bits, readers = [], 0, arrays.readers
-        for name, array in zip(_NAMES, operands, strict=True):
-            if array is None:
-                readings.append(None)
-                pointers.append(0)
-                kinds.append(None)
-            else:
-                reading = (readers.get(type(array)) or arrays.read)(name, array)
-                readings.append(reading)
-                pointers.append(reading[0])
-                kinds.append(reading[1])
-                bits |= reading[0]
-        self.operands, self.options, self.readings, self.pointers, self.kinds = operands, options, readings, pointers, kinds
-        self.space = None if workspace is None else arrays.read("workspace", workspace)
-        self.weights_prepared = weights_prepared
-        self.bits = bits & 15
-        device = None if kinds[_X][2] is not None else library.current_ordinal()  # where x does not tell
-        space = None if self.space is None else (arrays.nbytes(self.space), self.space[1][2])
-        self.key = (options, type(operands[_X]), *kinds, self.bits == 0, space, weights_prepared, device)
-
-    @property
-    def space_bytes(self) -> int:
-        return arrays.nbytes(self.space) if self.space is not None else 0
-
-
-# ---- checks of a call that has no plan yet ----
-
-
-def _expect_device(name: str, device: int | None, of_x: int | None) -> None:
-    if None not in (device, of_x) and device != of_x:
-        raise ArrayError(f"{name}: on another device; got device {device}, expected {of_x}, that of x")
-
-
-def _expect_current_device(of_x: int | None, current: int | None) -> None:
-    if None not in (of_x, current) and of_x != current:
-        raise ArrayError(f"x: not on the current device; got device {of_x}, expected {current}; make x's the current one")
-
-
-def _describe(call: _Call) -> Problem:
-    """The problem of arrays whose dimensions fit together."""
-    x, w = call.kinds[_X][0], call.kinds[_W][0]
-    x_dtype, w_dtype = (arrays.dtype_name(call.kinds[i][1]) for i in (_X, _W))
-    rank = len(x) - 2
-    if not 1 <= rank <= library.MAX_RANK:
-        raise ArrayError(f"x: wrong number of dimensions; got shape {tuple(x)}, expected 3 to 5")
-    if len(w) != rank + 2:
-        raise ArrayError(f"w: wrong number of dimensions; got shape {tuple(w)}, expected {rank + 2}: [M, kernel, C/group]")
-    if x_dtype not in library.DTYPES:
-        raise ArrayError(f"x: wrong type; got {x_dtype}, expected {', '.join(library.DTYPES)}")
-    if w_dtype != x_dtype and not (x_dtype == "float32" and w_dtype in ("float16", "bfloat16")):
-        raise ArrayError(f"w: wrong type; got {w_dtype}, expected {x_dtype}, the type of x")
-    options = Options(*call.options)._asdict()
-    options.pop("tactic")
-    layout, group = options["layout"], options["group"]
-    channels, spatial = (x[-1], x[1:-1]) if channels_last(layout) else (x[1], x[2:])
-    if group < 1 or w[-1] * group != channels:
-        raise ArrayError(
-            f"w: wrong last dimension; got {w[-1]} with group {group}, expected C / group of x, whose shape "
-            f"{tuple(x)} in layout {layout} has C = {channels}"
-        )
-    if w_dtype in library.EIGHT_BIT and call.kinds[_OUT] is not None:
-        options["y_dtype"] = arrays.dtype_name(call.kinds[_OUT][1])
-    return Problem(
-        n=x[0],
-        c=channels,
-        m=w[0],
-        spatial=tuple(spatial),
-        kernel_shape=tuple(w[1:-1]),
-        dtype=w_dtype,
-        x_dtype=x_dtype,
-        bias=call.kinds[_B] is not None,
-        residual=call.kinds[_RESIDUAL] is not None,
-        prologue_affine=call.kinds[_SCALE] is not None,
-        w_scale=call.kinds[_W_SCALE] is not None,
-        **options,
-    )
-
-
-def _check_operands(call: _Call, problem: Problem) -> None:
-    """Shape, type and device of every array against those of the problem."""
-    expected = expected_kinds(problem)
-    like = ", the type of out" if problem.dtypes[1] in library.EIGHT_BIT else ", the type of w"
-    for name, kind in zip(_NAMES, call.kinds, strict=True):
-        if kind is None:
-            continue
-        shape, dtype = expected["y" if name == "out" else name]
-        if kind[0] != shape:
-            raise ArrayError(f"{name}: wrong shape; got {tuple(kind[0])}, expected {shape}")
-        if arrays.dtype_name(kind[1]) != dtype:
-            got = arrays.dtype_name(kind[1])
-            raise ArrayError(f"{name}: wrong type; got {got}, expected {dtype}{'' if name == 'w_scale' else like}")
-        _expect_device(name, kind[2], call.kinds[_X][2])
-
-
-def _check_call(call: _Call) -> Problem:
-    """Everything that depends only on kinds and options; needs no GPU."""
-    if (call.kinds[_SCALE] is None) != (call.kinds[_SHIFT] is None):
-        missing, given = ("scale", "shift") if call.kinds[_SCALE] is None else ("shift", "scale")
-        raise ArrayError(f"{missing}: missing; got None, expected an array, since {given} is given; give both or neither")
-    of_x = call.kinds[_X][2]
-    _expect_current_device(of_x, library.current_ordinal())
-    problem = _describe(call)
-    _expect_device("w", call.kinds[_W][2], of_x)
-    x, known = call.operands[_X], arrays.maker(call.operands[_X])
-    if call.kinds[_OUT] is None and not known:
-        raise ArrayError(f"out: missing; got None, expected an array, since {type(x).__name__} is of no known library")
-    _check_operands(call, problem)
-    if call.space is not None:
-        _expect_device("workspace", call.space[1][2], of_x)
-    tactic = Options(*call.options).tactic
-    if call.weights_prepared and (call.space is None or tactic is None):
-        raise ProblemError("weights_prepared: nothing to reuse; got no workspace or no tactic, expected both")
-    if tactic is not None and (needed := problem.workspace_bytes(tactic)) > call.space_bytes:
-        if call.weights_prepared:
-            raise ProblemError(f"weights_prepared: no workspace of this tactic; got {call.space_bytes} bytes, expected {needed}")
-        if not known:
-            raise ProblemError(f"workspace: too small; got {call.space_bytes} bytes, expected {needed} for this tactic")
-    return problem
-
-
-def _check_own_memory(call: _Call) -> None:
-    """Check that `out` and `workspace` may be written and overlap nothing."""
-    named = [(name, reading) for name, reading in zip(_NAMES, call.readings, strict=True) if reading is not None]
-    if call.space is not None:
-        named.append(("workspace", call.space))
-    extents = [(name, reading[0], reading[0] + arrays.nbytes(reading)) for name, reading in named]
-    for (name, start, end), (_, reading) in zip(extents, named, strict=True):
-        if name not in ("out", "workspace"):  # which only these may not share, since they are written
-            continue
-        if reading[3]:
-            raise ArrayError(f"{name}: read-only; got an array that must not be written, expected one that may")
-        for other, other_start, other_end in extents:
-            if other != name and max(start, other_start) < min(end, other_end):
-                raise ArrayError(f"{name}: overlaps {other}; got memory in common, expected an array of its own")
-
-
-# ---- planning and running a call ----
-
-
-def _plan(call: _Call) -> _Planned:
-    """The plan of a call, from the cache or made; ArrayError or ProblemError if it is no ConvAvgPool."""
-    try:
-        planned = _plans.get(call.key)
-    except TypeError:  # a list among the options
-        call.options = _frozen(call.options)
-        call.key = (call.options, *call.key[1:])
-        planned = _plans.get(call.key)
-    if planned is None:
-        problem = _check_call(call)
-    if call.space is not None or call.readings[_OUT] is not None:
-        _check_own_memory(call)
-    if planned is not None:
-        return planned
-    x, tactic = call.operands[_X], Options(*call.options).tactic
-    most = None
-    if tactic is None and (call.space is not None or not arrays.frees_in_stream_order(x)):
-        most = call.space_bytes
-    plan = Plan(problem, tactic=tactic, max_workspace_bytes=most, unaligned=tactic is None and call.bits != 0)
-    _expect_current_device(call.kinds[_X][2], plan.device)
-    planned = _Planned(plan, arrays.maker(x))
-    _plans.put(call.key, planned)
-    return planned
-
-
-def _run(operands: tuple, options: tuple, workspace: Any, weights_prepared: bool, stream: Any) -> Any:
-    handle = 0 if stream is None else arrays.stream_handle(stream)
-    call = _Call(operands, options, workspace, weights_prepared)
-    planned = _plan(call)
-    x, out, pointers = operands[_X], operands[_OUT], call.pointers
-    if out is None:
-        out, pointers[_OUT] = planned.make_out(x, handle)
-    space, space_bytes = (call.space[0], call.space_bytes) if call.space is not None else (0, 0)
-    if planned.workspace_bytes > space_bytes:
-        space_bytes = planned.workspace_bytes
-        workspace, space = planned.make_workspace(x, handle)
-    flags = library.WEIGHTS_PREPARED if weights_prepared else 0
-    try:
-        planned.plan.launch_raw(pointers, space, space_bytes, handle, flags)
-    except ProblemError:
-        _expect_current_device(call.kinds[_X][2], library.current_ordinal())  # which says it in other words than the library
-        raise
-    return out
-
-
-def plan_for(x: Any, w: Any, b: Any = None, **options: Any) -> Plan:
-    """Return the plan that `conv_avg_pool` launches for the same arguments; launch nothing.
-
-    It is made if there is none yet, and tells its tactic, how that was chosen, the expected time
-    and the workspace.
-
-    Args:
-        x: As in `conv_avg_pool`, like all the others.
-        w: The weights.
-        b: The bias.
-        **options: The other arguments of `conv_avg_pool`.
-
-    Raises:
-        ConvpoolError: As `conv_avg_pool` does.
-    """
-    bound = inspect.signature(conv_avg_pool).bind(x, w, b, **options)
-    bound.apply_defaults()
-    given = bound.arguments
-    operands, chosen = tuple(given[name] for name in _NAMES), tuple(given[name] for name in Options._fields)
-    return _plan(_Call(operands, chosen, given["workspace"], given["weights_prepared"])).plan
-
-
 def conv_avg_pool(
     x: Any,
     w: Any,
@@ -411,3 +151,260 @@ def conv_avg_pool(
     # In the order of Options.
     options = (*pooling, *convolution, *epilogue, *prologue, layout, y_layout, allow_tf32, accumulation, tactic)
     return _run(operands, options, workspace, weights_prepared, stream)
+
+
+def plan_for(x: Any, w: Any, b: Any = None, **options: Any) -> Plan:
+    """Return the plan that `conv_avg_pool` launches for the same arguments; launch nothing.
+
+    It is made if there is none yet, and tells its tactic, how that was chosen, the expected time
+    and the workspace.
+
+    Args:
+        x: As in `conv_avg_pool`, like all the others.
+        w: The weights.
+        b: The bias.
+        **options: The other arguments of `conv_avg_pool`.
+
+    Raises:
+        ConvpoolError: As `conv_avg_pool` does.
+    """
+    bound = inspect.signature(conv_avg_pool).bind(x, w, b, **options)
+    bound.apply_defaults()
+    given = bound.arguments
+    operands, chosen = tuple(given[name] for name in _NAMES), tuple(given[name] for name in Options._fields)
+    return _plan(_Call(operands, chosen, given["workspace"], given["weights_prepared"])).plan
+
+
+def _run(operands: tuple, options: tuple, workspace: Any, weights_prepared: bool, stream: Any) -> Any:
+    handle = 0 if stream is None else arrays.stream_handle(stream)
+    call = _Call(operands, options, workspace, weights_prepared)
+    planned = _plan(call)
+    x, out, pointers = operands[_X], operands[_OUT], call.pointers
+    if out is None:
+        out, pointers[_OUT] = planned.make_out(x, handle)
+    space, space_bytes = (call.space[0], call.space_bytes) if call.space is not None else (0, 0)
+    if planned.workspace_bytes > space_bytes:
+        space_bytes = planned.workspace_bytes
+        workspace, space = planned.make_workspace(x, handle)
+    flags = library.WEIGHTS_PREPARED if weights_prepared else 0
+    try:
+        planned.plan.launch_raw(pointers, space, space_bytes, handle, flags)
+    except ProblemError:
+        _expect_current_device(call.kinds[_X][2], library.current_ordinal())  # which says it in other words than the library
+        raise
+    return out
+
+
+class _Call:
+    """The arrays of one call as they were read, and the key of its plan."""
+
+    __slots__ = ("bits", "key", "kinds", "operands", "options", "pointers", "readings", "space", "weights_prepared")
+
+    def __init__(self, operands: tuple, options: tuple, workspace: Any, weights_prepared: bool) -> None:
+        readings: list[Any] = []
+        kinds: list[Any] = []
+        pointers, bits, readers = [], 0, arrays.readers
+        for name, array in zip(_NAMES, operands, strict=True):
+            if array is None:
+                readings.append(None)
+                pointers.append(0)
+                kinds.append(None)
+            else:
+                reading = (readers.get(type(array)) or arrays.read)(name, array)
+                readings.append(reading)
+                pointers.append(reading[0])
+                kinds.append(reading[1])
+                bits |= reading[0]
+        self.operands, self.options, self.readings, self.pointers, self.kinds = operands, options, readings, pointers, kinds
+        self.space = None if workspace is None else arrays.read("workspace", workspace)
+        self.weights_prepared = weights_prepared
+        self.bits = bits & 15
+        device = None if kinds[_X][2] is not None else library.current_ordinal()  # where x does not tell
+        space = None if self.space is None else (arrays.nbytes(self.space), self.space[1][2])
+        self.key = (options, type(operands[_X]), *kinds, self.bits == 0, space, weights_prepared, device)
+
+    @property
+    def space_bytes(self) -> int:
+        return arrays.nbytes(self.space) if self.space is not None else 0
+
+
+def _plan(call: _Call) -> _Planned:
+    """The plan of a call, from the cache or made; ArrayError or ProblemError if it is no ConvAvgPool."""
+    try:
+        planned = _plans.get(call.key)
+    except TypeError:  # a list among the options
+        call.options = _frozen(call.options)
+        call.key = (call.options, *call.key[1:])
+        planned = _plans.get(call.key)
+    if planned is None:
+        problem = _check_call(call)
+    if call.space is not None or call.readings[_OUT] is not None:
+        _check_own_memory(call)
+    if planned is not None:
+        return planned
+    x, tactic = call.operands[_X], Options(*call.options).tactic
+    most = None
+    if tactic is None and (call.space is not None or not arrays.frees_in_stream_order(x)):
+        most = call.space_bytes
+    plan = Plan(problem, tactic=tactic, max_workspace_bytes=most, unaligned=tactic is None and call.bits != 0)
+    _expect_current_device(call.kinds[_X][2], plan.device)
+    planned = _Planned(plan, arrays.maker(x))
+    _plans.put(call.key, planned)
+    return planned
+
+
+def _frozen(options: tuple) -> tuple:
+    """The options, hashable."""
+    return tuple(value if isinstance(value, str) or not hasattr(value, "__iter__") else tuple(value) for value in options)
+
+
+class _Planned:
+    """A plan, and what a call needs of it."""
+
+    __slots__ = ("make_out", "make_workspace", "plan", "used", "workspace_bytes")
+
+    def __init__(self, plan: Plan, library_of_x: str) -> None:
+        self.plan = plan
+        self.workspace_bytes = plan.workspace_bytes
+        # None only where nothing has to be made.
+        self.make_out: Any = arrays.allocator(library_of_x, plan.y_shape, plan.problem.dtypes[2])
+        self.make_workspace: Any = arrays.allocator(library_of_x, (plan.workspace_bytes,), "uint8")
+        self.used = 0
+
+
+class _Cache:
+    """The entries used last.  Looking one up takes no lock: it changes no more than the entry's time."""
+
+    def __init__(self, size: int) -> None:
+        self._entries: dict[Any, _Planned] = {}
+        self._size, self._clock, self._lock = size, itertools.count(1), threading.Lock()
+
+    def get(self, key: Any) -> _Planned | None:
+        entry = self._entries.get(key)
+        if entry is not None:
+            entry.used = next(self._clock)
+        return entry
+
+    def put(self, key: Any, entry: _Planned) -> None:
+        entry.used = next(self._clock)
+        with self._lock:
+            self._entries[key] = entry
+            while len(self._entries) > self._size:
+                del self._entries[min(self._entries, key=lambda k: self._entries[k].used)]
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+_plans = _Cache(CACHED_PLANS)
+
+
+# ---- checks of a call that has no plan yet ----
+
+
+def _check_call(call: _Call) -> Problem:
+    """Everything that depends only on kinds and options; needs no GPU."""
+    if (call.kinds[_SCALE] is None) != (call.kinds[_SHIFT] is None):
+        missing, given = ("scale", "shift") if call.kinds[_SCALE] is None else ("shift", "scale")
+        raise ArrayError(f"{missing}: missing; got None, expected an array, since {given} is given; give both or neither")
+    of_x = call.kinds[_X][2]
+    _expect_current_device(of_x, library.current_ordinal())
+    problem = _describe(call)
+    _expect_device("w", call.kinds[_W][2], of_x)
+    x, known = call.operands[_X], arrays.maker(call.operands[_X])
+    if call.kinds[_OUT] is None and not known:
+        raise ArrayError(f"out: missing; got None, expected an array, since {type(x).__name__} is of no known library")
+    _check_operands(call, problem)
+    if call.space is not None:
+        _expect_device("workspace", call.space[1][2], of_x)
+    tactic = Options(*call.options).tactic
+    if call.weights_prepared and (call.space is None or tactic is None):
+        raise ProblemError("weights_prepared: nothing to reuse; got no workspace or no tactic, expected both")
+    if tactic is not None and (needed := problem.workspace_bytes(tactic)) > call.space_bytes:
+        if call.weights_prepared:
+            raise ProblemError(f"weights_prepared: no workspace of this tactic; got {call.space_bytes} bytes, expected {needed}")
+        if not known:
+            raise ProblemError(f"workspace: too small; got {call.space_bytes} bytes, expected {needed} for this tactic")
+    return problem
+
+
+def _expect_device(name: str, device: int | None, of_x: int | None) -> None:
+    if None not in (device, of_x) and device != of_x:
+        raise ArrayError(f"{name}: on another device; got device {device}, expected {of_x}, that of x")
+
+
+def _expect_current_device(of_x: int | None, current: int | None) -> None:
+    if None not in (of_x, current) and of_x != current:
+        raise ArrayError(f"x: not on the current device; got device {of_x}, expected {current}; make x's the current one")
+
+
+def _describe(call: _Call) -> Problem:
+    """The problem of arrays whose dimensions fit together."""
+    x, w = call.kinds[_X][0], call.kinds[_W][0]
+    x_dtype, w_dtype = (arrays.dtype_name(call.kinds[i][1]) for i in (_X, _W))
+    rank = len(x) - 2
+    if not 1 <= rank <= library.MAX_RANK:
+        raise ArrayError(f"x: wrong number of dimensions; got shape {tuple(x)}, expected 3 to 5")
+    if len(w) != rank + 2:
+        raise ArrayError(f"w: wrong number of dimensions; got shape {tuple(w)}, expected {rank + 2}: [M, kernel, C/group]")
+    if x_dtype not in library.DTYPES:
+        raise ArrayError(f"x: wrong type; got {x_dtype}, expected {', '.join(library.DTYPES)}")
+    if w_dtype != x_dtype and not (x_dtype == "float32" and w_dtype in ("float16", "bfloat16")):
+        raise ArrayError(f"w: wrong type; got {w_dtype}, expected {x_dtype}, the type of x")
+    options = Options(*call.options)._asdict()
+    options.pop("tactic")
+    layout, group = options["layout"], options["group"]
+    channels, spatial = (x[-1], x[1:-1]) if channels_last(layout) else (x[1], x[2:])
+    if group < 1 or w[-1] * group != channels:
+        raise ArrayError(
+            f"w: wrong last dimension; got {w[-1]} with group {group}, expected C / group of x, whose shape "
+            f"{tuple(x)} in layout {layout} has C = {channels}"
+        )
+    if w_dtype in library.EIGHT_BIT and call.kinds[_OUT] is not None:
+        options["y_dtype"] = arrays.dtype_name(call.kinds[_OUT][1])
+    return Problem(
+        n=x[0],
+        c=channels,
+        m=w[0],
+        spatial=tuple(spatial),
+        kernel_shape=tuple(w[1:-1]),
+        dtype=w_dtype,
+        x_dtype=x_dtype,
+        bias=call.kinds[_B] is not None,
+        residual=call.kinds[_RESIDUAL] is not None,
+        prologue_affine=call.kinds[_SCALE] is not None,
+        w_scale=call.kinds[_W_SCALE] is not None,
+        **options,
+    )
+
+
+def _check_operands(call: _Call, problem: Problem) -> None:
+    """Shape, type and device of every array against those of the problem."""
+    expected = expected_kinds(problem)
+    like = ", the type of out" if problem.dtypes[1] in library.EIGHT_BIT else ", the type of w"
+    for name, kind in zip(_NAMES, call.kinds, strict=True):
+        if kind is None:
+            continue
+        shape, dtype = expected["y" if name == "out" else name]
+        if kind[0] != shape:
+            raise ArrayError(f"{name}: wrong shape; got {tuple(kind[0])}, expected {shape}")
+        if arrays.dtype_name(kind[1]) != dtype:
+            got = arrays.dtype_name(kind[1])
+            raise ArrayError(f"{name}: wrong type; got {got}, expected {dtype}{'' if name == 'w_scale' else like}")
+        _expect_device(name, kind[2], call.kinds[_X][2])
+
+
+def _check_own_memory(call: _Call) -> None:
+    """Check that `out` and `workspace` may be written and overlap nothing."""
+    named = [(name, reading) for name, reading in zip(_NAMES, call.readings, strict=True) if reading is not None]
+    if call.space is not None:
+        named.append(("workspace", call.space))
+    extents = [(name, reading[0], reading[0] + arrays.nbytes(reading)) for name, reading in named]
+    for (name, start, end), (_, reading) in zip(extents, named, strict=True):
+        if name not in ("out", "workspace"):  # which only these may not share, since they are written
+            continue
+        if reading[3]:
+            raise ArrayError(f"{name}: read-only; got an array that must not be written, expected one that may")
+        for other, other_start, other_end in extents:
+            if other != name and max(start, other_start) < min(end, other_end):
+                raise ArrayError(f"{name}: overlaps {other}; got memory in common, expected an array of its own")
