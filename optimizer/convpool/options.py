@@ -8,7 +8,7 @@ A target is a named set of these.
 |---|---|---|---|
 | any | every runtime | ConvAvgPool where it pays and has a kernel, else standard operators | prologues, epilogues |
 | cpu | onnxruntime on a CPU | standard operators, by cost | |
-| tensorrt | TensorRT with the plugin | ConvAvgPool, UpsampleConv, else one fused convolution | prologues, epilogues, offloaded convolutions |
+| tensorrt | TensorRT with the plugin | the operators, else one fused convolution | prologues, epilogues, offloaded convolutions |
 | cuda | onnxruntime's CUDA provider | as for tensorrt | prologues, epilogues, image convolutions, whole chains, channels last |
 """
 
