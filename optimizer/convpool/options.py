@@ -271,6 +271,8 @@ class OptimizeOptions:
     direct_without_kernel, keep_int8, metadata: see `Target`.  pinned: nodes of the main graph that stay, by name, each with
     the reason.
     devices: see `Target`.  upsampling: the form to take where it is admitted, whatever it costs.
+    for_torch: whether the model stands for a graph of PyTorch's, which has a node for upsampled convolutions, and weights of each
+    call.
     accumulation: one of `algebra.parts.ACCUMULATIONS` for the operator's nodes; None leaves those of the file as they are.
     """
 
@@ -285,6 +287,7 @@ class OptimizeOptions:
     accumulation: str | None = None
     devices: tuple[str, ...] = TARGETS["any"].devices
     upsampling: str | None = None
+    for_torch: bool = False
 
     def __post_init__(self) -> None:
         """Raise OptionError for names that there are not, and for packed sums of standard operators."""

@@ -36,8 +36,9 @@ def test_inference_fused(name, device, dtype):
         changed, report = optimize(module, x)
         distances = [float((y.double() - exact).abs().max() / exact.abs().max()) for y in (*own, changed(x))]
     assert distances[2] <= max(TIMES * max(distances[:2]), floor(dtype))
-    if NETWORKS[name].pairs and name not in ("LeNet-5", "StyleGAN 64x64"):  # parameters stand behind their pairs
-        assert any(site.absorbed for site in report.sites)
+    sites = [site for site in report.sites if site.rule == "pool_first"]
+    if NETWORKS[name].pairs and sites and name not in ("LeNet-5", "StyleGAN 64x64"):  # parameters stand behind their pairs
+        assert any(site.absorbed for site in sites)
 
 
 @pytest.mark.parametrize("name", NETWORKS)

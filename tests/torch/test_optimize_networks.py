@@ -19,8 +19,9 @@ torch = require_torch()
 
 import torch.nn.functional as F  # noqa: E402
 
-from convpool.torch import optimize  # noqa: E402
+from convpool.torch import optimize, upsampling  # noqa: E402
 from models import torch_discriminators as gans  # noqa: E402
+from models import torch_generators as generators  # noqa: E402
 from models import torch_networks as more  # noqa: E402
 
 torch.set_num_threads(1)
@@ -30,7 +31,8 @@ KINDS = [("cpu", torch.float32), *ON_GPU]
 
 
 @pytest.fixture(autouse=True)
-def exact_products():
+def exact_products(monkeypatch):
+    monkeypatch.setattr(upsampling, "SUM_MACS", 0)  # the small maps here too
     kept = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False
     yield
@@ -67,6 +69,10 @@ NETWORKS = {
     "DVD-GAN": Network(lambda: more.DVDGAN(8), (2, 3, 4, 32, 32), 8, 16),
     "LeNet-5": Network(lambda: more.LeNet5(), (4, 1, 32, 32), 2),
     "DenseNet-121": Network(lambda: more.DenseNet(growth=16, classes=10), (2, 3, 32, 32), 3),
+    "SNGAN generator": Network(lambda: generators.SNGANGenerator((16, 12, 8, 8), 16), (3, 16), 6),
+    "BigGAN generator": Network(lambda: generators.BigGANGenerator(8, (4, 4, 2, 1), 6, 10), (3, 24), 6),
+    "VAE decoder": Network(lambda: generators.Decoder((16, 12, 8)), (2, 4, 8, 8), 2),
+    "U-Net": Network(lambda: generators.UNet((8, 12, 16)), (2, 3, 16, 16), 2),
     "DenseNet of short blocks": Network(lambda: more.DenseNet(8, (2, 3, 4, 2), 10), (8, 3, 64, 64), 3),
 }
 ALL = [(name, *kind) for name in NETWORKS for kind in KINDS if name != "DenseNet-121" or kind[1] == torch.float32]
@@ -109,12 +115,12 @@ def distance(found, reference):
 
 def channels_last(module, x):
     """Both as copies in another order in memory, so that PyTorch's convolutions sum in another order."""
-    layout = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
+    layouts = {4: torch.channels_last, 5: torch.channels_last_3d}
     module = copy.deepcopy(module)
     for parameter in module.parameters():
-        if parameter.dim() == x.dim():
-            parameter.data = parameter.data.contiguous(memory_format=layout)
-    return module, x.contiguous(memory_format=layout)
+        if parameter.dim() in layouts:
+            parameter.data = parameter.data.contiguous(memory_format=layouts[parameter.dim()])
+    return module, x.contiguous(memory_format=layouts.get(x.dim(), torch.contiguous_format))
 
 
 @pytest.mark.parametrize(("name", "device", "dtype"), ALL)

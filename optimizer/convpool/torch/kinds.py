@@ -133,6 +133,8 @@ def normalization(op_type: str) -> Callable:
         shape = s.shape(a["input"])
         if shape is None or len(shape) < 3 or not isinstance(shape[1], int):
             return None
+        if "running_mean" in a["others"] or any(value is not None for value in a["rest"][:2] if op_type[0] == "I"):
+            return None  # their variance is another one of a map that repeats
         names = [a["input"].name, s.number([1.0] * shape[1], "float32"), s.number([0.0] * shape[1], "float32")]
         values = {"num_groups": a["num_groups"]} if "num_groups" in a else {}
         return [helper.make_node(op_type, names, [node.name], **values)]
@@ -195,16 +197,27 @@ def interpolate(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Transla
         return None
     if a["mode"] == "area":
         return adaptive_average(len(before) - 2)(s, label, node, {"input": a["input"], "output_size": after[2:]})
-    pairs = list(zip(before[2:], after[2:], strict=True))
-    if a["mode"] not in ("bilinear", "linear", "trilinear") or not all(isinstance(n, int) for pair in pairs for n in pair):
+    pairs, values = list(zip(before[2:], after[2:], strict=True)), dict[str, Any]()
+    nearest = a["mode"] in ("nearest", "nearest-exact")
+    if (
+        not nearest
+        and a["mode"] not in ("bilinear", "linear", "trilinear")
+        or not all(isinstance(n, int) for pair in pairs for n in pair)
+    ):
         return None
     if a["size"] is None and not a["recompute_scale_factor"]:  # the scale itself sets where values are taken
         given = a["scale_factor"]
         wanted = given if isinstance(given, (tuple, list)) else (given,) * len(pairs)
         if any(m != n * factor for (n, m), factor in zip(pairs, wanted, strict=True)):
             return None
+    if nearest:  # of whole factors, where all kinds of it are the same
+        if any(n == 0 or m % n for n, m in pairs):  # type: ignore[operator]
+            return None
+        scales = s.number([1, 1, *(m // n for n, m in pairs)], "float32")  # type: ignore[operator]
+        values = dict(mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor")
+        return [helper.make_node("Resize", [a["input"].name, "", scales], [node.name], **values)]
     coordinates = "align_corners" if a["align_corners"] else "half_pixel"
-    values: dict[str, Any] = dict(mode="linear", coordinate_transformation_mode=coordinates, antialias=int(a["antialias"]))
+    values = dict(mode="linear", coordinate_transformation_mode=coordinates, antialias=int(a["antialias"]))
     scales = s.number([1, 1, *(m / n for n, m in pairs)], "float32")  # type: ignore[operator]
     return [helper.make_node("Resize", [a["input"].name, "", scales], [node.name], **values)]
 

@@ -47,7 +47,6 @@ for _name in ("box_mean", "box_mean_adjoint", "pooled_conv"):
 _ops = torch.ops.convpool
 POOLED_CONV = _ops.pooled_conv
 _TYPES = (torch.Tensor, torch.nn.Parameter)
-_NOTHING = (plain.NONE, 0.0, plain.NONE, 0.0)
 
 
 # ---- the small convolution of a pair ----
@@ -107,7 +106,7 @@ def _boxes(grad: torch.Tensor) -> Any:
     return kernels if grad.is_cuda else plain
 
 
-def _pair_gradients(
+def pair_gradients(
     grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, geometry: tuple, needs: Sequence[bool]
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """The gradients at x, weight and bias, None for those that are not asked for; differentiable."""
@@ -140,7 +139,7 @@ class _Pair(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
         x, weight = ctx.saved_tensors
-        return *_pair_gradients(grads[0], x, weight, ctx.geometry, gradients.wanted(ctx, ctx.are_tensors)), None
+        return *pair_gradients(grads[0], x, weight, ctx.geometry, gradients.wanted(ctx, ctx.are_tensors)), None
 
 
 _apply: Any = super(torch.autograd.Function, _Pair).apply  # without its question for transforms, which has been answered
@@ -167,7 +166,7 @@ def _recorded(tensors: Any, geometry: tuple, pair: Callable = _apply) -> torch.T
     prologue, prologue_alpha, epilogue, epilogue_alpha = geometry[8:12]
     if scale is not None:
         x = x * plain.by_channel(scale, x) + plain.by_channel(shift, x)
-    y = pair(plain.activate(x, prologue, prologue_alpha), weight, bias, (*geometry[:8], *_NOTHING, *geometry[12:]))
+    y = pair(plain.activate(x, prologue, prologue_alpha), weight, bias, (*geometry[:8], *plain.NOTHING, *geometry[12:]))
     return plain.activate(y if residual is None else y + residual, epilogue, epilogue_alpha)
 
 

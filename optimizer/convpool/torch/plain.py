@@ -24,7 +24,8 @@ from convpool.errors import OptionError
 Ints = Sequence[int]
 NONE, RELU, LEAKY_RELU, TANH, SIGMOID = range(5)
 """Codes of activations, as convpool_activation numbers them."""
-
+NOTHING = (NONE, 0.0, NONE, 0.0)
+"""No activations."""
 
 ACTIVATIONS = {RELU: torch.relu, TANH: torch.tanh, SIGMOID: torch.sigmoid}
 

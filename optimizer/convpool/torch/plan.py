@@ -17,7 +17,7 @@ from convpool.torch.kinds import translate_call
 from convpool.torch.rebuild import rebuild
 from convpool.torch.skeleton import Skeleton
 
-PAIRS = frozenset({"pool_first"})
+PAIRS = frozenset({"pool_first", "upsample_last"})
 """The rules in training."""
 FUSED = PAIRS | {"fuse_epilogue", "fuse_prologue"}
 """The rules where no gradients are recorded."""
@@ -42,7 +42,7 @@ def plan(graph: fx.Graph, options: OptimizeOptions) -> tuple[bool, Report]:
     model = skeleton.model(results)
     # All shapes are TorchDynamo's: `load` would doubt those behind operators that ONNX does not have.
     given = LoadedModel(model, None, model.ByteSize(), inferred=onnx.shape_inference.infer_shapes(model))
-    result = rewrite(given, replace(options, pinned=skeleton.pinned), {})
+    result = rewrite(given, replace(options, pinned=skeleton.pinned, for_torch=True), {})
     if result.changed:
         rebuild(skeleton, result.model)
     return result.changed, result.report

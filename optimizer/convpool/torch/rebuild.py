@@ -8,6 +8,7 @@ of the model.  A node that moved is a copy of the graph's with other inputs.
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,12 +22,18 @@ from convpool.algebra.parts import EPILOGUES, PROLOGUES
 from convpool.ir import schema
 from convpool.ir.protos import attributes, is_op
 from convpool.torch import plain
-from convpool.torch.changes import value_of
-from convpool.torch.skeleton import Skeleton
+from convpool.torch.changes import changes, value_of
+from convpool.torch.skeleton import DOMAIN, Skeleton
+from convpool.torch.upsampling import upsample_conv_of
 
 POOLED_CONV = torch.ops.convpool.pooled_conv
 CONVS = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
 POOLS = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
+
+
+def is_upsampled(node: NodeProto) -> bool:
+    """Whether a node is an upsampling and a convolution."""
+    return (node.op_type, node.domain) == ("UpsampleConv", DOMAIN)
 
 
 class Unmapped(Exception):
@@ -105,8 +112,12 @@ class _Rebuilding:
         elif is_op(node, "Gather") and not node.name:  # channels in another order
             order = numpy_helper.to_array(self._constants[node.input[1]]).tolist()
             self._give(node, operator.getitem, (self._read(node.input[0]), (slice(None), order)))
+        elif is_upsampled(node):
+            self._give(node, upsample_conv_of, self._upsampled(node, values))
         elif node.name in self._skeleton.labels:
-            self._copy(node)
+            self._copy(node, node.name)
+        elif (label := re.sub(r"_moved(_\d+)?$", "", node.name)) in self._skeleton.labels and label:
+            self._copy(node, label, small=True)
         elif is_op(node, "Mul") and node.input[1] in self._constants:
             factor = numpy_helper.to_array(self._constants[node.input[1]]).item()
             self._give(node, torch.mul, (self._read(node.input[0]), factor))
@@ -138,9 +149,10 @@ class _Rebuilding:
         with self._graph.inserting_before(self._next):
             return self._graph.call_method("contiguous", (made,), {"memory_format": wanted})
 
-    def _copy(self, node: NodeProto) -> None:
-        """A node that moved: as in the graph, with the inputs that the model has now."""
-        before, old = self._skeleton.protos[node.name], self._skeleton.labels[node.name]
+    def _copy(self, node: NodeProto, label: str, small: bool = False) -> None:
+        """A node that moved: as in the graph, with the inputs that the model has now.  small: it is on another map, in front of
+        an upsampling, and so it changes no tensor in place."""
+        before, old = self._skeleton.protos[label], self._skeleton.labels[label]
         if len(before.input) != len(node.input) or before.op_type != node.op_type:
             raise Unmapped(f"another {node.op_type}")
         changed: dict[fx.Node, fx.Node] = {}
@@ -152,7 +164,13 @@ class _Rebuilding:
                 changed[first] = self._read(now)
         assert self._next is not None
         with self._graph.inserting_before(self._next):
+            if small:
+                own = [item for item in changes(old) if item in changed]
+                changed |= {item: self._graph.call_function(torch.clone, (changed[item],)) for item in own}
             made = self._graph.node_copy(old, lambda item: changed.get(item, item))
+        if small:
+            for name in ("example_value", "val"):
+                made.meta.pop(name, None)
         self._became(node.output[0], made)
 
     def _crossed(self, name: str) -> str:
@@ -191,6 +209,10 @@ class _Rebuilding:
         )
         tensors = (self._read(given["X"]), self._weight(given["W"]), self._bias([given.get("B", "")]), None, None, residual)
         return (*tensors, *map(list, window), conv.group, *codes)
+
+    def _upsampled(self, node: NodeProto, values: dict[str, Any]) -> tuple:
+        x, weight, bias = self._read(node.input[0]), self._weight(node.input[1]), self._bias(node.input[2:])
+        return x, weight, bias, tuple(values["factors"]), tuple(values["pads"])
 
     def _convolution(self, node: NodeProto, values: dict[str, Any]) -> tuple[Any, tuple]:
         kernel, pads = values["kernel_shape"], list(values["pads"])

@@ -20,11 +20,11 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from torch import fx
 
 from convpool.algebra.geometry import Refusal, refuse
+from convpool.rules.resampling.emit import DOMAIN_OF_TORCH as DOMAIN
 from convpool.torch.changes import is_of_module, value_of
 from convpool.torch.contexts import TRANSFORM, Context, contexts_of
 
 Dim: TypeAlias = int | str | None
-DOMAIN = "ai.convpool.torch"
 OPSET = 22
 """The first whose Conv and AveragePool take bfloat16."""
 IR_VERSION = 10

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`upsample_conv2d`: nearest upsampling, then convolution, computed on the small map.
+"""`upsample_conv1d`, 2d and 3d: nearest upsampling, then convolution, computed on the small map.
 
     upsample_conv2d(x, weight, bias, scale_factor=2, padding=1)
     = conv2d(interpolate(x, scale_factor=2, mode="nearest"), weight, bias, padding=1)
@@ -20,35 +20,57 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from convpool.algebra.geometry import Ints
+from convpool.algebra.geometry import ConvSpec, Ints, PoolSpec, pool_first
 from convpool.cuda import Plan, Problem
 from convpool.errors import OptionError
 from convpool.torch import calls, constant, gradients, kernels, pairs, plain
-from convpool.torch.functional import Sizes, pooled_first, sizes
+from convpool.torch.functional import Sizes, conv_pads, sizes
 
-_CONVS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 MOST_SCALE = 4
 """The largest factor of an axis in the library's kernels."""
-FEW_PIXELS = 16
-"""The least pixels of all samples' small maps: with fewer, summing the weights costs more than it saves."""
+SUM_MACS = 320
+"""Multiply-adds that take as long as making one tap of the summed weights: 256 pixels of 3x3 kernels and a factor of 2."""
 
 
 def _two_operators(x: torch.Tensor, weight: torch.Tensor, bias: Any, scales: Ints, pads: Ints) -> torch.Tensor:
-    up = F.interpolate(x, scale_factor=[float(s) for s in scales], mode="nearest")
-    return _CONVS[len(scales)](up, weight, bias, padding=pads)
+    return _convolved(F.interpolate(x, scale_factor=[float(s) for s in scales]), weight, bias, pads)
+
+
+def _convolved(x: torch.Tensor, weight: torch.Tensor, bias: Any, pads: Ints) -> torch.Tensor:
+    ones = (1,) * (x.dim() - 2)
+    return plain.convolve(x, weight, bias, ones, pads, ones, 1)
+
+
+def _summed(weight: torch.Tensor, scales: Ints) -> torch.Tensor:
+    """The weights [C, M, kernel...] of a transposed convolution: turned round, and convolved with a box of the scales."""
+    rank = len(scales)
+    found = weight.permute(*range(2, 2 + rank), 1, 0).flip(tuple(range(rank))).contiguous()
+    for axis, scale in enumerate(scales):
+        shape, size = list(found.shape), found.shape[axis]
+        shape[axis] += scale - 1
+        total = found.new_zeros(shape)
+        for place in range(scale):
+            total.narrow(axis, place, size).add_(found)
+        found = total
+    return found.permute(rank, rank + 1, *range(rank))
 
 
 def _transposed(x: torch.Tensor, weight: torch.Tensor, bias: Any, scales: Ints, pads: Ints) -> torch.Tensor:
-    """One transposed convolution, whose weights are those turned round and convolved with a box of the scales."""
-    rank, kernel = len(scales), weight.shape[2:]
-    merged = weight.flip(tuple(range(2, 2 + rank))).transpose(0, 1)
-    for axis, scale in enumerate(scales):
-        sides = [0, 0] * (rank - 1 - axis)
-        copies = [F.pad(merged, [*sides, place, scale - 1 - place]) for place in range(scale)]
-        merged = sum(copies[1:], copies[0])
-    padding = [k - 1 - p for k, p in zip(kernel, pads, strict=True)]
-    return _TRANSPOSED[rank](x, merged, bias, stride=scales, padding=padding)
+    """One transposed convolution of the summed weights; what uneven pads leave over is cut off."""
+    rank, crops = len(scales), _around(weight.shape[2:], pads)
+    padding = [min(crops[axis], crops[rank + axis]) for axis in range(rank)]
+    y = _TRANSPOSED[rank](x, _summed(weight, scales), bias, stride=scales, padding=padding)
+    for axis, crop in enumerate(padding):
+        begin, end = crops[axis] - crop, crops[rank + axis] - crop
+        if begin or end:
+            y = y.narrow(axis + 2, begin, y.shape[axis + 2] - begin - end)
+    return y.contiguous(memory_format=plain.result_format(x, weight)) if padding * 2 != list(crops) else y
+
+
+def _around(kernel: Ints, pads: Ints) -> Ints:
+    """The pads of the convolution by the weights turned round, begins then ends."""
+    return tuple(k - 1 - p for k, p in zip(tuple(kernel) * 2, pads, strict=True))
 
 
 class _Kind:
@@ -65,7 +87,7 @@ class _Kind:
             kernel_shape=tuple(weight.shape[2:]),
             pool_kernel_shape=1,
             upsample=scales,
-            pads=(*pads, *pads),
+            pads=pads,
             dtype=calls.NAMES[x.dtype],
             layout=x_layout,
             y_layout=y_layout,
@@ -106,7 +128,7 @@ def _by_library(x: torch.Tensor, weight: torch.Tensor, bias: Any, scales: Ints, 
     same = all(t is None or (t.dtype == x.dtype and t.device == x.device) for t in (weight, bias))
     if not (x.is_cuda and same and x.dtype in calls.NAMES and x.dim() <= 4 and max(scales) <= MOST_SCALE):
         return None
-    if not kernels.library_is_there() or x.numel() == 0:
+    if not kernels.library_is_there():
         return None
     tf32 = x.dtype == torch.float32 and calls.allows_tf32()
     key = (x.shape, x.stride(), x.dtype, x.device, weight.shape, weight.stride(), bias is None, scales, pads, tf32)
@@ -120,15 +142,6 @@ def _by_library(x: torch.Tensor, weight: torch.Tensor, bias: Any, scales: Ints, 
         return None if kind is None else kind(x, weight, bias)
 
 
-def _forward(x: torch.Tensor, weight: torch.Tensor, bias: Any, scales: Ints, pads: Ints) -> torch.Tensor:
-    y = _by_library(x, weight, bias, scales, pads)
-    if y is not None:
-        return y
-    if x.shape[0] * math.prod(x.shape[2:]) < FEW_PIXELS:
-        return _two_operators(x, weight, bias, scales, pads)
-    return _transposed(x, weight, bias, scales, pads)
-
-
 class _UpsampleConv(torch.autograd.Function):
     """The operator with its own backward."""
 
@@ -136,21 +149,24 @@ class _UpsampleConv(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: Any, scales: Ints, pads: Ints) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
         ctx.scales, ctx.pads = scales, pads
-        return _forward(x, weight, bias, scales, pads)
+        y = _by_library(x, weight, bias, scales, pads)
+        return _transposed(x, weight, bias, scales, pads) if y is None else y
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
         (x, weight), grad = ctx.saved_tensors, grads[0]
         rank, kernel = x.dim() - 2, tuple(weight.shape[2:])
-        around, ones = tuple(k - 1 - p for k, p in zip(kernel, ctx.pads, strict=True)), (1,) * rank
-        geometry = pooled_first(kernel, around, ones, ones, 1, ctx.scales, ctx.scales, (0,) * rank, False)
-        assert geometry is not None  # a scale above 1
+        ones, zeros = (1,) * rank, (0,) * (2 * rank)
+        turned_round = ConvSpec(kernel, ones, _around(kernel, ctx.pads), ones, 1)
+        box, rest = pool_first(turned_round, PoolSpec(ctx.scales, ctx.scales, zeros, ones))
+        window = (box.kernel_shape, box.strides, box.pads, box.dilations)
+        geometry = (*window, rest.strides, rest.pads, rest.dilations, 1, *plain.NOTHING, 0)
         turned, copies = _turned(weight), math.prod(ctx.scales)
         d_x = d_weight = None
         if ctx.needs_input_grad[0]:
             d_x = copies * pairs.pooled_conv_of((grad, turned, None, None, None, None), geometry)
         if ctx.needs_input_grad[1]:
-            found = pairs._pair_gradients(copies * x, grad, turned, geometry, (False, True, False))[1]
+            found = pairs.pair_gradients(copies * x, grad, turned, geometry, (False, True, False))[1]
             assert found is not None
             d_weight = _turned(found)
         return d_x, d_weight, gradients.channel_sums(grad) if ctx.needs_input_grad[2] else None, None, None
@@ -161,26 +177,66 @@ def _turned(weight: torch.Tensor) -> torch.Tensor:
     return weight.flip(tuple(range(2, weight.dim()))).transpose(0, 1).contiguous()
 
 
+def _pays(x: torch.Tensor, weight: torch.Tensor, scales: Ints) -> bool:
+    """Whether the sums of weights take less than what they save; those that stay are made once."""
+    kernel, pixels = tuple(weight.shape[2:]), x.shape[0] * math.prod(x.shape[2:])
+    after = math.prod(k + s - 1 for k, s in zip(kernel, scales, strict=True))
+    before = math.prod(kernel) * math.prod(scales)
+    return x.is_cuda and constant.current() is not None or pixels * (before - after) >= SUM_MACS * after
+
+
+def upsample_conv_of(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, scales: Ints, pads: Ints) -> torch.Tensor:
+    """The call of a rewritten graph: an upsampling by whole factors, then a convolution of stride 1.  pads: begins, then ends."""
+    if max(weight.shape[2:]) == 1 and weight.shape[0] <= 2 * weight.shape[1]:  # less work, though more channels are repeated
+        return F.interpolate(_convolved(x, weight, bias, pads), scale_factor=[float(s) for s in scales])
+    if min(x.shape) == 0 or not x.is_floating_point() or not _pays(x, weight, scales):
+        return _two_operators(x, weight, bias, scales, pads)
+    if not pairs.unwatched(x, weight, "meta"):
+        return _transposed(x, weight, bias, scales, pads)
+    return _UpsampleConv.apply(*pairs.cast_for_autocast((x, weight, bias)), scales, pads)
+
+
+def upsample_conv(rank: int, x: torch.Tensor, weight: torch.Tensor, bias: Any, scale_factor: Sizes, padding: Any) -> torch.Tensor:
+    """upsample_conv1d, 2d or 3d by the number of spatial axes."""
+    if weight.dim() != rank + 2:
+        raise OptionError(f"weight: wrong number of axes; got {weight.dim()}, expected {rank + 2}")
+    kernel, ones = tuple(weight.shape[2:]), (1,) * rank
+    scales, pads = sizes("scale_factor", scale_factor, rank, 1), conv_pads(padding, kernel, ones, ones)
+    fits = x.dim() == rank + 2 and x.shape[1] == weight.shape[1] and x.dtype == weight.dtype and x.device == weight.device
+    sides = zip(scales, x.shape[2:], pads, pads[rank:], kernel, strict=False)
+    if max(scales) > 1 and fits and all(max(p, q) < k <= s * n + p + q for s, n, p, q, k in sides):
+        if pairs.unwatched(x, weight, "meta"):
+            return upsample_conv_of(x, weight, bias, scales, pads)
+    return _two_operators(x, weight, bias, scales, pads)
+
+
+def upsample_conv1d(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, scale_factor: Sizes = 2, padding: Sizes | str = 0
+) -> torch.Tensor:
+    """`upsample_conv2d` with one spatial axis: x [N, C, L], weight [M, C, k]."""
+    return upsample_conv(1, x, weight, bias, scale_factor, padding)
+
+
 def upsample_conv2d(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, scale_factor: Sizes = 2, padding: Sizes = 0
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, scale_factor: Sizes = 2, padding: Sizes | str = 0
 ) -> torch.Tensor:
     """conv2d(interpolate(x, scale_factor=scale_factor, mode="nearest"), weight, bias, padding=padding), on the small map.
 
-    x is [N, C, H, W], weight [M, C, kh, kw], bias [M]; scale_factor and padding are whole numbers, one or one for each axis.
-    The result equals PyTorch's within the rounding of sums of weights, which are rounded once to the weights' type.  It lies in
-    memory as PyTorch's would: channels last where x or the weight does.
+    x is [N, C, H, W], weight [M, C, kh, kw], bias [M]; scale_factor and padding are whole numbers, one or one for each axis;
+    padding also "valid" or "same".  The result equals PyTorch's within the rounding of sums of weights, which are rounded once to
+    the weights' type.  It lies in memory as PyTorch's would: channels last where x or the weight does.
 
-    Differentiable to any order.  Under torch.compile, torch.func, torch.export and autocast PyTorch's two operators run.  Inside
-    `constant_weights` the weights are summed once.
+    Differentiable to any order; autocast works.  PyTorch's two operators run under torch.compile, torch.func and torch.export,
+    and where summing the weights costs more than it saves: below 256 pixels of all samples for 3x3 and a factor of 2.  Inside
+    `constant_weights` a GPU sums them once.
 
     Raises OptionError for sizes that describe no upsampling, and what PyTorch's operators raise.
     """
-    scales, pads = sizes("scale_factor", scale_factor, 2, 1), sizes("padding", padding, 2, 0)
-    if weight.dim() != 4:
-        raise OptionError(f"weight: wrong number of axes; got {weight.dim()}, expected 4")
-    fits = x.dim() == 4 and x.shape[1] == weight.shape[1] and x.dtype == weight.dtype and x.device == weight.device
-    sides = list(zip(scales, x.shape[2:], pads, weight.shape[2:], strict=False))  # as many as there are
-    regular = min(x.shape, default=0) > 0 and all(p < k <= s * n + 2 * p for s, n, p, k in sides)
-    if max(scales) == 1 or not fits or not regular or not pairs.unwatched(x, weight, x.device.type):
-        return _two_operators(x, weight, bias, scales, pads)
-    return _UpsampleConv.apply(x, weight, bias, scales, pads)
+    return upsample_conv(2, x, weight, bias, scale_factor, padding)
+
+
+def upsample_conv3d(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, scale_factor: Sizes = 2, padding: Sizes | str = 0
+) -> torch.Tensor:
+    """`upsample_conv2d` with three spatial axes: x [N, C, D, H, W], weight [M, C, kd, kh, kw]."""
+    return upsample_conv(3, x, weight, bias, scale_factor, padding)

@@ -20,6 +20,8 @@ from convpool.rules.resampling.resize import Resample
 
 WHOLE = 2**31 - 1
 """A Slice end that is the end of any axis."""
+DOMAIN_OF_TORCH = "ai.convpool.torch"
+"""Of nodes that stand in graphs of PyTorch's alone."""
 
 
 class Emitter:
@@ -143,6 +145,11 @@ class Emitter:
             dilations=spec.dilations,
             group=spec.group,
         )
+
+    def node(self, x: str, names: Sequence[str], conv: ConvSpec, up: UpsampleSpec) -> str:
+        """The node of a graph of PyTorch's that upsamples x and convolves it, with the weights and the bias by name."""
+        values = {"factors": up.factors, "kernel_shape": conv.kernel_shape, "pads": conv.pads}
+        return self.add("UpsampleConv", [x, *names], "upsampled", domain=DOMAIN_OF_TORCH, **values)
 
     def form(
         self,

@@ -58,6 +58,8 @@ ACTIVATIONS = (
     "Gelu",
 )
 """Operators behind a convolution that go in front of what only moves elements."""
+NODE = "upsample_conv"
+"""The form of PyTorch's graphs: one node of a domain of theirs, with weights of each call."""
 GPU_FORMS, GPU_CHANNELS = ("conv_first", "fused"), 64
 """Forms measured on an H100: a ConvTranspose of 64 channels or more is 1.2 to 1.8 times as fast as Resize and Conv."""
 OPERATOR, OPERATOR_CHANNELS, OPERATOR_MULTIPLE = "upsampleconv", 32, 8
@@ -236,6 +238,8 @@ def planned(site: ResizeSite, leaf: ConvLeaf, found: Map, passed: frozenset[int]
     one = len(groups) == 1 and is_whole(groups[0], channels)
     if not one and leaf.conv.group > 1:
         return reject(scope, leaf.node, "group of a convolution of several maps", leaf.conv.group, 1)
+    if context.options.for_torch:
+        return _against_node(site, leaf, groups, one) or ResizePlan(scope, leaf, groups, passed)
     if not one or not _moves_as_it_is(leaf, groups[0]):
         if not is_known(scope, leaf) or leaf.weight is None:
             return reject(scope, leaf.node, "weights", "computed, or an input that a caller may override", "a constant")
@@ -244,6 +248,28 @@ def planned(site: ResizeSite, leaf: ConvLeaf, found: Map, passed: frozenset[int]
         ):
             return rejection(scope, leaf.node, outside("sums of weights"))
     return ResizePlan(scope, leaf, groups, passed)
+
+
+def _against_node(site: ResizeSite, leaf: ConvLeaf, groups: tuple[Group, ...], one: bool) -> Reject | None:
+    """The reason why no single node stands for a convolution and what is in front of it."""
+    scope, conv = site.scope, leaf.conv
+    sources = [source for group in groups for _, _, found in group.ranges for source in found]
+    if not one or len(sources) > 1:
+        return reject(scope, leaf.node, "maps that the convolution reads", "several, or a sum", "one, upsampled as a whole")
+    if conv.group > 1 or any(d != 1 for d in conv.dilations):
+        return reject(scope, leaf.node, "groups and dilations", [conv.group, *conv.dilations], "1")
+    up = groups[0].resample.up if groups[0].resample is not None else None
+    if up is None or max(up.factors) > MAX_UPSAMPLE:
+        return reject(scope, site.resize, "factors", list(up.factors) if up is not None else "none", f"at most {MAX_UPSAMPLE}")
+    if min(conv.pads) < 0 or not _is_of_nodes(sources[0]):
+        return reject(scope, leaf.node, "between upsampling and convolution", "views or borders", "operators of each element")
+    return None
+
+
+def _is_of_nodes(source: Source) -> bool:
+    return (
+        isinstance(source, Leaf) or source.kind == "node" and all(item is None or _is_of_nodes(item) for item in source.operands)
+    )
 
 
 def _copies(groups: Sequence[Group]) -> float:
@@ -265,6 +291,8 @@ def _moves_as_it_is(leaf: ConvLeaf, group: Group) -> bool:
 def with_forms(plan: ResizePlan, context: Context) -> ResizePlan | Reject:
     """The plan with the cheapest form for each of its groups, if it saves time by the cost model; or why not."""
     scope, leaf, conv, options = plan.scope, plan.leaf, plan.leaf.conv, context.options
+    if options.for_torch:  # whether it pays the call decides, which knows device and batch
+        return _as_operator(plan, NODE)
     for_gpu = "gpu" in options.devices and options.upsampling is None
     refused = None
     if for_gpu and "cpu" not in options.devices and options.lowering == "convavgpool" and not _is_conv_first(plan):
@@ -339,14 +367,14 @@ def against_operator(plan: ResizePlan, context: Context) -> Reject | None:
     return None
 
 
-def _as_operator(plan: ResizePlan) -> ResizePlan:
+def _as_operator(plan: ResizePlan, form: str = OPERATOR) -> ResizePlan:
     leaf, (group,) = plan.leaf, plan.groups
     work = work_of(plan, group)
     counts: tuple[int | None, int | None] = (None, None)
     if leaf.size is not None:
         before = expand.dense_cost(leaf.conv, work.m, work.c, leaf.size, 4).macs
         counts = before, expand.kernel_macs(leaf.conv, work.up, work.m, work.c, leaf.conv.output_size(leaf.size))
-    return replace(plan, groups=(replace(group, form=OPERATOR),), macs_before=counts[0], macs_after=counts[1])
+    return replace(plan, groups=(replace(group, form=form),), macs_before=counts[0], macs_after=counts[1])
 
 
 def _forms(plan: ResizePlan, resample: Resample, up: UpsampleSpec) -> list[str]:
@@ -547,7 +575,7 @@ class MovingRule(ResizeRule):
     def _weights(self, plan: ResizePlan) -> Iterator[tuple[Group, np.ndarray | None, np.ndarray | None]]:
         """The weights and the bias of each group; None for weights that stay, and where there is no bias."""
         leaf = plan.leaf
-        if leaf.weight is None or not is_known(plan.scope, leaf):
+        if leaf.weight is None or not is_known(plan.scope, leaf) or plan.lowering == NODE:
             yield plan.groups[0], None, None
             return
         array = leaf.weight.array()
@@ -609,6 +637,8 @@ def _convolution(
     conv, old = plan.leaf.conv, plan.scope.nodes[plan.leaf.node]
     if weight is None:
         assert group.resample is not None
+        if group.form == NODE and group.resample.up is not None:
+            return emitter.node(x, list(old.input[1:]), conv, group.resample.up)
         return emitter.kept(x, list(old.input[1:]), conv, group.resample, behind)
     if group.resample is None:
         names = [emitter.constant(array, name) for array, name in ((weight, "weight"), (bias, "bias")) if array is not None]
@@ -618,7 +648,7 @@ def _convolution(
 
 def _name(nodes: Sequence[NodeProto], old: NodeProto) -> None:
     """Give the convolution's name, doc string and metadata to the first node that stands for it."""
-    node = next(node for node in nodes if is_op(node, "Conv", "ConvTranspose") or schema.is_operator(node))
+    node = next(node for node in nodes if is_op(node, "Conv", "ConvTranspose") or node.domain)
     node.name, node.doc_string = old.name, old.doc_string
     node.metadata_props.extend(old.metadata_props)
     if not node.doc_string:

@@ -45,8 +45,9 @@ class UpsampleLast(MovingRule):
     has_alternatives = True
 
     def sites(self, scope: Scope, context: Context) -> Iterator[ResizeSite]:
-        """The convolutions of a scope."""
-        return resize_sites(scope, pointwise=False)
+        """The convolutions of a scope; in a graph of PyTorch's 1x1 ones too."""
+        for pointwise in (False, True) if context.options.for_torch else (False,):
+            yield from resize_sites(scope, pointwise=pointwise)
 
     def check(self, site: ResizeSite, context: Context) -> ResizePlan | Reject | None:
         """A plan if the site is exact to rewrite and pays, otherwise why not; None if nothing resampled is in front."""
