@@ -15,13 +15,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
-    "optimizer": 26760,
+    "optimizer": 26960,
     "plugin": 18110,
-    "tests": 41310,
+    "tests": 41560,
     "benchmarks": 7900,
     "tools": 1000,
     "examples": 1180,
-    "models": 2050,
+    "models": 2170,
 }
 
 

@@ -97,7 +97,12 @@ class Generator:
     def upsampled(self) -> nn.Module:
         """A nearest upsampling and a convolution, with something in front and between at times."""
         up = nn.Upsample(scale_factor=self.rng.choice((2, 2, 3)))
-        return nn.Sequential(*self.maybe(self.norm, self.activation), up, *self.maybe(self.norm, self.activation), self.conv())
+        return nn.Sequential(
+            *self.maybe(self.norm, self.activation),
+            up,
+            *self.maybe(self.norm, self.activation),
+            self.conv(self.rng.choice((None, self.channels))),
+        )
 
     def residual(self) -> nn.Module:
         body = nn.Sequential(*self.maybe(self.activation), self.conv(self.channels))

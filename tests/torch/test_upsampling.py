@@ -31,7 +31,7 @@ def always(monkeypatch):
 
 
 def two_operators(x, weight, bias, scale, pads):
-    """Of pads at begins, and at ends where they are others."""
+    """PyTorch's interpolate and convolution; pads at begins, and at ends where they are others."""
     rank = len(scale)
     up = F.interpolate(x, scale_factor=[float(s) for s in scale], mode="nearest")
     sides = [(pads[axis], pads[-rank:][axis]) for axis in range(rank)] if isinstance(pads, tuple) else [(pads, pads)] * rank
@@ -145,7 +145,7 @@ class Twice(nn.Module):
 
 
 class ChangedBetween(nn.Module):
-    """What is upsampled changes before the convolution."""
+    """The map changes in place between upsampling and convolution."""
 
     def __init__(self):
         super().__init__()

@@ -21,7 +21,7 @@ from convpool.rules.resampling.resize import Resample
 WHOLE = 2**31 - 1
 """A Slice end that is the end of any axis."""
 DOMAIN_OF_TORCH = "ai.convpool.torch"
-"""Of nodes that stand in graphs of PyTorch's alone."""
+"""The domain of nodes that stand in graphs of PyTorch's alone."""
 
 
 class Emitter:
