@@ -15,6 +15,7 @@ from convpool.algebra.expand import UpsampleSpec
 from convpool.algebra.geometry import ConvSpec, PoolSpec
 from convpool.algebra.parts import FUSED_VARIANTS, OPERATORS
 from convpool.check.session import make_session
+from convpool.errors import ModelError
 from convpool.ir import schema
 from convpool.ir import schema as domains
 from convpool.ir.model import LoadedModel
@@ -63,6 +64,25 @@ def test_wrong_rank_and_strides_are_inference_errors():
         inferred(model([2, 4, 10]))
     with pytest.raises(onnx.shape_inference.InferenceError, match=r"strides; got \(0, 0\), expected at least 1"):
         inferred(model([2, 4, 10, 11], conv=ConvSpec((3, 1), (0, 0), (0,) * 4, (1, 1), 2)))
+
+
+@pytest.mark.parametrize("factors", [(2, 5), (0, 1)])
+def test_an_upsampling_that_there_is_not_is_an_inference_error(factors):
+    found, _ = fused_variant("UpsampleConv")
+    next(item for item in found.graph.node[0].attribute if item.name == "upsample").ints[:] = factors
+    with pytest.raises(
+        onnx.shape_inference.InferenceError, match=rf"upsample; got \[{factors[0]}, {factors[1]}\], expected 1 to 4"
+    ):
+        inferred(found)
+
+
+@pytest.mark.parametrize("op_type", ["UpsampleConv", "ReluUpsampleConvAdd"])
+def test_scales_that_say_another_thing_are_refused(op_type):
+    """A runtime without the library goes by them, one with it by upsample."""
+    found, _ = fused_variant(op_type)
+    next(item for item in found.graph.node[0].attribute if item.name == "scales").floats[:] = [1, 1, 2, 2]
+    with pytest.raises(ModelError, match=r"node': scales; got \[1.0, 1.0, 2.0, 2.0\], expected \[1.0, 1.0, 2.0, 3.0\]"):
+        convpool.optimize(found)
 
 
 @pytest.mark.parametrize("opset", [7, 17, 19, onnx.defs.onnx_opset_version() - 4])

@@ -56,13 +56,15 @@ def test_every_operator_of_every_type(op_type, dtype):
 @pytest.mark.parametrize("sizes", [(11,), (7, 10), (5, 6, 7)])
 @pytest.mark.parametrize("group", [1, 4])
 def test_ranks_groups_and_layouts(sizes, group, channels_last):
-    node = Node("ReluConvAvgPoolAdd", sizes=sizes, group=group, channels_last=channels_last)
-    run(node, registered(node.model(functions=False)), seed=1)
+    for op_type in ("ReluConvAvgPoolAdd", "ReluUpsampleConvAdd"):
+        node = Node(op_type, sizes=sizes, group=group, channels_last=channels_last)
+        run(node, registered(node.model(functions=False)), seed=1)
 
 
+@pytest.mark.parametrize("op_type", ["ConvAvgPool", "UpsampleConv"])
 @pytest.mark.parametrize("bias", [True, False])
-def test_open_sizes_and_weights_that_change(bias):
-    node = Node("ConvAvgPool", constant=False, open_sizes=True, bias=bias)
+def test_open_sizes_and_weights_that_change(bias, op_type):
+    node = Node(op_type, constant=False, open_sizes=True, bias=bias)
     session = registered(node.model(functions=False))
     for seed, (batch, sizes) in enumerate([(1, (9, 10)), (3, (4, 31)), (1, (9, 10))]):
         run(node, session, seed, batch=batch, sizes=sizes)
@@ -82,6 +84,7 @@ WIDE = 65535
         (Node("AffineConvAvgPool", "float64", sizes=(3, 2, 3), channels=8192, filters=1), "AveragePool(X)"),  # above 2^64
         (Node("ConvAvgPool", "bfloat16", sizes=(2, 2), filters=256, batch=1), "Y"),
         (Node("LeakyReluConvAvgPool", sizes=(2, 2, 2), group=2), "Y"),
+        (Node("ReluUpsampleConv", sizes=(2, 2), filters=256, batch=1), "Y"),
     ],
 )
 def test_sizes_beyond_all_memory_are_refused_before_any_is_taken(node, tensor, channels_last, open_sizes):
@@ -205,9 +208,14 @@ def test_wrong_attributes_are_refused_with_a_message(attributes, message):
         ("ConvAvgPoolRelu", {"alpha": 0.5}, "alpha; got 0.5, expected 0, as the operator's name has no LeakyRelu there"),
         ("ConvAvgPoolLeakyRelu", {"alpha": "x"}, "alpha; got an attribute of another type, expected a float"),
         ("ConvAvgPoolAdd", {"r_perm": [0, 3, 1, 2]}, "r_perm; got [0, 3, 1, 2], expected [0, 1, 2, 3]"),
+        ("UpsampleConv", {"upsample": [3, 5]}, "upsample[1]; got 5, expected 1 to 4"),
+        ("UpsampleConv", {"upsample": [2, 2]}, "UpsampleConv: scales; got [1, 1, 3, 2], expected 1, 1, then upsample"),
+        ("UpsampleConvAdd", {"scales": 2.0}, "UpsampleConvAdd: scales; got an attribute of another type"),
+        ("ReluUpsampleConv", {"upsample": None}, "upsample; got no such attribute, expected one on the node"),
+        ("UpsampleConv", {"dilations": [20, 1]}, "kernel_shape[0]: elements under the window; got 27 and 1 pads, expected at"),
     ],
 )
-def test_a_variant_that_its_name_denies_is_refused(op_type, attributes, message):
+def test_an_operator_that_its_attributes_deny_is_refused(op_type, attributes, message):
     with pytest.raises(Exception) as error:
         registered(Node(op_type, attributes=attributes).model(functions=False))
     assert message in str(error.value)

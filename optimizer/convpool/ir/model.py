@@ -28,8 +28,7 @@ from convpool.ir import inference as notes
 from convpool.ir import schema
 from convpool.ir.files import check_external_data, external_size, is_external, read_in, tensor_bytes
 from convpool.ir.inference import infer_elsewhere
-from convpool.ir.protos import all_nodes, graphs_within, in_order, is_op, label, model_nodes, opset_of, tensors
-from convpool.ir.schema import in_default_domain
+from convpool.ir.protos import all_nodes, graphs_within, in_default_domain, in_order, is_op, label, model_nodes, opset_of, tensors
 
 MAX_NODES = 500_000
 """Most nodes once functions are expanded.  onnx's checker takes half a minute for these; large models have 20,000."""

@@ -12,7 +12,7 @@ docs/operator.md specifies inputs, attributes and types.  The numpy references a
 Every model that convpool writes carries the operators it uses as model-local functions of standard operators too, so that
 runtimes without the plugin run it as it stands.
 
-Domains have other names too: `ai.onnx` is the one of the standard operators, and users may move convpool's to their own.
+Users may move the operators to a domain of their own.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from convpool.algebra.parts import (
     function_perms,
 )
 from convpool.errors import ModelError
-from convpool.ir.protos import STANDARD_DOMAINS, label, model_nodes, opset_of
+from convpool.ir.protos import label, model_nodes, opset_of
 
 _WINDOW = ("kernel_shape", "strides", "pads", "dilations")
 """The attributes of a convolution; those of a pooling are these behind `pool_`."""
@@ -59,24 +59,16 @@ def infer(context: onnx.shape_inference.InferenceContext, parts: Parts) -> None:
     result = onnx.TypeProto()
     result.tensor_type.elem_type = x.tensor_type.elem_type
     if x.tensor_type.HasField("shape"):
-        before: PoolSpec | UpsampleSpec
-        if parts.upsamples:
-            before = UpsampleSpec(_ints(context, UPSAMPLE))
-            if not all(1 <= factor <= MAX_UPSAMPLE for factor in before.factors):
-                got = list(before.factors)
-                raise onnx.shape_inference.InferenceError(f"{parts.op_type}: {UPSAMPLE}; got {got}, expected 1 to {MAX_UPSAMPLE}")
-        else:
-            before = PoolSpec(*(_ints(context, f"pool_{name}") for name in _WINDOW))
-        kernel_shape, strides, pads, dilations = (_ints(context, name) for name in _WINDOW)
-        conv = ConvSpec(kernel_shape, strides, pads, dilations)
+        names = (UPSAMPLE,) if parts.upsamples else tuple(f"pool_{name}" for name in _WINDOW)
+        before, conv = specs_of({name: _ints(context, name) for name in (*names, *_WINDOW)})
         for steps in (before.strides if isinstance(before, PoolSpec) else (), conv.strides):
             if min(steps, default=1) < 1:
-                raise onnx.shape_inference.InferenceError(f"{parts.op_type}: strides; got {steps}, expected at least 1")
+                raise _fault(f"strides; got {steps}, expected at least 1")
+        if isinstance(before, UpsampleSpec) and not all(1 <= factor <= MAX_UPSAMPLE for factor in before.factors):
+            raise _fault(f"{UPSAMPLE}; got {list(before.factors)}, expected 1 to {MAX_UPSAMPLE}")
         dims = x.tensor_type.shape.dim
         if len(dims) != conv.rank + 2:
-            raise onnx.shape_inference.InferenceError(
-                f"{parts.op_type}: rank of X; got {len(dims)}, expected {conv.rank + 2} for kernel_shape {conv.kernel_shape}"
-            )
+            raise _fault(f"rank of X; got {len(dims)}, expected {conv.rank + 2} for kernel_shape {conv.kernel_shape}")
         x_last, y_last = _layout(context)
         shape = result.tensor_type.shape
         shape.dim.add().CopyFrom(dims[0])
@@ -92,13 +84,17 @@ def infer(context: onnx.shape_inference.InferenceContext, parts: Parts) -> None:
     context.set_output_type(0, result)
 
 
+def _fault(what: str) -> onnx.shape_inference.InferenceError:
+    return onnx.shape_inference.InferenceError(f"operator of {DOMAIN}: {what}")
+
+
 def _ints(context: onnx.shape_inference.InferenceContext, name: str) -> tuple[int, ...]:
     """An attribute of a node that onnx has not checked yet.  Raises InferenceError."""
     attribute, kernel = context.get_attribute(name), context.get_attribute("kernel_shape")
     rank = len(kernel.ints) if kernel is not None else 0
     wanted = 2 * rank if name.endswith("pads") else rank
     if attribute is None or len(attribute.ints) != wanted:
-        raise onnx.shape_inference.InferenceError(f"{OP_TYPE}: {name}; expected {wanted} sizes")
+        raise _fault(f"{name}; expected {wanted} sizes")
     return tuple(attribute.ints)
 
 
@@ -107,7 +103,7 @@ def _layout(context: onnx.shape_inference.InferenceContext) -> tuple[bool, bool]
     attribute = context.get_attribute(CHANNELS_LAST)
     number = 0 if attribute is None else attribute.i
     if number not in LAYOUTS:
-        raise onnx.shape_inference.InferenceError(f"{OP_TYPE}: {CHANNELS_LAST}; got {number}, expected 0 to {max(LAYOUTS)}")
+        raise _fault(f"{CHANNELS_LAST}; got {number}, expected 0 to {max(LAYOUTS)}")
     return LAYOUTS[number]
 
 
@@ -348,9 +344,10 @@ def function_proto(op_type: str, opset: int) -> FunctionProto:
     if parts.epilogue:
         nodes.append(_activation(parts.epilogue, y, "Y", "alpha"))
     before = "Nearest upsampling" if parts.upsamples else "Average pooling that counts its padding"
-    plain = f"{before}, then convolution with channels-last weights."
-    core = Parts(upsamples=parts.upsamples).op_type
-    fused = f"{core} with what its name says before and behind it; zero padding comes after the prologue."
+    text = f"{before}, then convolution with channels-last weights."
+    if not parts.is_plain:
+        core = Parts(upsamples=parts.upsamples).op_type
+        text = f"{core} with what its name says before and behind it; zero padding comes after the prologue."
     return helper.make_function(
         DOMAIN,
         op_type,
@@ -364,7 +361,7 @@ def function_proto(op_type: str, opset: int) -> FunctionProto:
             *_OTHERS,
             *(() if parts.is_plain else (*_PART_INTS, *_PART_FLOATS)),
         ],
-        doc_string=plain if parts.is_plain else fused,
+        doc_string=text,
     )
 
 
@@ -503,34 +500,6 @@ def _refer(node: NodeProto, **references: str) -> None:
     for name, source in references.items():
         kind = AttributeProto.INT if name == "group" else AttributeProto.INTS
         node.attribute.append(AttributeProto(name=name, ref_attr_name=source, type=kind))
-
-
-def in_default_domain(model: ModelProto) -> ModelProto:
-    """The model, as a copy with "" in place of `ai.onnx` where a node, a function or its imports have that.
-
-    onnxruntime takes both for one, but in branches and as a function's import; onnx's checker refuses nodes of `ai.onnx`.
-    Raises ModelError where both are imported, and differ.
-    """
-    name, alias = STANDARD_DOMAINS
-    holders = (model, *model.functions)
-    for holder in holders:
-        versions = {entry.version for entry in holder.opset_import if entry.domain in STANDARD_DOMAINS}
-        if len(versions) > 1:
-            raise ModelError(f"model: opset of '{name}', which is '{alias}' too; got {sorted(versions)}, expected one version")
-    used = {node.domain for node in model_nodes(model)}
-    used |= {entry.domain for function in model.functions for entry in function.opset_import}
-    if alias not in used or any(function.domain == alias for function in model.functions):
-        return model
-    result = ModelProto()
-    result.CopyFrom(model)
-    for node in model_nodes(result):
-        node.domain = name if node.domain == alias else node.domain
-    for holder in (result, *result.functions):
-        version = opset_of(holder.opset_import)
-        kept = [entry for entry in holder.opset_import if entry.domain not in STANDARD_DOMAINS]
-        del holder.opset_import[:]
-        holder.opset_import.extend([helper.make_opsetid(name, version), *kept] if version else kept)
-    return result
 
 
 def move_to_domain(model: ModelProto, domain: str, source: str = DOMAIN) -> bool:

@@ -16,23 +16,14 @@ from convpool.algebra import expand
 from convpool.algebra.expand import UpsampleSpec, Work
 from convpool.algebra.geometry import Ints
 from convpool.algebra.lowering import NOMINAL_SIZE, Cost
-from convpool.algebra.parts import (
-    IDENTITY,
-    MAX_UPSAMPLE,
-    UPSAMPLING_OP_TYPE,
-    Affine,
-    fold,
-    holds,
-    keeps,
-    outside,
-)
+from convpool.algebra.parts import IDENTITY, MAX_UPSAMPLE, UPSAMPLING_OP_TYPE, Affine, fold, holds, keeps, outside
 from convpool.ir import schema
 from convpool.ir.edit import Edit
 from convpool.ir.index import Scope, spatial_size
 from convpool.ir.protos import AttributeReference, is_op, known_attributes, label
 from convpool.report import Log, SiteReport
 from convpool.rules.base import Context, Plan, Reject, Rule, Site, reject, rejection
-from convpool.rules.convs import KERNEL_TYPES, RANK, ConvLeaf, against_node, conv_leaf, conv_rank
+from convpool.rules.convs import ConvLeaf, conv_leaf, conv_rank
 from convpool.rules.linear import Step, known_step
 from convpool.rules.resampling.emit import Emitter
 from convpool.rules.resampling.maps import Applied, Leaf, Map, Source, count_nodes
@@ -44,28 +35,15 @@ SPELLINGS = ("Resize", "Upsample", "ConvTranspose", "DepthToSpace", "Gather", "G
 SEARCH_LIMIT = 48
 """Nodes in front of a convolution that the search for a resampling visits at most."""
 ACTIVATIONS = (
-    "Relu",
-    "LeakyRelu",
-    "Elu",
-    "Clip",
-    "Sigmoid",
-    "Tanh",
-    "HardSigmoid",
-    "HardSwish",
-    "Softplus",
-    "Selu",
-    "Mish",
-    "Gelu",
-)
+    "Relu", "LeakyRelu", "Elu", "Clip", "Sigmoid", "Tanh", "HardSigmoid", "HardSwish", "Softplus", "Selu", "Mish", "Gelu",
+)  # fmt: skip
 """Operators behind a convolution that go in front of what only moves elements."""
 NODE = "upsample_conv"
 """The form of PyTorch's graphs: one node of a domain of theirs, with weights of each call."""
 GPU_FORMS, GPU_CHANNELS = ("conv_first", "fused"), 64
 """Forms measured on an H100: a ConvTranspose of 64 channels or more is 1.2 to 1.8 times as fast as Resize and Conv."""
-OPERATOR, OPERATOR_CHANNELS, OPERATOR_MULTIPLE = "upsampleconv", 32, 8
-"""The form that is a node of UpsampleConv: its fewest input and output channels, and what these are multiples of.
-
-On an H100 it is 1.13 to 2.5 times as fast as `fused` (decision 033)."""
+OPERATOR = "upsampleconv"
+"""The form that is a node of UpsampleConv."""
 ENOUGH = 0.95
 """Largest share of the time by the cost model that may remain."""
 
@@ -292,15 +270,10 @@ def with_forms(plan: ResizePlan, context: Context) -> ResizePlan | Reject:
     """The plan with the cheapest form for each of its groups, if it saves time by the cost model; or why not."""
     scope, leaf, conv, options = plan.scope, plan.leaf, plan.leaf.conv, context.options
     if options.for_torch:  # whether it pays the call decides, which knows device and batch
-        return _as_operator(plan, NODE)
+        return as_operator(plan, NODE)
     for_gpu = "gpu" in options.devices and options.upsampling is None
-    refused = None
-    if for_gpu and "cpu" not in options.devices and options.lowering == "convavgpool" and not _is_conv_first(plan):
-        refused = against_operator(plan, context)
-        if refused is None:
-            return _as_operator(plan)
     if for_gpu and (unknown := _unmeasured(plan)) is not None:
-        return refused or unknown
+        return unknown
     m, large = _m(leaf), _large(plan)
     out = m * math.prod(conv.output_size(large))
     groups, after = [], expand.pass_cost(-out, expand.PASS_WEIGHT)
@@ -335,39 +308,8 @@ def with_forms(plan: ResizePlan, context: Context) -> ResizePlan | Reject:
     return replace(plan, groups=tuple(groups), macs_before=counts[0], macs_after=counts[1])
 
 
-def against_operator(plan: ResizePlan, context: Context) -> Reject | None:
-    """The reason why a convolution becomes no node of UpsampleConv.
-
-    The plugin has a fast kernel for one upsampled map of two axes, one group, strides and dilations of 1, and at least
-    OPERATOR_CHANNELS channels.
-    """
-    scope, leaf, (group, *more) = plan.scope, plan.leaf, plan.groups
-    conv, up = leaf.conv, group.resample.up if group.resample is not None else None
-    if more or up is None or not is_whole(group, _c(leaf)):
-        return reject(scope, leaf.node, "maps of different sizes", len(plan.groups), "one, for this target")
-    if leaf.weight is None or not is_known(scope, leaf):
-        return reject(scope, leaf.node, "weights", "computed, or an input that a caller may override", "a constant")
-    if leaf.weight.data_type not in KERNEL_TYPES:
-        kind = TensorProto.DataType.Name(leaf.weight.data_type)
-        return reject(scope, leaf.node, "type", kind, "float16, bfloat16 or float32")
-    if scope.opset < schema.UPSAMPLING_OPSET:
-        return reject(scope, leaf.node, "opset", scope.opset, f"at least {schema.UPSAMPLING_OPSET}, for this target")
-    if (found := against_node(scope, conv, context.main_opset)) is not None:
-        return rejection(scope, leaf.node, found)
-    if conv.rank != RANK:
-        return reject(scope, leaf.node, "spatial axes", conv.rank, f"{RANK}, for this target")
-    if any(d != 1 for d in conv.dilations) or min(conv.pads) < 0:
-        got = f"{list(conv.dilations)} and {list(conv.pads)}"
-        return reject(scope, leaf.node, "dilations and pads", got, "dilations of 1 and no crop, for this target")
-    channels = f"{_c(leaf)} to {_m(leaf)} channels"
-    if max(up.factors) > MAX_UPSAMPLE or any(n < OPERATOR_CHANNELS or n % OPERATOR_MULTIPLE for n in (_m(leaf), _c(leaf))):
-        expected = f"factors up to {MAX_UPSAMPLE}, at least {OPERATOR_CHANNELS} channels in multiples of {OPERATOR_MULTIPLE}"
-        got = f"factors {list(up.factors)}, {channels}"
-        return reject(scope, leaf.node, "upsampled map", got, f"{expected}, for this target")
-    return None
-
-
-def _as_operator(plan: ResizePlan, form: str = OPERATOR) -> ResizePlan:
+def as_operator(plan: ResizePlan, form: str) -> ResizePlan:
+    """The plan with one node in the place of upsampling and convolution, in a form that has the kernels' multiply-adds."""
     leaf, (group,) = plan.leaf, plan.groups
     work = work_of(plan, group)
     counts: tuple[int | None, int | None] = (None, None)
@@ -387,7 +329,7 @@ def _forms(plan: ResizePlan, resample: Resample, up: UpsampleSpec) -> list[str]:
     return [form for form in found if form != "direct" or not narrow]
 
 
-def _is_conv_first(plan: ResizePlan) -> bool:
+def is_conv_first(plan: ResizePlan) -> bool:
     """Return True if the convolution can go in front of every resampling as it is."""
     ups = [group.resample.up for group in plan.groups if group.resample is not None]
     return all(up is None or expand.is_conv_first(plan.leaf.conv, up) for up in ups)
@@ -397,7 +339,7 @@ def _unmeasured(plan: ResizePlan) -> Reject | None:
     """The reason why a convolution is none of the kinds that were found to be faster on GPUs."""
     scope, leaf = plan.scope, plan.leaf
     ups = [group.resample.up for group in plan.groups if group.resample is not None]
-    if _is_conv_first(plan):
+    if is_conv_first(plan):
         resized = sum(len(group.channels) for group in plan.groups if group.resample is not None)
         if len(ups) * _m(leaf) <= resized:
             return None
