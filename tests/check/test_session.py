@@ -42,6 +42,7 @@ def crashing(name, usual):
     return method
 for name in ("make", "run", "turn"):
     setattr(real.Sessions, name, crashing(name, getattr(real.Sessions, name)))
+real.PAUSE_S = real.TURN_S = 0
 real.main()
 """
 
@@ -291,6 +292,7 @@ def test_a_forked_process_starts_one_of_its_own(monkeypatch):
 @pytest.mark.parametrize("python", ["", "/nowhere/python", "/bin/true"])
 def test_where_no_process_can_be_started_models_run_here(monkeypatch, python):
     monkeypatch.setattr(session, "_place", None)
+    monkeypatch.setattr(session_process, "PAUSE_S", 0)
     monkeypatch.setattr(sys, "executable", python)
     found = convpool.optimize(graph(PAIR), lowering="direct", time=True)
     assert found.report.verification.passed and found.report.speed is not None and isinstance(session._place, session._Here)

@@ -4,6 +4,7 @@
 import concurrent.futures
 import ctypes
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -530,11 +531,18 @@ SLOW = "conv_avgpool_direct_gemm_sm75_f16_m64n64k32_s4"
 
 def chosen(table: str | None, *asked: tuple[dict, dict]) -> tuple[list[int], list[str]]:
     """Ids that a new process chooses with CONVPOOL_TUNED set so, and what it warns of; the variable is read once."""
-    environment = {**os.environ, "CONVPOOL_TUNED": table or ""}
-    command = [sys.executable, "-c", CHOOSE, json.dumps(asked)]
+    return (of_rows_compiled_in if table in (None, "off") else in_a_new_process)(table or "", json.dumps(asked))
+
+
+def in_a_new_process(table: str, asked: str) -> tuple[list[int], list[str]]:
+    environment = {**os.environ, "CONVPOOL_TUNED": table}
+    command = [sys.executable, "-c", CHOOSE, asked]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     return tuple(json.loads(done.stdout))
+
+
+of_rows_compiled_in = functools.cache(in_a_new_process)
 
 
 def row(tactic: str, *, cc: int = 90, **fields) -> str:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recipes of docs/extending.md work: each is followed on a copy of the sources, and its example is put to use.
+"""The recipes of docs/extending.md work: each is followed on a copy of the sources, and its example is put to use.  Those that
+change the library are followed on one copy, which is built once.
 
 No GPU: kernels of the examples are compiled, and planned, named, ranked and refused on a pretended CUDA runtime.
 """
@@ -10,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -54,13 +56,34 @@ ROUNDING = 1e-5
 """A share of the largest output: sums of 4 * 9 * 4 float32 products in another order."""
 
 
+def copied(folder: Path) -> Path:
+    """Copy the sources into a folder."""
+    for part in ("optimizer", "plugin"):
+        shutil.copytree(ROOT / part, folder / "convpool" / part, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    return folder / "convpool"
+
+
 @pytest.fixture
 def copy(tmp_path):
     """A copy of the sources, to follow recipes on."""
-    root = tmp_path / "convpool"
-    for folder in ("optimizer", "plugin"):
-        shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
-    return root
+    return copied(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def extended(tmp_path_factory):
+    """The answer to code by the package and library of a copy with all that (b) to (e) add, and the names in its kernels."""
+    host_library.nvcc()
+    folder = tmp_path_factory.mktemp("extended")
+    root = copied(folder)
+    for letter in "bcde":
+        follow(recipe(DOCUMENT, f"({letter})"), root)
+    row, scale, generic = folder / "row.cu", folder / "scale.cu", root / "plugin/src/families/generic/kernel.cu"
+    row.write_text(INSTANCE)
+    template = (root / "plugin/src/families/instance.cu.in").read_text()
+    scale.write_text(template.replace("@family@", "scale").replace("@precision@", "F16"))
+    kernels = [host_library.compile_kernel(root, source, folder, "sm_80") for source in (row, scale, generic)]
+    library = host_library.build(root, folder / "build", *kernels[1:])
+    return partial(host_library.ask, root, library), [host_library.run("nm", "-C", kernel) for kernel in kernels]
 
 
 def python(root: Path, code: str) -> dict:
@@ -129,15 +152,10 @@ static_assert(convpool::implicit_gemm::kRows[6].id == 1003);
 """
 
 
-def test_a_tactic(copy, tmp_path):
-    host_library.nvcc()
-    follow(recipe(DOCUMENT, "(b)"), copy)
-    (tmp_path / "one_row.cu").write_text(INSTANCE)
-    kernel = host_library.compile_kernel(copy, tmp_path / "one_row.cu", tmp_path, "sm_80")
-    assert "implicit_gemm_kernel" in host_library.run("nm", "-C", kernel)
-    answer = host_library.ask(
-        copy,
-        host_library.build(copy, tmp_path / "build"),
+def test_a_tactic(extended):
+    ask, names = extended
+    assert "implicit_gemm_kernel" in names[0]
+    answer = ask(
         """
 new = find_tactic(1003)
 try:
@@ -182,15 +200,8 @@ def test_a_row_that_is_incomplete_does_not_compile(copy, forgotten, instead, mes
 # ---- (c) a kernel family --------------------------------------------------------------------------------------------
 
 
-def test_a_family(copy, tmp_path):
-    follow(recipe(DOCUMENT, "(c)"), copy)
-    generated = tmp_path / "scale_f16.cu"
-    template = (copy / "plugin/src/families/instance.cu.in").read_text()
-    generated.write_text(template.replace("@family@", "scale").replace("@precision@", "F16"))
-    kernel = host_library.compile_kernel(copy, generated, tmp_path, "sm_80")
-    answer = host_library.ask(
-        copy,
-        host_library.build(copy, tmp_path / "build", kernel),
+def test_a_family(extended):
+    answer = extended[0](
         """
 new, factor = find_tactic(5001), dict(n=4, c=1, m=1, spatial=(32, 32), kernel_shape=1, pool_kernel_shape=1)
 described = dict(cc=90, multiprocessors=132, shared_bytes=232448)
@@ -303,13 +314,9 @@ def test_a_variant_that_is_only_in_the_optimizer_is_missed(copy, tmp_path):
     }
 
 
-def test_the_kernels_of_a_variant(copy, tmp_path):
+def test_the_kernels_of_a_variant(extended):
     """The C API plans it, names it, and leaves out the families that lack it; the kernel compiles."""
-    follow(recipe(DOCUMENT, "(d)"), copy)
-    kernel = host_library.compile_kernel(copy, copy / "plugin/src/families/generic/kernel.cu", tmp_path, "sm_80")
-    answer = host_library.ask(
-        copy,
-        host_library.build(copy, tmp_path / "build", kernel),
+    answer = extended[0](
         """
 problem = Problem(**LAYER, activation="softsign")
 answer = dict(us=expected_us(problem), number=problem.struct.activation,
@@ -327,13 +334,10 @@ answer["unknown"] = lib.convpool_last_error().decode()
 # ---- (e) an element type --------------------------------------------------------------------------------------------
 
 
-def test_a_type(copy, tmp_path):
-    follow(recipe(DOCUMENT, "(e)"), copy)
-    kernel = host_library.compile_kernel(copy, copy / "plugin/src/families/generic/kernel.cu", tmp_path, "sm_80")
-    assert "UInt8" in host_library.run("nm", "-C", kernel)
-    answer = host_library.ask(
-        copy,
-        host_library.build(copy, tmp_path / "build", kernel),
+def test_a_type(extended):
+    ask, names = extended
+    assert "UInt8" in names[2]
+    answer = ask(
         """
 from convpool.cuda import arrays
 def refusal(**fields):
