@@ -301,13 +301,14 @@ def test_a_variant(copy, tmp_path):
     assert after["error"] < ROUNDING
     checked = python(copy, REFERENCE)
     assert checked["error"] < 1e-12
-    assert sorted(variants_of_the_plugin(copy, tmp_path)) == sorted(checked["names"]) and len(checked["names"]) == 72
+    assert sorted(variants_of_the_plugin(copy, tmp_path)) == sorted(checked["names"]) and len(checked["names"]) == 144
 
 
 def test_a_variant_that_is_only_in_the_optimizer_is_missed(copy, tmp_path):
     follow([step for step in recipe(DOCUMENT, "(d)") if step.path.startswith("optimizer")], copy)
     assert set(python(copy, REFERENCE)["names"]) - set(variants_of_the_plugin(copy, tmp_path)) == {
-        f"{affine}{prologue}ConvAvgPool{add}Softsign"
+        f"{affine}{prologue}{operator}{add}Softsign"
+        for operator in ("ConvAvgPool", "UpsampleConv")
         for affine in ("", "Affine")
         for prologue in ("", "Relu", "LeakyRelu")
         for add in ("", "Add")
