@@ -18,6 +18,7 @@ BENCHMARKS = (
     "host_time",
     "torch_layers",
     "torch_training",
+    "upsample_layers",
     "torch_host_time",
     "torch_image_weights",
     "compare_builds",

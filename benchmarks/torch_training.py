@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training steps of discriminators in PyTorch: the original against `convpool.torch.optimize`d.
+"""Training steps of discriminators and generators in PyTorch: the original against `convpool.torch.optimize`d.
 
     python -m benchmarks torch_training --json benchmarks/results/h200_torch_training.json
 
@@ -32,6 +32,7 @@ import convpool.torch
 from benchmarks.torch_layers import graph_time
 from convpool.torch.backend import convpool as convpool_backend
 from models import torch_discriminators as networks
+from models.torch_generators import BigGANGenerator, SNGANGenerator
 
 Loss = Callable[[nn.Module, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """A loss of the network, real images, generated images, and numbers from 0 to 1."""
@@ -60,15 +61,27 @@ def wasserstein(net: nn.Module, real: torch.Tensor, fake: torch.Tensor, mix: tor
     return net(fake).float().mean() - net(real).float().mean() + 10 * penalty
 
 
+def energy(net: nn.Module, real: torch.Tensor, fake: torch.Tensor, mix: torch.Tensor) -> torch.Tensor:
+    """A loss of a generator's images that needs no discriminator."""
+    return net(real).float().square().mean()
+
+
 @dataclass(frozen=True)
 class Case:
-    """A network, the size and number of its images, its loss, and whether that needs second derivatives."""
+    """A network, the size and number of its images, its loss, whether that needs second derivatives, and a generator's noise."""
 
     build: Callable[[], nn.Module]
     size: int
     batch: int
     loss: Loss
     second: bool = False
+    noise: int = 0
+
+    def input(self) -> torch.Tensor:
+        """Random images, or noise."""
+        shape = (self.batch, self.noise) if self.noise else (self.batch, 3, self.size, self.size)
+        made = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+        return made if self.noise else made.contiguous(memory_format=torch.channels_last)
 
 
 CASES = {
@@ -80,15 +93,15 @@ CASES = {
     "stargan_v2_r1": Case(networks.StarGANv2, 256, 8, logistic_r1, True),
     "wgan_gp32": Case(networks.WGANGP32, 32, 64, wasserstein, True),
     "wgan_gp64": Case(networks.WGANGP64, 64, 64, wasserstein, True),
+    "sngan64_generator": Case(SNGANGenerator, 64, 64, energy, noise=128),
+    "biggan128_generator": Case(BigGANGenerator, 128, 32, energy, noise=120),
 }
 
 
 def step_of(net: nn.Module, case: Case) -> Callable[[], Any]:
     """A function that makes one step's gradients."""
-    made = {"device": "cuda", "dtype": torch.bfloat16}
-    shape = (case.batch, 3, case.size, case.size)
-    real, fake = (torch.randn(shape, **made).contiguous(memory_format=torch.channels_last) for _ in range(2))
-    mix = torch.rand(case.batch, 1, 1, 1, **made)
+    real, fake = case.input(), case.input()
+    mix = torch.rand(case.batch, 1, 1, 1, device="cuda", dtype=torch.bfloat16)
     parameters = list(net.parameters())
 
     def step() -> Any:
@@ -124,8 +137,7 @@ def measure(case: Case, mode: str | None) -> dict[str, Any]:
     """Times and memory of both."""
     torch.manual_seed(0)
     original = case.build().cuda().to(torch.bfloat16, memory_format=torch.channels_last).train()
-    images = torch.randn(case.batch, 3, case.size, case.size, device="cuda", dtype=torch.bfloat16)
-    images = images.contiguous(memory_format=torch.channels_last).requires_grad_(case.second)
+    images = case.input().requires_grad_(case.second)
     optimized, report = convpool.torch.optimize(copy.deepcopy(original), images)
     found: dict[str, Any] = {"pairs": sum(site.status == "rewritten" for site in report.sites)}
     for name, net in (("original", original), ("convpool", optimized)):

@@ -29,8 +29,9 @@ from convpool.torch.functional import Sizes, conv_pads, sizes
 _TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 MOST_SCALE = 4
 """The largest factor of an axis in the library's kernels."""
-SUM_MACS = 320
-"""Multiply-adds that take as long as making one tap of the summed weights: 256 pixels of 3x3 kernels and a factor of 2."""
+SUM_MACS = {"cpu": 320, "cuda": 1000}
+"""Multiply-adds that take as long as making one tap of the summed weights: 256 pixels of 3x3 kernels and a factor of 2, on a GPU
+800.  With 512 of them, forward of 1536 channels takes an H100 as long as PyTorch's two operators in float16."""
 
 
 def _two_operators(x: torch.Tensor, weight: torch.Tensor, bias: Any, scales: Ints, pads: Ints) -> torch.Tensor:
@@ -42,7 +43,7 @@ def _convolved(x: torch.Tensor, weight: torch.Tensor, bias: Any, pads: Ints) -> 
     return plain.convolve(x, weight, bias, ones, pads, ones, 1)
 
 
-def _summed(weight: torch.Tensor, scales: Ints) -> torch.Tensor:
+def summed_weights(weight: torch.Tensor, scales: Ints) -> torch.Tensor:
     """The weights [C, M, kernel...] of a transposed convolution: turned round, and convolved with a box of the scales."""
     rank = len(scales)
     found = weight.permute(*range(2, 2 + rank), 1, 0).flip(tuple(range(rank))).contiguous()
@@ -60,7 +61,7 @@ def _transposed(x: torch.Tensor, weight: torch.Tensor, bias: Any, scales: Ints, 
     """One transposed convolution of the summed weights; what uneven pads leave over is cut off."""
     rank, crops = len(scales), _around(weight.shape[2:], pads)
     padding = [min(crops[axis], crops[rank + axis]) for axis in range(rank)]
-    y = _TRANSPOSED[rank](x, _summed(weight, scales), bias, stride=scales, padding=padding)
+    y = _TRANSPOSED[rank](x, summed_weights(weight, scales), bias, stride=scales, padding=padding)
     for axis, crop in enumerate(padding):
         begin, end = crops[axis] - crop, crops[rank + axis] - crop
         if begin or end:
@@ -161,15 +162,18 @@ class _UpsampleConv(torch.autograd.Function):
         box, rest = pool_first(turned_round, PoolSpec(ctx.scales, ctx.scales, zeros, ones))
         window = (box.kernel_shape, box.strides, box.pads, box.dilations)
         geometry = (*window, rest.strides, rest.pads, rest.dilations, 1, *plain.NOTHING, 0)
-        turned, copies = _turned(weight), math.prod(ctx.scales)
-        d_x = d_weight = None
-        if ctx.needs_input_grad[0]:
-            d_x = copies * pairs.pooled_conv_of((grad, turned, None, None, None, None), geometry)
-        if ctx.needs_input_grad[1]:
-            found = pairs.pair_gradients(copies * x, grad, turned, geometry, (False, True, False))[1]
-            assert found is not None
-            d_weight = _turned(found)
-        return d_x, d_weight, gradients.channel_sums(grad) if ctx.needs_input_grad[2] else None, None, None
+        turned, copies, needs = _turned(weight), math.prod(ctx.scales), ctx.needs_input_grad
+
+        def of_parameters() -> tuple:
+            found = pairs.pair_gradients(x, grad, turned, geometry, (False, True, False))[1] if needs[1] else None
+            d_weight = None if found is None else _turned(copies * found)
+            return d_weight, gradients.channel_sums(grad) if needs[2] else None
+
+        def of_input() -> torch.Tensor | None:
+            return pairs.pooled_conv_of((grad, copies * turned, None, None, None, None), geometry) if needs[0] else None
+
+        (d_weight, d_bias), d_x = gradients.side_by_side(grad, of_parameters, of_input)
+        return d_x, d_weight, d_bias, None, None
 
 
 def _turned(weight: torch.Tensor) -> torch.Tensor:
@@ -182,7 +186,7 @@ def _pays(x: torch.Tensor, weight: torch.Tensor, scales: Ints) -> bool:
     kernel, pixels = tuple(weight.shape[2:]), x.shape[0] * math.prod(x.shape[2:])
     after = math.prod(k + s - 1 for k, s in zip(kernel, scales, strict=True))
     before = math.prod(kernel) * math.prod(scales)
-    return x.is_cuda and constant.current() is not None or pixels * (before - after) >= SUM_MACS * after
+    return x.is_cuda and constant.current() is not None or pixels * (before - after) >= after * SUM_MACS.get(x.device.type, 320)
 
 
 def upsample_conv_of(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, scales: Ints, pads: Ints) -> torch.Tensor:
@@ -227,8 +231,8 @@ def upsample_conv2d(
     the weights' type.  It lies in memory as PyTorch's would: channels last where x or the weight does.
 
     Differentiable to any order; autocast works.  PyTorch's two operators run under torch.compile, torch.func and torch.export,
-    and where summing the weights costs more than it saves: below 256 pixels of all samples for 3x3 and a factor of 2.  Inside
-    `constant_weights` a GPU sums them once.
+    and where summing the weights costs more than it saves: below 256 pixels of all samples for 3x3 and a factor of 2, on a
+    GPU 800.  Inside `constant_weights` a GPU sums them once.
 
     Raises OptionError for sizes that describe no upsampling, and what PyTorch's operators raise.
     """

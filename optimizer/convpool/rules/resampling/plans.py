@@ -316,6 +316,8 @@ def as_operator(plan: ResizePlan, form: str) -> ResizePlan:
     if leaf.size is not None:
         before = expand.dense_cost(leaf.conv, work.m, work.c, leaf.size, 4).macs
         counts = before, expand.kernel_macs(leaf.conv, work.up, work.m, work.c, leaf.conv.output_size(leaf.size))
+        if is_pointwise(plan.scope, leaf.node):  # which is computed first
+            counts = before, before // work.up.copies
     return replace(plan, groups=(replace(group, form=form),), macs_before=counts[0], macs_after=counts[1])
 
 

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nearest upsampling by 2 and a 3x3 convolution: 15 layers of decoders, generators and U-Nets on a GPU.
+
+    python -m benchmarks upsample_layers --json benchmarks/results/h100_upsample_layers.json
+
+Channels last, with a bias, each captured in a CUDA graph; medians of replays, in microseconds.  "forward" has the weights summed
+beforehand: the library's kernel by `convpool.torch.constant_weights`, PyTorch's interpolate and conv2d, and cuDNN's transposed
+convolution.  "training" is forward with the gradients of input, weight and bias, the weights summed in each call.  The roof is
+the larger of 16 products for each pixel of the small map and pair of channels at PEAKS, and of the bytes read and written at
+BYTES_PER_US.  Every result is compared with PyTorch's before it is timed.  --device cpu compares on tiny maps and times nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+import convpool.torch
+from benchmarks.torch_layers import graph_time
+from convpool.torch.upsampling import summed_weights
+
+LAYERS = {
+    "SD VAE decoder, 512": (1, 512, 512, 64, 64),
+    "SD VAE decoder, 1024": (1, 512, 512, 128, 128),
+    "SD VAE decoder, last": (1, 256, 256, 256, 256),
+    "SDXL UNet, 32": (2, 1280, 1280, 32, 32),
+    "SDXL UNet, 64": (2, 640, 640, 64, 64),
+    "SNGAN generator, 16": (64, 256, 256, 16, 16),
+    "SNGAN generator, 4": (64, 1024, 512, 4, 4),
+    "SNGAN generator, 32": (64, 128, 64, 32, 32),
+    "BigGAN generator, 32": (32, 384, 192, 32, 32),
+    "BigGAN generator, 4": (32, 1536, 1536, 4, 4),
+    "Real-ESRGAN": (1, 64, 64, 256, 256),
+    "U-Net, 16": (8, 512, 256, 16, 16),
+    "U-Net, 32": (8, 256, 128, 32, 32),
+    "style transfer, 1080p": (1, 128, 64, 270, 480),
+    "VQ decoder": (1, 512, 512, 32, 32),
+}
+"""n, c, m, height and width of the small map."""
+DTYPES = {"fp16": torch.float16, "tf32": torch.float32}
+PEAKS = {"fp16": 790e6, "tf32": 395e6}
+"""Floating-point operations a microsecond of an H100's tensor cores, as measured."""
+BYTES_PER_US = 3.0e6
+TOLERANCE = 5e-3
+"""The largest error of float16 and TF32, relative, by norms."""
+
+Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def two_operators(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """PyTorch's interpolate and conv2d."""
+    return F.conv2d(F.interpolate(x, scale_factor=2.0), w, b, padding=1)
+
+
+def ours(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The function under test."""
+    return convpool.torch.upsample_conv2d(x, w, b, scale_factor=2, padding=1)
+
+
+def layer(shape: tuple[int, ...], dtype: torch.dtype, device: str, gradients: bool) -> Tensors:
+    """Input, weight and bias."""
+    n, c, m, *size = shape
+    made = [torch.randn(sizes, device=device) for sizes in ((n, c, *size), (m, c, 3, 3), (m,))]
+    made[1] /= math.sqrt(9 * c)
+    x, w = (t.to(dtype, memory_format=torch.channels_last).requires_grad_(gradients) for t in made[:2])
+    return x, w, made[2].to(dtype).requires_grad_(gradients)
+
+
+def compare(found: Any, expected: Any) -> None:
+    """AssertionError where tensors are not the same within the rounding of their type."""
+    for a, b in zip(found, expected, strict=True):
+        error = float((a.float() - b.float()).norm() / b.float().norm())
+        assert error < TOLERANCE, f"another result: {error:.1e} of its norm"
+
+
+def measure(shape: tuple[int, ...], precision: str, device: str, time: Callable[[Callable[[], Any]], float]) -> dict[str, Any]:
+    """Microseconds by pass and method, and the share of the roof."""
+    x, w, b = layer(shape, DTYPES[precision], device, gradients=False)
+    transposed = summed_weights(w.float(), (2, 2)).to(w.dtype).contiguous(memory_format=torch.channels_last)
+    methods: dict[str, Callable[[], torch.Tensor]] = {
+        "two operators": lambda: two_operators(x, w, b),
+        "transposed": lambda: F.conv_transpose2d(x, transposed, b, stride=2, padding=1),
+        "convpool": lambda: ours(x, w, b),
+    }
+    found: dict[str, dict[str, float]] = {"forward": {}, "training": {}}
+    with torch.no_grad():
+        expected = two_operators(x, w, b)
+        for name, run in methods.items():
+            with convpool.torch.constant_weights() if name == "convpool" else contextlib.nullcontext():
+                compare([run()], [expected])
+                found["forward"][name] = time(run)
+    n, c, m, *size = shape
+    pixels = n * math.prod(size)
+    roof = max(2 * pixels * c * m * 16 / PEAKS[precision], pixels * (c + 4 * m) * x.element_size() / BYTES_PER_US)
+    tensors = layer(shape, DTYPES[precision], device, gradients=True)
+    grad = torch.randn_like(expected)
+
+    def step(method: Callable) -> Callable[[], Any]:
+        return lambda: torch.autograd.grad(method(*tensors), tensors, grad)
+
+    compare(step(ours)(), step(two_operators)())
+    for name, method in (("two operators", two_operators), ("convpool", ours)):
+        found["training"][name] = time(step(method))
+    return {**found, "roof_us": roof}
+
+
+def main() -> None:
+    """Times the layers, prints a line for each and the geometric means, and writes the record."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--precision", choices=DTYPES, action="append")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--commit", default="")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.backends.cudnn.benchmark = torch.backends.cudnn.allow_tf32 = True
+    on_gpu = options.device == "cuda"
+    record: dict[str, Any] = {
+        "device": torch.cuda.get_device_name() if on_gpu else "cpu",
+        "torch": torch.__version__,
+        "cudnn": torch.backends.cudnn.version(),
+        "commit": options.commit,
+        "layers": [],
+        "ratios": {},
+    }
+    for precision in options.precision or DTYPES:
+        ratios: dict[str, list[float]] = {}
+        for name, shape in LAYERS.items():
+            tiny = (min(shape[0], 4), *(max(n // 64, 3) for n in shape[1:3]), 12, 10)
+            found = measure(shape if on_gpu else tiny, precision, options.device, graph_time if on_gpu else lambda run: 0.0)
+            if not on_gpu:
+                print(f"{precision} {name}: right", flush=True)
+                continue
+            record["layers"].append({"precision": precision, "layer": name, "shape": shape, **found})
+            texts = []
+            for passes in ("forward", "training"):
+                us = found[passes]
+                texts.append(f"{passes} {', '.join(f'{method} {value:.1f}' for method, value in us.items())}")
+                for method in us.keys() - {"convpool"}:
+                    ratios.setdefault(f"{passes}, over {method}", []).append(us[method] / us["convpool"])
+            share = found["roof_us"] / found["forward"]["convpool"]
+            print(f"{precision} {name}: {'; '.join(texts)} us; {share:.0%} of the roof", flush=True)
+        for name, values in sorted(ratios.items()):
+            record["ratios"][f"{precision} {name}"] = {"geometric_mean": statistics.geometric_mean(values), "least": min(values)}
+            print(
+                f"{precision} {name}: {statistics.geometric_mean(values):.2f} times as fast, {min(values):.2f} the least",
+                flush=True,
+            )
+    if options.json:
+        options.json.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
