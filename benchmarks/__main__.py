@@ -20,6 +20,7 @@ BENCHMARKS = (
     "torch_training",
     "upsample_layers",
     "torch_host_time",
+    "torch_captures",
     "torch_image_weights",
     "compare_builds",
     "tables",

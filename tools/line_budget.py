@@ -18,7 +18,7 @@ BUDGET = {
     "optimizer": 26960,
     "plugin": 18110,
     "tests": 41560,
-    "benchmarks": 8080,
+    "benchmarks": 8330,
     "tools": 1000,
     "examples": 1180,
     "models": 2170,
