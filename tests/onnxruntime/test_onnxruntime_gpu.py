@@ -83,8 +83,9 @@ def test_every_operator_of_every_type(op_type, dtype):
 @pytest.mark.parametrize("channels_last", [0, 1, 2, 3])
 @pytest.mark.parametrize(("sizes", "group"), [((11,), 1), ((7, 10), 4), ((5, 6, 7), 1)])
 def test_ranks_groups_and_layouts(sizes, group, channels_last):
-    node = Node("ReluConvAvgPoolAdd", "float16", sizes=sizes, group=group, channels_last=channels_last)
-    run(node, on_gpu.session(node.model(functions=False)), seed=1)
+    for op_type in ("ReluConvAvgPoolAdd", "ReluUpsampleConvAdd"):
+        node = Node(op_type, "float16", sizes=sizes, group=group, channels_last=channels_last)
+        run(node, on_gpu.session(node.model(functions=False)), seed=1)
 
 
 def test_the_kernels_run_on_the_gpu(tmp_path):
@@ -97,9 +98,10 @@ def test_float64_runs_by_the_cpu_provider(tmp_path):
     assert profiled_providers(node.model(functions=False), tmp_path)["ConvAvgPool"] == on_gpu.CPU
 
 
+@pytest.mark.parametrize("op_type", ["ConvAvgPool", "UpsampleConv"])
 @pytest.mark.parametrize("bias", [True, False])
-def test_open_sizes_and_weights_that_change(bias):
-    node = Node("ConvAvgPool", "float16", constant=False, open_sizes=True, bias=bias)
+def test_open_sizes_and_weights_that_change(bias, op_type):
+    node = Node(op_type, "float16", constant=False, open_sizes=True, bias=bias)
     session = on_gpu.session(node.model(functions=False))
     for seed in range(3):
         for batch, sizes in [(1, (9, 10)), (3, (4, 31)), (1, (9, 10))]:
@@ -147,8 +149,9 @@ def test_the_provider_says_whether_products_are_in_tf32():
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_cuda_graphs_give_the_same_bits(dtype):
-    model = generators.generate("wgan_gp", batch=4, dtype=dtype)
+@pytest.mark.parametrize("name", ["wgan_gp", "sngan_generator"])
+def test_cuda_graphs_give_the_same_bits(name, dtype):
+    model = generators.generate(name, batch=4, dtype=dtype)
     optimized = convpool.optimize(model, target="tensorrt", check=0).model
     plain = Bound(on_gpu.session(optimized), generators.random_inputs(model))
     graph = Bound(on_gpu.session(optimized, cuda_graph=True), generators.random_inputs(model))
@@ -174,9 +177,11 @@ def test_cuda_graphs_of_every_rank(sizes):
 
 @pytest.mark.parametrize("target", ["tensorrt", "cuda"])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_a_network_agrees_with_float32(dtype, target):
-    model = generators.generate("wgan_gp", batch=4, dtype=dtype)
+@pytest.mark.parametrize("name", ["wgan_gp", "sngan_generator", "biggan_generator", "vae_decoder", "unet_nearest"])
+def test_a_network_agrees_with_float32(name, dtype, target):
+    model = generators.generate(name, batch=4, dtype=dtype, **{"unet_nearest": {"widths": (32, 64, 128)}}.get(name, {}))
     optimized = convpool.optimize(model, target=target, check=0).model
+    assert schema.used_in(optimized)
     original = open_model(load(model))
     assert compare_runners(original, CudaRunner(load(optimized), "the result")).passed
 

@@ -12,6 +12,7 @@ from convpool.ir import schema
 from convpool.ir.model import load
 from convpool.ir.protos import attributes
 from convpool.macs import count_at
+from models import generators
 from tests.support import models
 from tests.support.cuda_target import for_cuda, layouts
 from tests.support.fusing import operator_nodes
@@ -70,6 +71,53 @@ def test_what_stands_beside_is_fused(target):
     assert (site.macs_before, site.macs_after) == (products // 2 * 20 * 24 * 9, products // 2 * 10 * 12 * 16)
     summary = result.report.summary
     assert (summary.model_macs_before, summary.model_macs_after) == (site.macs_before, site.macs_after)
+
+
+SKIP = "float[2,32,10,12] x, float[2,16,20,24] z"
+JOIN = UP + "j = Concat<axis=1>({})\nr = Relu(j)\ny = Conv<pads=[1,1,1,1]>(r, w, b)"
+
+
+@pytest.mark.parametrize("operands", ["u, z", "z, u"])
+def test_a_skip_connection_is_convolved_apart_and_added(operands):
+    model = graph(JOIN.format(operands), {**SCALES, "w": whole((32, 48, 3, 3)), "b": whole((32,))}, inputs=SKIP)
+    made = rewrite(model, target="tensorrt", exact=True)
+    assert operators(made.graph) == {"ReluUpsampleConvAdd": 1, "Relu": 1, "Conv": 1}
+    result = convpool.optimize(model, target="cuda")
+    assert operators(result.model.graph) == {"ReluUpsampleConvAdd": 1, "ReluConvAvgPool": 1} and result.report.verification.passed
+    site = result.report.sites[0]
+    assert (site.operator, site.macs_after) == ("ReluUpsampleConvAdd", 32 * (32 * 10 * 12 * 16 + 16 * 20 * 24 * 9))
+
+
+def test_a_pad_in_front_of_a_skip_connection_stays_in_front_of_a_conv():
+    """onnxruntime would merge it into the AveragePool of the function."""
+    body = "z = Pad(q, more)\n" + JOIN.format("u, z").replace("Relu(j)", "Neg(j)")
+    inputs = "float[2,32,10,12] x, float[2,16,18,22] q"
+    given = {**SCALES, "w": whole((32, 48, 3, 3)), "b": whole((32,)), "more": [0, 0, 1, 1, 0, 0, 1, 1]}
+    made = rewrite(graph(body, given, inputs=inputs), target="cuda", exact=True)
+    assert operators(made.graph)["Pad"] == 1 and "UpsampleConvAdd" in "".join(operators(made.graph))
+
+
+@GPU
+def test_a_wider_result_than_the_upsampled_map_stays(target):
+    model = graph(JOIN.format("u, z"), {**SCALES, "w": (40, 48, 3, 3), "b": (40,)}, inputs=SKIP)
+    expected = "upsampled maps; got 1 of 2, 32 to 40 channels, expected one, as wide as the result where another map"
+    assert expected in reason(model, target=target)
+
+
+@GPU
+def test_a_sum_of_maps_stays(target):
+    body = UP + "a = Add(u, z)\ny = Conv<pads=[1,1,1,1]>(a, w)"
+    model = graph(body, {**SCALES, "w": (32, 32, 3, 3)}, inputs="float[2,32,10,12] x, float[2,32,20,24] z")
+    assert "upsampled maps; got 1 of 2" in reason(model, target=target)
+    pointwise = graph(body.replace("<pads=[1,1,1,1]>", ""), {**SCALES, "w": (32, 32, 1, 1)}, inputs=SKIP.replace("16", "32"))
+    assert "sum of maps; got one of them not resampled" in reason(pointwise, target=target)
+
+
+def test_shortcuts_of_generators_are_resized_once():
+    """A sum that another node reads too is not split again by the next shortcut."""
+    result = convpool.optimize(generators.generate("sngan_generator", batch=2), target="cuda")
+    found = operators(result.model.graph)
+    assert found["Resize"] == 4 and found["ConvAvgPoolAdd"] == 4 and "Add" not in found and result.report.verification.passed
 
 
 def test_elementwise_nodes_between_are_done_on_the_small_map():

@@ -22,6 +22,7 @@ from convpool.tensorrt.package import version
 from convpool.tensorrt.policy import offloaded_convs
 from models.generators import generate, random_inputs
 from tests.support.gpu import require_gpu
+from tests.support.models import graph, weights
 
 
 @pytest.fixture(autouse=True)
@@ -378,13 +379,66 @@ def test_fused_variants_of_fixed_sizes(precision, limit, tmp_path):
     assert np.array_equal(np.load(tmp_path / "y.npy"), found)
 
 
+UPSAMPLED = """
+r = LeakyRelu<alpha=0.125>(x)
+u = Resize<mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor">(r, , s)
+h = Conv<pads=[1,0,1,2]>(u, w, b)
+c = Conv<pads=[1,0,1,2]>(v, k)
+a = Add(h, c)
+y = Relu(a)
+"""
+
+
+@pytest.mark.parametrize(("precision", "limit"), [("fp32", 4e-6), ("tf32", 4e-3), ("fp16", 8e-3)])
+@pytest.mark.parametrize("factors", [(2, 2), (3, 1)])
+def test_an_upsampled_convolution_of_open_sizes(factors, precision, limit):
+    """Prologue, bias, residual and activation in one node; v is of the upsampled size."""
+    constants = {
+        "s": np.array([1, 1, *factors], np.float32),
+        "w": weights((72, 64, 3, 3)),
+        "b": (72,),
+        "k": weights((72, 8, 3, 3)),
+    }
+    model = graph(UPSAMPLED, constants, inputs="float[N,64,H,W] x, float[N,8,P,Q] v", outputs="float[N,72,R,S] y")
+    rewritten = optimize(
+        model, target="tensorrt", input_shapes={"x": [1, 64, 8, 8], "v": [1, 8, *(8 * f for f in factors)]}, check=0
+    )
+    nodes = [node.op_type for node in rewritten.model.graph.node if schema.is_operator(node)]
+    assert "LeakyReluUpsampleConv" in nodes
+    sizes = [(1, 8, 8), (4, 16, 16), (8, 24, 24)]
+    profile = {"x": tuple([n, 64, h, w] for n, h, w in sizes)}
+    profile["v"] = tuple([n, 8, h * factors[0], w * factors[1]] for n, h, w in sizes)
+    engine = build_engine(rewritten.model, precision=precision, profiles=profile, optimization_level=1, configure=detailed)
+    assert plugin_layers(engine) == len(nodes)
+    rng = np.random.default_rng(8)
+    for n, h, w in ((1, 8, 8), (8, 24, 24), (3, 9, 17)):
+        shapes = {"x": (n, 64, h, w), "v": (n, 8, h * factors[0], w * factors[1])}
+        feeds = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+        wanted, found = reference(model, feeds), engine.run(feeds)["y"]
+        assert found.shape == wanted.shape
+        assert 0 < np.abs(found - wanted).max() <= limit * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("name", ["sngan_generator", "biggan_generator", "vae_decoder", "unet_nearest"])
+def test_decoders_and_generators(name):
+    model = generate(name, batch=2, **({"widths": (32, 64, 128)} if name == "unet_nearest" else {}))
+    rewritten = optimize(model, target="tensorrt", check=0).model
+    nodes = [node.op_type for node in rewritten.graph.node if schema.is_operator(node)]
+    assert any("UpsampleConv" in op_type for op_type in nodes)
+    engine = build_engine(rewritten, precision="fp16", optimization_level=1, configure=detailed)
+    assert plugin_layers(engine) == len(nodes)
+    inputs = random_inputs(model)
+    wanted, found = reference(model, inputs), next(iter(engine.run(inputs).values()))
+    assert np.abs(found - wanted).max() <= 2e-2 * np.abs(wanted).max()
+
+
 def test_a_slope_that_half_does_not_have_stays_in_float():
     """An infinite slope would make NaN of zeros."""
     model = residual_block({"BATCH": 4, "HEIGHT": 16, "WIDTH": 20, "P": 8, "Q": 10})
     rewritten = optimize(model, enable=["fuse_prologue", "fuse_epilogue"], check=0).model
     steep = {"LeakyRelu": "alpha", VARIANTS[0]: "prologue_alpha"}
-    for graph in (model.graph, rewritten.graph):
-        node = next(node for node in graph.node if node.op_type in steep)
+    for either in (model.graph, rewritten.graph):
+        node = next(node for node in either.node if node.op_type in steep)
         next(item for item in node.attribute if item.name == steep[node.op_type]).f = 1e5
     engine = build_engine(rewritten, precision="fp16", optimization_level=1, configure=detailed)
     assert plugin_layers(engine) == len(VARIANTS)

@@ -12,9 +12,11 @@ from onnx import NodeProto, helper
 from convpool.algebra import expand
 from convpool.algebra.expand import Crop, TransposeSpec, UpsampleSpec
 from convpool.algebra.geometry import ConvSpec, Ints
+from convpool.algebra.parts import Parts
 from convpool.ir import schema
 from convpool.ir.edit import Edit
 from convpool.ir.protos import attributes, is_op
+from convpool.rules.convs import WINDOW
 from convpool.rules.resampling.maps import Applied, Leaf, Source, sliced
 from convpool.rules.resampling.resize import Resample
 
@@ -173,8 +175,6 @@ class Emitter:
         copies = resample.up.copies if resample.up is not None else 1
         repeated = bias if bias is None or form != "subpixel" else np.tile(bias, copies)
         b = "" if repeated is None or form == "direct" and self._pads_boxes(conv, resample) else stored(repeated, "bias")
-        if form == "upsampleconv":
-            return self._operator(x, array, bias, conv, resample)
         if form == "conv_first":
             return self.kept(x, [stored(array, "weight"), *filter(None, [b])], conv, resample, behind)
         assert resample.up is not None
@@ -200,14 +200,25 @@ class Emitter:
             return self.add("Add", [y, stored(np.reshape(bias, (-1, *[1] * self._rank)), "bias")], "shifted")
         return self.transpose(x, stored(expand.fuse_kernel(array, conv, up), "fused"), b, expand.fused_spec(conv, up))
 
-    def _operator(self, x: str, array: np.ndarray, bias: np.ndarray | None, conv: ConvSpec, resample: Resample) -> str:
-        """A node of UpsampleConv, which has a bias in any case."""
-        assert resample.up is not None
-        weight = self.constant(np.moveaxis(array, 1, -1), "weight")
-        given = np.zeros(len(array)) if bias is None else bias
-        output = self._edit.fresh(f"{self._prefix}_upsampled")
-        names = [x, weight, self.constant(given.astype(array.dtype), "bias")]
-        self.nodes.append(schema.make_node(names, output, resample.up, conv))
+    def operator(
+        self, x: str, weight: np.ndarray, bias: np.ndarray | None, conv: ConvSpec, resample: Resample | None, *residual: str
+    ) -> str:
+        """A node of UpsampleConv, or of ConvAvgPool with a window of one element where nothing is resampled.
+
+        weight: [M, C/group, kernel...].  residual: what it adds, if anything.  It has a bias in any case.
+        """
+        before = resample.up if resample is not None and resample.up is not None else WINDOW
+        given = np.zeros(len(weight)) if bias is None else bias
+        names = [
+            x,
+            self.constant(np.moveaxis(weight, 1, -1), "weight"),
+            self.constant(given.astype(weight.dtype), "bias"),
+            *residual,
+        ]
+        output = self._edit.fresh(f"{self._prefix}_upsampled" if before is not WINDOW else f"{self._prefix}_skip")
+        node = schema.make_node(names, output, before, conv)
+        schema.give_parts(node, Parts(residual=bool(residual), upsamples=before is not WINDOW))
+        self.nodes.append(node)
         return output
 
     def kept(self, x: str, names: list[str], conv: ConvSpec, resample: Resample, behind: Sequence[NodeProto]) -> str:

@@ -1,34 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of the rules that move a convolution in front of resamplings: sites, plans, the choice of forms, reports."""
+"""Parts of the rules that move a convolution in front of resamplings: sites, plans, the choice of forms."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
 
 import numpy as np
-from onnx import NodeProto, TensorProto, helper
+from onnx import TensorProto, helper
 
 from convpool.algebra import expand
 from convpool.algebra.expand import UpsampleSpec, Work
 from convpool.algebra.geometry import Ints
 from convpool.algebra.lowering import NOMINAL_SIZE, Cost
-from convpool.algebra.parts import IDENTITY, MAX_UPSAMPLE, UPSAMPLING_OP_TYPE, Affine, fold, holds, keeps, outside
+from convpool.algebra.parts import IDENTITY, MAX_UPSAMPLE, Affine, fold, holds, keeps, outside
 from convpool.ir import schema
-from convpool.ir.edit import Edit
 from convpool.ir.index import Scope, spatial_size
-from convpool.ir.protos import AttributeReference, is_op, known_attributes, label
-from convpool.report import Log, SiteReport
-from convpool.rules.base import Context, Plan, Reject, Rule, Site, reject, rejection
-from convpool.rules.convs import ConvLeaf, conv_leaf, conv_rank
+from convpool.ir.protos import is_op, known_attributes, label
+from convpool.rules.base import Context, Plan, Reject, Site, reject, rejection
+from convpool.rules.convs import ConvLeaf
 from convpool.rules.linear import Step, known_step
-from convpool.rules.resampling.emit import Emitter
-from convpool.rules.resampling.maps import Applied, Leaf, Map, Source, count_nodes
+from convpool.rules.resampling.maps import Leaf, Map, Source, count_nodes
 from convpool.rules.resampling.resize import Resample
-from convpool.rules.seen import in_short, in_words
 
 SPELLINGS = ("Resize", "Upsample", "ConvTranspose", "DepthToSpace", "Gather", "GatherND", "Expand", "Tile", "Concat")
 """Operators that a resampling may be spelt with."""
@@ -83,7 +78,8 @@ class ResizePlan(Plan):
     """A convolution that goes in front of resamplings.
 
     leaf: with all pads in it.  passed: nodes in front that go where nothing else reads them.  behind: a BatchNormalization that
-    is folded, if affine is not the identity, and activations, all the convolution's only readers in turn.
+    is folded, if affine is not the identity, and activations, all the convolution's only readers in turn.  skip_is_node: whether
+    what is convolved at the size of the result, beside a node of UpsampleConv, is a ConvAvgPool.
     """
 
     leaf: ConvLeaf
@@ -94,6 +90,7 @@ class ResizePlan(Plan):
     behind: tuple[int, ...] = ()
     macs_before: int | None = None
     macs_after: int | None = None
+    skip_is_node: bool = False
 
     @property
     def own(self) -> frozenset[int]:
@@ -274,7 +271,7 @@ def with_forms(plan: ResizePlan, context: Context) -> ResizePlan | Reject:
     for_gpu = "gpu" in options.devices and options.upsampling is None
     if for_gpu and (unknown := _unmeasured(plan)) is not None:
         return unknown
-    m, large = _m(leaf), _large(plan)
+    m, large = channels_out(leaf), _large(plan)
     out = m * math.prod(conv.output_size(large))
     groups, after = [], expand.pass_cost(-out, expand.PASS_WEIGHT)
     for group in plan.groups:
@@ -297,7 +294,7 @@ def with_forms(plan: ResizePlan, context: Context) -> ResizePlan | Reject:
         after += kept if keeps_size else moved
     if any(not group.form for group in groups):
         after += expand.pass_cost(out, expand.PASS_WEIGHT)
-    before = expand.dense_cost(conv, m, _c(leaf), large, 4) + _between(plan, large=True)
+    before = expand.dense_cost(conv, m, channels_in(leaf), large, 4) + _between(plan, large=True)
     after += _between(plan, large=False)
     counts = (before.macs, after.macs) if leaf.size is not None else (None, None)
     what = "+".join(dict.fromkeys(group.form for group in groups if group.form)) or "conv_first"
@@ -309,16 +306,25 @@ def with_forms(plan: ResizePlan, context: Context) -> ResizePlan | Reject:
 
 
 def as_operator(plan: ResizePlan, form: str) -> ResizePlan:
-    """The plan with one node in the place of upsampling and convolution, in a form that has the kernels' multiply-adds."""
-    leaf, (group,) = plan.leaf, plan.groups
-    work = work_of(plan, group)
+    """The plan with one node in the place of upsampling and convolution, in a form that has the kernels' multiply-adds.
+
+    What is not upsampled is convolved apart.
+    """
+    leaf = plan.leaf
     counts: tuple[int | None, int | None] = (None, None)
     if leaf.size is not None:
-        before = expand.dense_cost(leaf.conv, work.m, work.c, leaf.size, 4).macs
-        counts = before, expand.kernel_macs(leaf.conv, work.up, work.m, work.c, leaf.conv.output_size(leaf.size))
+        large, out = leaf.size, leaf.conv.output_size(leaf.size)
+        after = 0
+        for group in plan.groups:
+            m, c = channels_out(leaf), len(group.channels)
+            up = group.resample.up if group.resample is not None else None
+            after += expand.kernel_macs(leaf.conv, up or UpsampleSpec((1,) * leaf.conv.rank), m, c, out)
+        before = expand.dense_cost(leaf.conv, channels_out(leaf), channels_in(leaf), large, 4).macs
         if is_pointwise(plan.scope, leaf.node):  # which is computed first
-            counts = before, before // work.up.copies
-    return replace(plan, groups=(replace(group, form=form),), macs_before=counts[0], macs_after=counts[1])
+            after = int(before / _copies(plan.groups))
+        counts = before, after
+    groups = tuple(replace(group, form=form if group.resample is not None else "") for group in plan.groups)
+    return replace(plan, groups=groups, macs_before=counts[0], macs_after=counts[1])
 
 
 def _forms(plan: ResizePlan, resample: Resample, up: UpsampleSpec) -> list[str]:
@@ -342,16 +348,20 @@ def _unmeasured(plan: ResizePlan) -> Reject | None:
     scope, leaf = plan.scope, plan.leaf
     ups = [group.resample.up for group in plan.groups if group.resample is not None]
     if is_conv_first(plan):
+        if len(ups) < len(plan.groups) and sum(len(group.channels) for group in plan.groups) > channels_in(leaf):
+            return reject(scope, leaf.node, "sum of maps", "one of them not resampled", "all resampled, for this target")
         resized = sum(len(group.channels) for group in plan.groups if group.resample is not None)
-        if len(ups) * _m(leaf) <= resized:
+        if len(ups) * channels_out(leaf) <= resized:
             return None
-        return reject(scope, leaf.node, "channels that are resized", len(ups) * _m(leaf), f"at most {resized}, for this target")
+        return reject(
+            scope, leaf.node, "channels that are resized", len(ups) * channels_out(leaf), f"at most {resized}, for this target"
+        )
     if len(plan.groups) > 1:
         return reject(scope, leaf.node, "maps of different sizes", len(plan.groups), "one, for this target")
     (up,) = ups
     assert up is not None
-    if up.factors != (2, 2) or leaf.conv.group > 1 or min(_m(leaf), _c(leaf)) < GPU_CHANNELS:
-        got = f"factors {list(up.factors)}, {_c(leaf)} to {_m(leaf)} channels, {leaf.conv.group} groups"
+    if up.factors != (2, 2) or leaf.conv.group > 1 or min(channels_out(leaf), channels_in(leaf)) < GPU_CHANNELS:
+        got = f"factors {list(up.factors)}, {channels_in(leaf)} to {channels_out(leaf)} channels, {leaf.conv.group} groups"
         return reject(
             scope, leaf.node, "upsampled map", got, f"factors [2, 2], at least {GPU_CHANNELS} channels, for this target"
         )
@@ -369,11 +379,13 @@ def _weight(resample: Resample) -> float:
     return expand.UPSAMPLE_WEIGHT if resample.picks else expand.INTERPOLATE_WEIGHT
 
 
-def _m(leaf: ConvLeaf) -> int:
+def channels_out(leaf: ConvLeaf) -> int:
+    """The output channels of a convolution."""
     return leaf.weight_shape[0]
 
 
-def _c(leaf: ConvLeaf) -> int:
+def channels_in(leaf: ConvLeaf) -> int:
+    """The input channels of a convolution, of all groups."""
     return leaf.weight_shape[1] * leaf.conv.group
 
 
@@ -401,7 +413,7 @@ def work_of(plan: ResizePlan, group: Group) -> Work:
             if resample.up
             else tuple(max(int(n / shrink), 1) for n in large)
         )
-    return Work(conv, up, _m(plan.leaf), len(group.channels), size, 4)
+    return Work(conv, up, channels_out(plan.leaf), len(group.channels), size, 4)
 
 
 def _between(plan: ResizePlan, *, large: bool) -> Cost:
@@ -429,7 +441,7 @@ def with_nodes_behind(plan: ResizePlan) -> ResizePlan:
     if index is None or not is_op(scope.nodes[index], "BatchNormalization"):
         return plan
     step = known_step(scope, index, leaf.conv.rank)
-    if not isinstance(step, Step) or step.affine is None or not step.affine.fits(_m(leaf)):
+    if not isinstance(step, Step) or step.affine is None or not step.affine.fits(channels_out(leaf)):
         return plan
     dtype = helper.tensor_dtype_to_np_dtype(leaf.weight.data_type)
     weight, _ = fold(leaf.weight.array(), None, step.affine)
@@ -456,144 +468,3 @@ def _only_reader(scope: Scope, name: str) -> int | None:
         return None
     (index,) = scope.readers[name]
     return index if scope.nodes[index].input[0] == name and len(scope.nodes[index].output) == 1 else None
-
-
-# ---- the change ---------------------------------------------------------------------------------------------------------
-
-
-class ResizeRule(Rule):
-    """A rule whose sites are ResizeSites.  pattern: what a report calls them."""
-
-    needs: ClassVar[Collection[str]] = SPELLINGS
-    pattern: ClassVar[str] = "resize_conv"
-
-    def report(self, site: ResizeSite | Plan, conv: int, resize: int, **values: Any) -> SiteReport:
-        """A report of a convolution and a resampling of a scope."""
-        scope = site.scope
-        return SiteReport(
-            rule=self.names[0],
-            conv=label(scope.nodes[conv]),
-            pool=label(scope.nodes[resize]),
-            pattern=self.pattern,
-            scope=scope.path,
-            **values,
-        )
-
-    def kept(self, site: ResizeSite, verdict: Reject | None, times: dict[str, float] | None, log: Log) -> None:
-        """One report with the reason, unless the site is of nodes that an earlier round made."""
-        scope = site.scope
-        if any(
-            log.made(name)
-            for index in (site.root, site.resize)
-            for name in (*scope.nodes[index].input, scope.nodes[index].output[0])
-        ):
-            return
-        count = _macs(site)
-        words: dict[str, Any] = {"status": "excluded", "reason": "excluded by name"}
-        if verdict is not None:
-            words = {"status": "rejected", "reason": str(verdict), "obstacle": in_short(verdict), "in_words": in_words(verdict)}
-        counts: dict[str, Any] = {"macs_before": count, "macs_after": count, "times_us": times}
-        log.kept(self.report(site, site.root, site.resize, **words, **counts))
-
-
-class MovingRule(ResizeRule):
-    """A rule whose plans are ResizePlans."""
-
-    def apply(self, plan: ResizePlan, edit: Edit) -> None:
-        """Put the new nodes in the place of the convolution."""
-        scope, leaf = plan.scope, plan.leaf
-        old = scope.nodes[leaf.node]
-        emitter = Emitter(edit, leaf.conv.rank, plan.output, self.names[0])
-        behind = [scope.nodes[index] for index in plan.behind]
-        results = []
-        for group, weight, bias in self._weights(plan):
-            maps = [emitter.joined("Add", [emitter.source(source) for source in sources]) for _, _, sources in group.ranges]
-            results.append(_convolution(emitter, plan, group, emitter.joined("Concat", maps), weight, bias, behind))
-        name = emitter.joined("Add", results)
-        last = next(node for node in reversed(emitter.nodes) if name in node.output)
-        last.output[0] = plan.output
-        _name(emitter.nodes, old)
-        edit.replace(leaf.node, plan.own, emitter.nodes)
-        edit.drop_unread(plan.passed)
-
-    def _weights(self, plan: ResizePlan) -> Iterator[tuple[Group, np.ndarray | None, np.ndarray | None]]:
-        """The weights and the bias of each group; None for weights that stay, and where there is no bias."""
-        leaf = plan.leaf
-        if leaf.weight is None or not is_known(plan.scope, leaf) or plan.lowering == NODE:
-            yield plan.groups[0], None, None
-            return
-        array = leaf.weight.array()
-        bias = None if leaf.bias is None else leaf.bias.array()
-        if plan.affine is not IDENTITY:
-            dtype = array.dtype
-            array, bias = fold(array, bias, plan.affine)
-            array, bias = array.astype(dtype), None if bias is None else bias.astype(dtype)
-        large = [group for group in plan.groups if not group.form]
-        joined = Group(tuple(item for group in large for item in _at_full_size(group, plan.scope)), None)
-        # What is convolved at the size of the result comes last: runtimes fuse the sum into that convolution.
-        ordered = [*(group for group in plan.groups if group.form), *([joined] if large else [])]
-        for group in ordered:
-            part = array if is_whole(group, _c(leaf)) else array[:, group.channels]
-            yield group, part, bias if group is ordered[-1] else None
-
-    def rewritten(self, plan: ResizePlan, outputs: list[str], times: dict[str, float] | None, log: Log) -> None:
-        """One report for the convolution."""
-        counts: dict[str, Any] = {"macs_before": plan.macs_before, "macs_after": plan.macs_after, "times_us": times}
-        operator = UPSAMPLING_OP_TYPE if plan.operator_version else None
-        words: dict[str, Any] = {"status": "rewritten", "lowering": plan.lowering, "operator": operator}
-        found = self.report(plan, plan.leaf.node, plan.resize, **words, **counts)
-        log.rewritten(found, outputs[0] if operator else None)
-
-
-def _at_full_size(group: Group, scope: Scope) -> Iterator[tuple[int, int, tuple[Source, ...]]]:
-    """The ranges of a group that is convolved at the size of the result."""
-    for first, count, sources in group.ranges:
-        found = group.resample
-        if found is None:
-            yield first, count, sources
-        elif sources == (Leaf(found.input),):
-            yield first, count, (Leaf(scope.nodes[found.node].output[0]),)
-        else:
-            yield first, count, tuple(Applied(found.node, (source,), kind="resample", resample=found) for source in sources)
-
-
-def _macs(site: ResizeSite) -> int | None:
-    rank = conv_rank(site.scope, site.root)
-    try:
-        leaf = conv_leaf(site.scope, site.root, rank) if rank else None
-    except AttributeReference:
-        return None
-    if not isinstance(leaf, ConvLeaf) or leaf.size is None:
-        return None
-    return expand.dense_cost(leaf.conv, _m(leaf), _c(leaf), leaf.size, 4).macs
-
-
-def _convolution(
-    emitter: Emitter,
-    plan: ResizePlan,
-    group: Group,
-    x: str,
-    weight: np.ndarray | None,
-    bias: np.ndarray | None,
-    behind: Sequence[NodeProto],
-) -> str:
-    """The nodes of one group's convolution; the tensor that they give."""
-    conv, old = plan.leaf.conv, plan.scope.nodes[plan.leaf.node]
-    if weight is None:
-        assert group.resample is not None
-        if group.form == NODE and group.resample.up is not None:
-            return emitter.node(x, list(old.input[1:]), conv, group.resample.up)
-        return emitter.kept(x, list(old.input[1:]), conv, group.resample, behind)
-    if group.resample is None:
-        names = [emitter.constant(array, name) for array, name in ((weight, "weight"), (bias, "bias")) if array is not None]
-        return emitter.conv(x, names[0], names[1] if len(names) > 1 else "", conv)
-    return emitter.form(group.form, x, weight, bias, conv, group.resample, behind)
-
-
-def _name(nodes: Sequence[NodeProto], old: NodeProto) -> None:
-    """Give the convolution's name, doc string and metadata to the first node that stands for it."""
-    node = next(node for node in nodes if is_op(node, "Conv", "ConvTranspose") or node.domain)
-    node.name, node.doc_string = old.name, old.doc_string
-    node.metadata_props.extend(old.metadata_props)
-    if not node.doc_string:
-        node.ClearField("doc_string")

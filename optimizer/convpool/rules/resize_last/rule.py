@@ -31,10 +31,9 @@ from convpool.rules.base import Context, Plan, Reject, reject
 from convpool.rules.convs import ConvLeaf, conv_leaf, conv_rank
 from convpool.rules.resampling.emit import Emitter
 from convpool.rules.resampling.maps import Walk
+from convpool.rules.resampling.moving import MovingRule, ResizeRule
 from convpool.rules.resampling.plans import (
-    MovingRule,
     ResizePlan,
-    ResizeRule,
     ResizeSite,
     is_pointwise,
     planned,

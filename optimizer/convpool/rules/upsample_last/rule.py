@@ -28,18 +28,19 @@ from convpool.ir.index import Scope
 from convpool.ir.protos import attributes, is_op
 from convpool.ir.schema import UPSAMPLING_OPSET
 from convpool.rules.base import Context, Plan, Reject, reject, rejection
-from convpool.rules.convs import KERNEL_TYPES, RANK, ConvLeaf, against_node, conv_leaf, conv_rank, zero_pads
+from convpool.rules.convs import KERNEL_TYPES, RANK, ConvLeaf, against_node, conv_leaf, conv_rank, pads_upstream, zero_pads
 from convpool.rules.linear import pad_numbers
-from convpool.rules.resampling.maps import Applied, Map, Walk
+from convpool.rules.resampling.maps import Applied, Leaf, Map, Source, Walk
+from convpool.rules.resampling.moving import MovingRule
 from convpool.rules.resampling.plans import (
     OPERATOR,
-    MovingRule,
     ResizePlan,
     ResizeSite,
     as_operator,
+    channels_in,
+    channels_out,
     is_conv_first,
     is_known,
-    is_whole,
     planned,
     resize_sites,
     with_activations,
@@ -73,7 +74,7 @@ class UpsampleLast(MovingRule):
         if _asks_for_operator(plan, context):
             refused = _against_operator(plan, context)
             if refused is None:
-                return as_operator(plan, OPERATOR)
+                return as_operator(replace(plan, skip_is_node=_skip_is_node(plan, context)), OPERATOR)
         formed = with_forms(plan, context)
         return with_activations(formed) if isinstance(formed, ResizePlan) else refused or formed
 
@@ -98,13 +99,18 @@ def _against_operator(plan: ResizePlan, context: Context) -> Reject | None:
     """The reason why a convolution becomes no node of UpsampleConv.
 
     The plugin has a fast kernel for one upsampled map of two axes, one group, strides and dilations of 1, and at least
-    OPERATOR_CHANNELS channels.
+    OPERATOR_CHANNELS channels.  Channels that are not upsampled, as behind a Concat, are convolved apart, and added as the
+    residual: that is another pass over the result, for which those of Resize and Concat are gone.
     """
-    scope, leaf, (group, *more) = plan.scope, plan.leaf, plan.groups
-    conv, up = leaf.conv, group.resample.up if group.resample is not None else None
-    m, c = leaf.weight_shape[0], leaf.weight_shape[1] * conv.group
-    if more or up is None or not is_whole(group, c):
-        return reject(scope, leaf.node, "maps of different sizes", len(plan.groups), "one, for this target")
+    scope, leaf, conv = plan.scope, plan.leaf, plan.leaf.conv
+    resampled = [group for group in plan.groups if group.resample is not None]
+    m, c = channels_out(leaf), len(resampled[0].channels)
+    up = resampled[0].resample.up if resampled[0].resample is not None else None
+    apart = sum(len(group.channels) for group in plan.groups) == channels_in(leaf)
+    if len(resampled) > 1 or up is None or not apart or len(plan.groups) > 1 and c < m:
+        got = f"{len(resampled)} of {len(plan.groups)}, {c} to {m} channels"
+        expected = "one, as wide as the result where another map stands beside it, for this target"
+        return reject(scope, leaf.node, "upsampled maps", got, expected)
     if leaf.weight is None or not is_known(scope, leaf):
         return reject(scope, leaf.node, "weights", "computed, or an input that a caller may override", "a constant")
     if leaf.weight.data_type not in KERNEL_TYPES:
@@ -124,6 +130,28 @@ def _against_operator(plan: ResizePlan, context: Context) -> Reject | None:
         got = f"factors {list(up.factors)}, {c} to {m} channels"
         return reject(scope, leaf.node, "upsampled map", got, f"{expected}, for this target")
     return None
+
+
+def _skip_is_node(plan: ResizePlan, context: Context) -> bool:
+    """Return True if what is convolved beside an UpsampleConv is to be a ConvAvgPool: in a chain.
+
+    No Pad may come to stand in front (`image_conv`).
+    """
+    sources = [source for group in plan.groups if group.resample is None for _, _, found in group.ranges for source in found]
+    channels = sum(len(group.channels) for group in plan.groups if group.resample is None)
+    if not context.enabled("chain_conv") or channels % OPERATOR_MULTIPLE:
+        return False
+    return not any(True for source in sources for name in _leaves(source) for _ in pads_upstream(plan.scope, name))
+
+
+def _leaves(source: Source) -> Iterator[str]:
+    """The tensors of the model that a source is computed from."""
+    if isinstance(source, Leaf):
+        yield source.tensor
+        return
+    for operand in source.operands:
+        if operand is not None:
+            yield from _leaves(operand)
 
 
 def _exact(site: ResizeSite, context: Context) -> ResizePlan | Reject | None:
