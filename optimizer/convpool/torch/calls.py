@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of pooled_conv on a GPU, planned once for each kind: the way from tensors to a launch that every later call takes.
+"""Calls of pooled_conv and of upsampled convolutions on a GPU, planned once for each kind: the way from tensors to a launch that
+every later call takes.
 
 A kind is what a plan depends on: shapes, strides and types of the tensors, their device, the geometry, and whether float32 may be
 multiplied in TF32.  The `KEPT` kinds seen first are kept.
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 
+from convpool.algebra.parts import MAX_UPSAMPLE
 from convpool.cuda import Plan, Problem, library, tactics
 from convpool.torch import constant, plain
 
@@ -38,13 +40,15 @@ def allows_tf32() -> bool:
 def _fits(tensors: Tensors, geometry: tuple) -> bool:
     """Whether the library may be asked: PyTorch's operators refuse the rest, or do it."""
     x, weight, *_, residual = tensors
-    groups, rank = geometry[7], x.dim() - 2
+    groups, rank = geometry[7] if len(geometry) > 2 else 1, x.dim() - 2
     if groups != 1 or not 1 <= rank <= 2 or 0 in x.shape or 0 in weight.shape or weight.shape[1:2] != x.shape[1:2]:
         return False
     shapes = [None, None, weight.shape[:1], x.shape[1:2], x.shape[1:2], None]
     for tensor, shape in zip(tensors, shapes, strict=True):
         if tensor is not None and (tensor.dtype != x.dtype or tensor.device != x.device or shape not in (None, tensor.shape)):
             return False
+    if len(geometry) == 2:
+        return max(geometry[0]) <= MAX_UPSAMPLE
     sizes = plain.pooled_size(x.shape[2:], *geometry[:4])
     y_shape = (x.shape[0], weight.shape[0], *plain.pooled_size(sizes, weight.shape[2:], *geometry[4:7]))
     return min(y_shape) > 0 and (residual is None or tuple(residual.shape) == y_shape)
@@ -52,18 +56,26 @@ def _fits(tensors: Tensors, geometry: tuple) -> bool:
 
 def _problem(tensors: Tensors, geometry: tuple, x_last: bool, y_last: bool) -> Problem:
     x, weight, bias, scale, _, residual = tensors
+    common: dict[str, Any] = {
+        "n": x.shape[0],
+        "c": x.shape[1],
+        "m": weight.shape[0],
+        "spatial": tuple(x.shape[2:]),
+        "kernel_shape": tuple(weight.shape[2:]),
+        "dtype": NAMES[x.dtype],
+        "layout": "channels_last" if x_last else "channels_first",
+        "y_layout": "channels_last" if y_last else "channels_first",
+        "bias": bias is not None,
+        "residual": residual is not None,
+        "allow_tf32": allows_tf32(),
+    }
+    if len(geometry) == 2:
+        return Problem(**common, pool_kernel_shape=1, upsample=geometry[0], pads=geometry[1])
     pool_kernel, pool_strides, pool_pads, pool_dilations, strides, pads, dilations, groups = geometry[:8]
     prologue, prologue_alpha, epilogue, epilogue_alpha, accumulation = geometry[8:]
     return Problem(
-        n=x.shape[0],
-        c=x.shape[1],
-        m=weight.shape[0],
-        spatial=tuple(x.shape[2:]),
-        kernel_shape=tuple(weight.shape[2:]),
+        **common,
         pool_kernel_shape=pool_kernel,
-        dtype=NAMES[x.dtype],
-        layout="channels_last" if x_last else "channels_first",
-        y_layout="channels_last" if y_last else "channels_first",
         pool_strides=pool_strides,
         pool_pads=pool_pads,
         pool_dilations=pool_dilations,
@@ -71,11 +83,8 @@ def _problem(tensors: Tensors, geometry: tuple, x_last: bool, y_last: bool) -> P
         pads=pads,
         dilations=dilations,
         group=groups,
-        bias=bias is not None,
-        residual=residual is not None,
         activation=_ACTIVATIONS[epilogue],
         alpha=epilogue_alpha,
-        allow_tf32=allows_tf32(),
         prologue_affine=scale is not None,
         prologue_activation=_ACTIVATIONS[prologue],
         prologue_alpha=prologue_alpha,
@@ -110,22 +119,6 @@ def library_weight(weight: torch.Tensor) -> torch.Tensor:
 
 class Call:
     """A kind of call, with its plan for aligned addresses, and for others once there are such."""
-
-    __slots__ = (
-        "constant",
-        "copies_others",
-        "copies_weight",
-        "device",
-        "formats",
-        "handle",
-        "launch",
-        "plan",
-        "problem",
-        "space",
-        "unaligned",
-        "y_shape",
-        "y_strides",
-    )
 
     def __init__(self, tensors: Tensors, geometry: tuple) -> None:
         x, weight, bias, scale, shift, residual = tensors
@@ -236,7 +229,8 @@ def _make(key: Any, tensors: Tensors, geometry: tuple) -> Call | None:
 def find(geometry: tuple, x: torch.Tensor, weight: torch.Tensor, bias: Any, scale: Any, shift: Any, residual: Any) -> Call | None:
     """The call for these tensors, planned; None where the library has no kernel on tensor cores for it.
 
-    geometry: the operator's arguments behind the tensors, as tuples.  x's device is the current one.
+    geometry: the operator's arguments behind the tensors, as tuples; of an upsampled convolution the factors and the pads.  x's
+    device is the current one.
     """
     key = (
         x.shape,
@@ -259,6 +253,6 @@ def find(geometry: tuple, x: torch.Tensor, weight: torch.Tensor, bias: Any, scal
 
 
 def run(geometry: tuple, *tensors: Any) -> torch.Tensor | None:
-    """pooled_conv by one plan of the library, where `find` finds one."""
+    """The call by one plan of the library, where `find` finds one."""
     call = find(geometry, *tensors)
     return None if call is None else call(*tensors)

@@ -38,8 +38,6 @@ def _runs(x: torch.Tensor) -> bool:
 class _Box:
     """box_mean, or its adjoint, of tensors of one kind: shapes, strides, type, and the window."""
 
-    __slots__ = ("call", "copies", "format", "problem", "shape", "strides")
-
     def __init__(self, adjoint: bool, x: Any, gate: Any, slope: float, size: Ints, window: tuple[Ints, ...]) -> None:
         self.format = plain.memory_format(gate if adjoint and gate is not None else x)
         full, last = (*x.shape[:2], *size), self.format != torch.contiguous_format
@@ -129,8 +127,6 @@ def _convolution(z: torch.Tensor, weight: torch.Tensor, geometry: tuple) -> Prob
 class _WeightGradient:
     """The gradients at weights and bias of a convolution of one kind: shapes, type, strides, paddings and dilations."""
 
-    __slots__ = ("call", "problem", "shape", "space", "strides")
-
     def __init__(self, problem: Problem, space: int, weight: torch.Tensor) -> None:
         self.call, self.problem, self.space = weight_gradient.call(), bytes(problem.struct), space
         self.shape = tuple(weight.shape)
@@ -184,7 +180,7 @@ def _has_few_channels(grad: torch.Tensor, z: torch.Tensor, weight: torch.Tensor,
 
 
 def by_plan(tensors: Sequence[Any], geometry: tuple) -> torch.Tensor | None:
-    """pooled_conv by one plan of the library on x's device, or None; geometry as `calls.run` takes it."""
+    """A call by one plan of the library on x's device, or None; geometry as `calls.find` takes it."""
     if not library_is_there():
         return None
     device = tensors[0].get_device()
@@ -192,13 +188,6 @@ def by_plan(tensors: Sequence[Any], geometry: tuple) -> torch.Tensor | None:
         return calls.run(geometry, *tensors)
     with torch.cuda.device(device):
         return calls.run(geometry, *tensors)
-
-
-def prepare(tensors: Sequence[Any], geometry: tuple) -> None:
-    """Makes the plan that `by_plan` would launch."""
-    if library_is_there():
-        with torch.cuda.device(tensors[0].device):
-            calls.find(geometry, *tensors)
 
 
 def pooled_conv(*inputs: Any) -> torch.Tensor:

@@ -166,20 +166,6 @@ def activate(x: torch.Tensor, activation: int, slope: float) -> torch.Tensor:
     return x if activation == NONE else ACTIVATIONS[activation](x)
 
 
-def activation_backward(grad: torch.Tensor, y: torch.Tensor, activation: int, slope: float) -> torch.Tensor:
-    """The gradient in front of an activation whose result is y."""
-    if activation == TANH:
-        return grad * (1 - y * y)
-    if activation == SIGMOID:
-        return grad * y * (1 - y)
-    if activation == NONE:
-        return grad
-    slope, y = slope_of(activation, slope), y.detach()
-    if slope:
-        return torch.ops.aten.leaky_relu_backward(grad, y, slope, False)
-    return torch.ops.aten.threshold_backward(grad, y, 0)
-
-
 def slope_of(activation: int, alpha: float) -> float:
     """What an activation multiplies values below zero by."""
     return alpha if activation == LEAKY_RELU else 0.0

@@ -21,14 +21,11 @@ import torch
 import torch.nn.functional as F
 
 from convpool.algebra.geometry import ConvSpec, Ints, PoolSpec, pool_first
-from convpool.cuda import Plan, Problem
 from convpool.errors import OptionError
-from convpool.torch import calls, constant, gradients, kernels, pairs, plain
+from convpool.torch import constant, gradients, kernels, pairs, plain
 from convpool.torch.functional import Sizes, conv_pads, sizes
 
 _TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
-MOST_SCALE = 4
-"""The largest factor of an axis in the library's kernels."""
 SUM_MACS = {"cpu": 320, "cuda": 1000}
 """Multiply-adds that take as long as making one tap of the summed weights: 256 pixels of 3x3 kernels and a factor of 2, on a GPU
 800.  With 512 of them, forward of 1536 channels takes an H100 as long as PyTorch's two operators in float16."""
@@ -74,75 +71,6 @@ def _around(kernel: Ints, pads: Ints) -> Ints:
     return tuple(k - 1 - p for k, p in zip(tuple(kernel) * 2, pads, strict=True))
 
 
-class _Kind:
-    """A kind of call on a GPU, planned once: shapes, types and order of the tensors, scales, pads, and TF32 or not."""
-
-    def __init__(self, x: torch.Tensor, weight: torch.Tensor, bias: Any, scales: Ints, pads: Ints) -> None:
-        self.formats = plain.memory_format(x), plain.result_format(x, weight)
-        x_layout, y_layout = ("channels_first" if f == torch.contiguous_format else "channels_last" for f in self.formats)
-        problem = Problem(
-            n=x.shape[0],
-            c=x.shape[1],
-            m=weight.shape[0],
-            spatial=tuple(x.shape[2:]),
-            kernel_shape=tuple(weight.shape[2:]),
-            pool_kernel_shape=1,
-            upsample=scales,
-            pads=pads,
-            dtype=calls.NAMES[x.dtype],
-            layout=x_layout,
-            y_layout=y_layout,
-            bias=bias is not None,
-            allow_tf32=calls.allows_tf32(),
-        )
-        self.plan = Plan(problem)
-        shape = self.plan.y_shape
-        self.shape = shape if y_layout == "channels_first" else (shape[0], shape[-1], *shape[1:-1])
-
-    def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: Any) -> torch.Tensor | None:
-        """The result, on PyTorch's current stream; None where an address is not aligned."""
-        plan, key, kept, flags = self.plan, (self, weight.data_ptr()), None, 0
-        dense = x.contiguous(memory_format=self.formats[0])
-        store = constant.current()
-        if store is not None and self not in store.passing:
-            kept, flags = constant.prepared_for(key, weight, calls.library_weight, plan.prepared_bytes)
-        w = calls.library_weight(weight) if kept is None or kept.dense is None else kept.dense
-        b = None if bias is None else bias.contiguous()
-        y = torch.empty(self.shape, dtype=x.dtype, device=x.device, memory_format=self.formats[1])
-        addresses = [0 if t is None else t.data_ptr() for t in (dense, w, b, None, None, None, None, y)]
-        if any(address & 15 for address in addresses):
-            return None
-        size = plan.workspace_bytes - (0 if kept is None else plan.prepared_bytes)
-        space = torch.empty(size, dtype=torch.uint8, device=x.device)
-        memory = (space.data_ptr(), size, calls.raw_stream(x.device.index), flags)
-        plan.launch_raw(addresses, *memory, *((0, 0) if kept is None else (kept.prepared.data_ptr(), plan.prepared_bytes)))
-        if kept is not None and not flags:
-            constant.keep(key, weight, kept)
-        return y
-
-
-_kinds: dict[Any, _Kind | None] = {}
-
-
-def _by_library(x: torch.Tensor, weight: torch.Tensor, bias: Any, scales: Ints, pads: Ints) -> torch.Tensor | None:
-    """The result by the library, or None where it has no kernel on tensor cores for the call."""
-    same = all(t is None or (t.dtype == x.dtype and t.device == x.device) for t in (weight, bias))
-    if not (x.is_cuda and same and x.dtype in calls.NAMES and x.dim() <= 4 and max(scales) <= MOST_SCALE):
-        return None
-    if not kernels.library_is_there():
-        return None
-    tf32 = x.dtype == torch.float32 and calls.allows_tf32()
-    key = (x.shape, x.stride(), x.dtype, x.device, weight.shape, weight.stride(), bias is None, scales, pads, tf32)
-    with torch.cuda.device(x.device):
-        if key not in _kinds:
-            made = _Kind(x, weight, bias, scales, pads)
-            if len(_kinds) >= calls.KEPT:
-                _kinds.clear()
-            _kinds[key] = made if made.plan.tactic.family != "generic" else None
-        kind = _kinds[key]
-        return None if kind is None else kind(x, weight, bias)
-
-
 class _UpsampleConv(torch.autograd.Function):
     """The operator with its own backward."""
 
@@ -150,7 +78,7 @@ class _UpsampleConv(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: Any, scales: Ints, pads: Ints) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
         ctx.scales, ctx.pads = scales, pads
-        y = _by_library(x, weight, bias, scales, pads)
+        y = kernels.by_plan((x, weight, bias, None, None, None), (scales, pads)) if x.is_cuda else None
         return _transposed(x, weight, bias, scales, pads) if y is None else y
 
     @staticmethod
