@@ -102,7 +102,7 @@ def test_a_model_is_loaded_once_and_looked_at_no_more_often_than_by_optimize(jud
 def test_an_engine_is_compared_unless_that_is_left_out(judged):
     model = generate("wgan_gp_small", batch=2)
     arrays = {"image": np.zeros((2, 3, 32, 32), np.float32)}
-    options = BuildOptions(precision="tf32", seed=3, trt=TRT_86)
+    options = BuildOptions(precision="tf32", seed=3, plain_conv=False, trt=TRT_86)
     built = build(model, options)
     assert built.verification.passed and built.lowering == "fused" and built.times_us == {}
     assert 0 <= built.report.build_seconds < 60
