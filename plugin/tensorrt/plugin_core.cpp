@@ -124,10 +124,11 @@ bool PluginCore::takes_slope(int32_t dtype) const {
     return convpool_output_shape(&p, nullptr) == CONVPOOL_OK;
 }
 
-// True where X, of a type and format that it may have by itself, goes with W: they share their type, or X is an image of floats.
+// True where X, of a type and format that it may have by itself, goes with W: they share their type, or X is an image of floats,
+// for which no kernel upsamples.
 bool PluginCore::takes_types(const Tensor &x, const Tensor &w) const {
     if (x.type == w.type) return true;
-    if (x.type != kFloat || rank() != 2 || value(kGroup) != 1 || w.rank != 4) return false;
+    if (x.type != kFloat || op().upsamples || rank() != 2 || value(kGroup) != 1 || w.rank != 4) return false;
     int64_t filter = 1;
     for (int i = 1; i < 4; ++i)
         if (w.d[i] < 1 || w.d[i] > CONVPOOL_MAX_FLOAT_FILTER || (filter *= w.d[i]) > CONVPOOL_MAX_FLOAT_FILTER) return false;

@@ -269,6 +269,16 @@ def own(attributes: str = "", *, op_type: str = "ConvAvgPool", more: str = "", p
     return f"q = ai.convpool.{op_type}<{OWN.format(p=pool, d=dilation)}{attributes}>(x, v, b{more})"
 
 
+POOL_PART = "pool_kernel_shape=[1,1], pool_strides=[1,1], pool_pads=[0,0,0,0], pool_dilations=[1,1]"
+UPSAMPLES = {
+    "upsampled": "upsample=[2,3], scales=[1.0,1.0,2.0,3.0]",
+    "no scales": "upsample=[2,3]",
+    "no factors": "scales=[1.0,1.0,2.0,3.0]",
+    "factors of three axes": "upsample=[2,3,1], scales=[1.0,1.0,2.0,3.0,1.0]",
+    "factors of 0": "upsample=[0,0], scales=[1.0,1.0,0.0,0.0]",
+    "scales below 0": "upsample=[-1,2], scales=[1.0,1.0,-1.0,2.0]",
+    "scales of channels": "upsample=[2,2], scales=[1.0,2.0,2.0,2.0]",
+}
 PERMS = ", x_perm=[{x}], y_perm=[{y}]"
 FIRST, LAST, KEEP = "0,3,1,2", "0,2,3,1", "0,1,2,3"
 NODES = {
@@ -292,13 +302,14 @@ NODES = {
     "a graph as attribute": own(", body=b () => (float[1] o) { o = Constant<value_float=1.0>() }"),
     "an operator that there is not": own(op_type="ConvAvgPool3"),
     "an activation": own(", " + PARTS.format(a=0, q=0, r=0, e=1), op_type="ConvAvgPoolRelu"),
+    **{name: own(op_type="UpsampleConv").replace(POOL_PART, part) for name, part in UPSAMPLES.items()},
     "a residual": own(", " + PARTS.format(a=0, q=0, r=1, e=0), op_type="ConvAvgPoolAdd", more=", x"),
 }  # fmt: skip
 
 
 def with_own(node: str, tail: str, output: str, functions: str = "") -> onnx.ModelProto:
     constants = {"v": (4, 3, 3, 3), "b": (4,), "u": (4, 4, 20, 3), "st": [0, 0], "en": [9999, 9999], "ax": [2, 3], "sp": [2, 2]}
-    return graph(f"{node}\n{tail}", constants, inputs="float[1,3,10,10] x", outputs=output, imports=', "ai.convpool": 3',
+    return graph(f"{node}\n{tail}", constants, inputs="float[1,3,10,10] x", outputs=output, imports=', "ai.convpool": 4',
                  functions=functions)  # fmt: skip
 
 
@@ -324,6 +335,7 @@ def test_a_node_of_convpools_own_hides_nothing_from_the_other_process(name, func
 
 SIZES = {"plain": [1, 4, 8, 8], "pooled": [1, 4, 7, 7], "dilated, before opset 19": [1, 4, 6, 6], "an activation": [1, 4, 8, 8]}
 SIZES |= {"wrong permutation in the node": [1, 4, 8, 8], "result with channels last": [1, 8, 8, 4]}
+SIZES |= {"upsampled": [1, 4, 18, 28], "no scales": None, "factors of three axes": None}
 SIZES |= {"no kernel": None, "no window": None, "a layout that there is not": None}
 
 

@@ -39,7 +39,7 @@ from onnx import (
     onnx_cpp2py_export,
 )
 
-from convpool.algebra.parts import LAYOUTS
+from convpool.algebra.parts import LAYOUTS, OPERATORS
 from convpool.errors import ModelError
 from convpool.ir import inference_process
 from convpool.ir.inference_process import DONE, FAILED, GROWTH_BYTES, MEMORY, READY, SIZE_BYTES
@@ -49,6 +49,7 @@ from convpool.ir.schema import (
     DOMAIN,
     OP_TYPES,
     POOL_DILATIONS_OPSET,
+    SCALES,
     complete_layouts,
     functions_for,
     is_operator,
@@ -314,7 +315,11 @@ def with_own_functions(model: ModelProto) -> ModelProto:
     copy.CopyFrom(model)
     nodes = [node for node in model_nodes(copy) if is_operator(node)]
     for node in nodes:
-        if layout_of(node) not in LAYOUTS or not any(item.name == "kernel_shape" and item.ints for item in node.attribute):
+        given = {item.name for item in node.attribute if item.ints or item.floats}
+        if layout_of(node) not in LAYOUTS or not given >= {
+            "kernel_shape",
+            *([SCALES] if OPERATORS[node.op_type].upsamples else []),
+        }:
             node.op_type += "Unusable"  # has no function: its result stays unknown
     permuting = complete_layouts([node for node in nodes if is_operator(node)])
     others = [function for function in copy.functions if function.domain != DOMAIN or function.name not in OP_TYPES]

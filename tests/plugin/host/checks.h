@@ -328,6 +328,7 @@ template <class T> void variant_formats() {
                                              dynamic<T>({8, 3, 3, c.channels}, c.w, linear), dynamic<T>({8}, c.w, linear),
                                              dynamic<T>({2, 8, 4, 4}, c.w, hwc8)};
         EQUAL(refused(all, *image), c.refused);
+        if (c.x == f32 && c.w == f16) EQUAL(refused(all, *make<T>(upsampled())), 1);
     }
 }
 
