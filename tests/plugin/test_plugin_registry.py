@@ -89,26 +89,33 @@ print(json.dumps([[core.plugin_name, core.plugin_version, core.plugin_namespace]
     assert errors == ""
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ("pads=[1]", "pads; got 1 values, expected 4 for a kernel_shape of 2"),
-        ("strides=[0, 2]", "strides[0]; got 0, expected 1 to 65535"),
-        ("kernel_shape=[3] * 4", "kernel_shape; got 4 values, expected 1 to 3"),
-        ("group=[-1]", "group[0]; got -1"),
-        ("accumulation=2", "accumulation[0]; got 2, expected 0 to 1"),
-        ("pool_kernel_shape=[]", "pool_kernel_shape; got 0 values, expected 2"),
-    ],
-)
-def test_refuses_wrong_attributes_by_name(plugin, change, message):
+WRONG = {
+    "pads=[1]": "pads; got 1 values, expected 4 for a kernel_shape of 2",
+    "strides=[0, 2]": "strides[0]; got 0, expected 1 to 65535",
+    "kernel_shape=[3] * 4": "kernel_shape; got 4 values, expected 1 to 3",
+    "group=[-1]": "group[0]; got -1",
+    "accumulation=2": "accumulation[0]; got 2, expected 0 to 1",
+    "pool_kernel_shape=[]": "pool_kernel_shape; got 0 values, expected 2",
+}
+WRONG_UPSAMPLED = {
+    "upsample=[2, 5]": "upsample[1]; got 5, expected 1 to 4",
+    "upsample=[0, 2]": "upsample[0]; got 0, expected 1 to 4",
+    "upsample=[2]": "upsample; got 1 values, expected 2 for a kernel_shape of 2",
+    "pool_pads=[0] * 4": "UpsampleConv: fields; got 'pool_pads', expected an attribute of the operator",
+}
+
+
+@pytest.mark.parametrize(("op_type", "wrong"), [("ConvAvgPool", WRONG), ("UpsampleConv", WRONG_UPSAMPLED)])
+def test_refuses_wrong_attributes_by_name(plugin, op_type, wrong):
     code = f"""
-made = [creator.create_plugin("layer", fields(**{{**GOOD, **dict({change})}}), phase)
+made = [find_creator(trt, "{op_type}").create_plugin("layer", fields(**{{**good("{op_type}"), **change}}), phase)
+        for change in ({", ".join(f"dict({change})" for change in wrong)})
         for phase in (trt.TensorRTPhase.BUILD, trt.TensorRTPhase.RUNTIME)]
 print(json.dumps([one is None for one in made]))
 """
     refused, errors = run(plugin, code)
-    assert refused == [True, True]
-    assert errors.count(f"convpool: createPlugin: {message}") == 2
+    assert refused == [True, True] * len(wrong)
+    assert [errors.count(f"convpool: createPlugin: {message}") for message in wrong.values()] == [2] * len(wrong)
 
 
 def node_attributes(op_type: str, **changes) -> dict[str, object]:
@@ -144,45 +151,28 @@ print(json.dumps([made, refused]))
     assert "prologue_alpha 0.25; " in made["LeakyReluConvAvgPool"] and made["LeakyReluConvAvgPool"].endswith("; alpha 0")
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ("upsample=[2, 5]", "upsample[1]; got 5, expected 1 to 4"),
-        ("upsample=[0, 2]", "upsample[0]; got 0, expected 1 to 4"),
-        ("upsample=[2]", "upsample; got 1 values, expected 2 for a kernel_shape of 2"),
-        ("pool_pads=[0] * 4", "UpsampleConv: fields; got 'pool_pads', expected an attribute of the operator"),
-    ],
+CONTRADICTIONS = (
+    ("ReluConvAvgPoolAdd", {"residual": 0}, "ReluConvAvgPoolAdd: residual; got 0, expected 1 by the operator's name"),
+    ("ReluConvAvgPool", {"prologue_activation": 3}, "prologue_activation[0]; got 3, expected 0 to 2"),
+    ("ConvAvgPoolTanh", {"activation": 4}, "ConvAvgPoolTanh: activation; got 4, expected 3 by the operator's name"),
+    ("ConvAvgPoolSigmoid", {"activation": 5}, "activation[0]; got 5, expected 0 to 4"),
+    ("ConvAvgPoolRelu", {"alpha": 0.5}, "ConvAvgPoolRelu: alpha; got 0.5, expected 0, as the operator's name has no"),
+    ("LeakyReluConvAvgPool", {"prologue_alpha": 1e39}, "LeakyReluConvAvgPool: prologue_alpha; got inf, expected a finite"),
+    ("ConvAvgPoolLeakyRelu", {"alpha": 1}, "alpha: type of the field; got 5, expected float"),
 )
-def test_refuses_a_wrong_upsampling(plugin, change, message):
-    code = f"""
-made = find_creator(trt, "UpsampleConv").create_plugin("layer", fields(**{{**UPSAMPLED, **dict({change})}}),
-                                                       trt.TensorRTPhase.BUILD)
-print(json.dumps(made is None))
-"""
-    refused, errors = run(plugin, code)
-    assert refused and f"convpool: createPlugin: {message}" in errors
 
 
-@pytest.mark.parametrize(
-    ("op_type", "change", "message"),
-    [
-        ("ReluConvAvgPoolAdd", {"residual": 0}, "ReluConvAvgPoolAdd: residual; got 0, expected 1 by the operator's name"),
-        ("ReluConvAvgPool", {"prologue_activation": 3}, "prologue_activation[0]; got 3, expected 0 to 2"),
-        ("ConvAvgPoolTanh", {"activation": 4}, "ConvAvgPoolTanh: activation; got 4, expected 3 by the operator's name"),
-        ("ConvAvgPoolSigmoid", {"activation": 5}, "activation[0]; got 5, expected 0 to 4"),
-        ("ConvAvgPoolRelu", {"alpha": 0.5}, "ConvAvgPoolRelu: alpha; got 0.5, expected 0, as the operator's name has no"),
-        ("LeakyReluConvAvgPool", {"prologue_alpha": 1e39}, "LeakyReluConvAvgPool: prologue_alpha; got inf, expected a finite"),
-        ("ConvAvgPoolLeakyRelu", {"alpha": 1}, "alpha: type of the field; got 5, expected float"),
-    ],
-)
-def test_refuses_a_fused_variant_that_contradicts_its_name(plugin, op_type, change, message):
+def test_refuses_a_fused_variant_that_contradicts_its_name(plugin):
+    given = [(op_type, node_attributes(op_type, **change)) for op_type, change, _ in CONTRADICTIONS]
     code = f"""
-attributes = {node_attributes(op_type, **change)}
-made = find_creator(trt, "{op_type}").create_plugin("layer", fields(**GOOD, **attributes), trt.TensorRTPhase.BUILD)
-print(json.dumps(made is None))
+made = [find_creator(trt, op_type).create_plugin("layer", fields(**GOOD, **attributes), trt.TensorRTPhase.BUILD)
+        for op_type, attributes in {given}]
+print(json.dumps([one is None for one in made]))
 """
     refused, errors = run(plugin, code)
-    assert refused and f"convpool: createPlugin: {message}" in errors
+    assert refused == [True] * len(CONTRADICTIONS)
+    for _, _, message in CONTRADICTIONS:
+        assert errors.count(f"convpool: createPlugin: {message}") == 1, message
 
 
 @pytest.mark.parametrize("op_type", ["ConvAvgPool", "AffineReluConvAvgPoolAdd"])
