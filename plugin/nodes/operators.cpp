@@ -278,8 +278,8 @@ int64_t AxisWindow::places(int64_t size) const {
 
 int64_t NodeSpec::size_before_conv(int axis, int64_t size) const {
     if (!op_->upsamples) return window(kPooling, axis).places(size);
-    if (size > INT32_MAX)
-        refuse(op_->name + ": dimension " + std::to_string(2 + axis) + " of X", std::to_string(size), "fewer than 2^31 elements");
+    if (size == 0 || size > INT32_MAX)
+        refuse(op_->name + ": dimension " + std::to_string(2 + axis) + " of X", std::to_string(size), "1 to 2^31 - 1 elements");
     return size < 0 ? -1 : size * value(kUpsample, axis);
 }
 

@@ -134,6 +134,15 @@ def test_sizes_of_0_have_no_elements(attributes):
     assert got.shape == (0, 16, *((5, 5) if not attributes else (3, 3)))
 
 
+def test_a_map_without_elements_is_not_upsampled():
+    """Pads would give a result, of nothing but the bias."""
+    session = registered(Node("UpsampleConv", open_sizes=True).model(functions=False))
+    with pytest.raises(Exception, match="UpsampleConv: dimension 2 of X; got 0, expected 1 to"):
+        session.run(None, {"X": np.zeros((2, 8, 0, 10), np.float32)})
+    (got,) = session.run(None, {"X": np.zeros((0, 8, 9, 10), np.float32)})
+    assert got.shape == (0, 16, 26, 20)
+
+
 def test_an_empty_batch_gives_an_empty_result():
     node = Node("ConvAvgPool", open_sizes=True)
     (got,) = registered(node.model(functions=False)).run(None, {"X": np.zeros((0, 8, 9, 10), np.float32)})

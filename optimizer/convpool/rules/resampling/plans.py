@@ -136,6 +136,8 @@ class ResizePlan(Plan):
 
 def resize_sites(scope: Scope, *, pointwise: bool) -> Iterator[ResizeSite]:
     """The convolutions, 1x1 ones or the others, with a resampling in front that no other convolution stands between."""
+    if scope.is_function and scope.proto.name in schema.OP_TYPES:
+        return
     for index, node in enumerate(scope.nodes):
         if is_op(node, "Conv") and is_pointwise(scope, index) == pointwise:
             found = _resize_upstream(scope, index)
