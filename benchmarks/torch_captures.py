@@ -5,8 +5,9 @@
 
 For each network of `models`, with its own widths: the convolutions that are rewritten by `convpool.torch.optimize` in evaluation
 and in training, by `convpool.optimize` in its export by torch.onnx.export, and in training by `compile_options`, whose pass is
-stopped before inductor compiles; and the seconds of the first two.  --traps: 15 modules whose forward does more than call layers;
-whether each is rewritten, and whether outputs and gradients are the original's, also after a change of what forward reads.
+stopped before inductor compiles; and the processor's seconds of the first two.  --traps: 15 modules whose forward does more than
+call layers; whether each is rewritten, and whether outputs and gradients are the original's, also after a change of what forward
+reads.
 """
 
 from __future__ import annotations
@@ -74,11 +75,11 @@ def rewritten(*reports: Any) -> int:
 
 
 def captured(module: nn.Module, x: torch.Tensor) -> tuple[int, float]:
-    """Rewritten convolutions, and the seconds of `optimize`."""
+    """Rewritten convolutions, and the seconds of a processor that `optimize` takes."""
     torch._dynamo.reset()
-    start = time.perf_counter()
+    start = time.process_time()
     _, report = convpool.torch.optimize(copy.deepcopy(module), x)
-    return rewritten(report), time.perf_counter() - start
+    return rewritten(report), time.process_time() - start
 
 
 def compiled(module: nn.Module, x: torch.Tensor) -> int:

@@ -42,7 +42,9 @@ def plan(graph: fx.Graph, options: OptimizeOptions) -> tuple[bool, Report]:
     model = skeleton.model(results)
     # All shapes are TorchDynamo's: `load` would doubt those behind operators that ONNX does not have.
     given = LoadedModel(model, None, model.ByteSize(), inferred=onnx.shape_inference.infer_shapes(model))
-    result = rewrite(given, replace(options, pinned=skeleton.pinned, for_torch=True), {})
+    resized = any(proto.op_type == "Resize" for proto in model.graph.node)
+    passes = options.passes if resized else options.passes - {"upsample_last"}  # the search for others takes its time
+    result = rewrite(given, replace(options, passes=passes, pinned=skeleton.pinned, for_torch=True), {})
     if result.changed:
         rebuild(skeleton, result.model)
     return result.changed, result.report
