@@ -19,6 +19,14 @@ from convpool.tensorrt import TensorRTError, plugin_path
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _without_waiting_for_the_disk():
+    """Files are not forced to the disk: a process that ends, or is killed, loses nothing that it has written."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
+
+
 @dataclass(frozen=True)
 class Built:
     """The files of one build."""

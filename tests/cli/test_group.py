@@ -128,17 +128,21 @@ def test_the_commands_that_inspect_names_exist():
         FOUND[name].make_context(name, rest)
 
 
-@pytest.mark.parametrize("shell", ["bash_source", "zsh_source", "fish_source"])
-def test_completion_in_the_shell(shell):
-    words = [sys.executable]
+def completed(**asked: str) -> subprocess.CompletedProcess:
+    """What the command tells a shell that completes a line."""
     script = f"import sys; sys.argv = ['convpool']; from {group.__name__} import main; main()"
-    done = subprocess.run(
-        [words[0], "-c", script], env={**os.environ, "_CONVPOOL_COMPLETE": shell}, capture_output=True, text=True
-    )
+    return subprocess.run([sys.executable, "-c", script], env={**os.environ, **asked}, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("shell", ["bash_source", "zsh_source", "fish_source"])
+def test_the_shell_gets_a_script(shell):
+    done = completed(_CONVPOOL_COMPLETE=shell)
     assert (done.returncode, done.stderr) == (0, "") and "_CONVPOOL_COMPLETE" in done.stdout
-    asked = {"_CONVPOOL_COMPLETE": "bash_complete", "COMP_WORDS": "convpool opti", "COMP_CWORD": "1"}
-    done = subprocess.run([words[0], "-c", script], env={**os.environ, **asked}, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "plain,optimize\n")
-    asked |= {"COMP_WORDS": "convpool optimize mod", "COMP_CWORD": "2"}
-    done = subprocess.run([words[0], "-c", script], env={**os.environ, **asked}, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "file,mod\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "last", "told"), [("convpool opti", "1", "plain,optimize\n"), ("convpool optimize mod", "2", "file,mod\n")]
+)
+def test_completion_in_the_shell(words, last, told):
+    done = completed(_CONVPOOL_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD=last)
+    assert (done.returncode, done.stdout) == (0, told)
