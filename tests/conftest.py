@@ -40,17 +40,8 @@ class Built:
 
 def _build(folder: Path) -> None:
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []
-    configure = [
-        "cmake",
-        *generator,
-        "-S",
-        str(ROOT / "plugin"),
-        "-B",
-        str(folder),
-        "-DCONVPOOL_PLUGIN_TESTS=ON",
-        "-DCONVPOOL_CUDA_ARCHITECTURES=90",
-        f"-DPython3_EXECUTABLE={sys.executable}",
-    ]
+    options = ["-DCONVPOOL_PLUGIN_TESTS=ON", "-DCONVPOOL_CUDA_ARCHITECTURES=90", f"-DPython3_EXECUTABLE={sys.executable}"]
+    configure = ["cmake", *generator, "-S", str(ROOT / "plugin"), "-B", str(folder), *options]
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:  # one process of pytest-xdist builds, the others find all done
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -165,22 +165,8 @@ def test_labels_are_shown_as_text(tmp_path, capsys):
 
 def test_other_processes_import_nothing_from_where_one_stands(tmp_path):
     """Neither this Python's nor another's; both answer."""
-    names = (
-        "json",
-        "runpy",
-        "os",
-        "re",
-        "typing",
-        "dataclasses",
-        "subprocess",
-        "ctypes",
-        "pathlib",
-        "math",
-        "functools",
-        "random",
-        "csv",
-    )
-    for name in (*names, "numpy", "onnx", "convpool", "benchmarks", "tensorrt", "sitecustomize_", "warnings", "rich", "click"):
+    names = "json runpy os re typing dataclasses subprocess ctypes pathlib math functools random csv".split()
+    for name in (*names, *"numpy onnx convpool benchmarks tensorrt sitecustomize_ warnings rich click".split()):
         (tmp_path / f"{name}.py").write_text(f"open('FOREIGN {name}', 'w')\nraise SystemExit(3)\n")
     folders = os.pathsep.join([str(ROOT), str(ROOT / "optimizer"), *filter(None, [os.environ.get("PYTHONPATH")])])
     for module, python, asked, answer in (

@@ -129,7 +129,7 @@ def test_the_commands_that_inspect_names_exist():
 
 
 def completed(**asked: str) -> subprocess.CompletedProcess:
-    """What the command tells a shell that completes a line."""
+    """Ask the command what a shell asks that completes a line."""
     script = f"import sys; sys.argv = ['convpool']; from {group.__name__} import main; main()"
     return subprocess.run([sys.executable, "-c", script], env={**os.environ, **asked}, capture_output=True, text=True)
 

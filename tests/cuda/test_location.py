@@ -81,50 +81,16 @@ def test_a_named_file_comes_first(folder, monkeypatch):
 
 def places(folder: Path) -> dict[str, bool]:
     """Values of the variable with whether there is such a file, from inside `folder`."""
-    for name in (
-        "own.so",
-        "deep/own.so",
-        "a b.so",
-        "é 中.so",
-        "\x1b[2J.so",
-        "-rf",
-        "$HOME",
-        os.fsdecode(b"caf\xe9.so"),
-        "n" * 240,
-    ):
+    odd = ["a b.so", "é 中.so", "\x1b[2J.so", "-rf", "$HOME", os.fsdecode(b"caf\xe9.so"), "n" * 240]
+    for name in ("own.so", "deep/own.so", *odd):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(b"no library")
     (folder / "link.so").symlink_to("own.so")
     (folder / "broken.so").symlink_to("none.so")
     (folder / "circle.so").symlink_to("circle.so")
     os.mkfifo(folder / "fifo")
-    there = [
-        "own.so",
-        "./own.so",
-        ".//deep/../own.so",
-        "deep/own.so",
-        str(folder / "own.so"),
-        "link.so",
-        "a b.so",
-        "é 中.so",
-        "\x1b[2J.so",
-    ]
-    there += ["-rf", "$HOME", os.fsdecode(b"caf\xe9.so"), "n" * 240]
-    absent = [
-        ".",
-        "..",
-        "/",
-        "deep",
-        "deep/",
-        "own.so/",
-        "/dev/null",
-        "/dev/zero",
-        "fifo",
-        "broken.so",
-        "circle.so",
-        "none.so",
-        "libm.so.6",
-    ]
+    there = ["own.so", "./own.so", ".//deep/../own.so", "deep/own.so", str(folder / "own.so"), "link.so", *odd]
+    absent = ". .. / deep deep/ own.so/ /dev/null /dev/zero fifo broken.so circle.so none.so libm.so.6".split()
     absent += ["~/own.so", " own.so", "n" * 300, "n/" * 3000, "\n", os.fsdecode(b"\xff\xfe")]
     return dict.fromkeys(there, True) | dict.fromkeys(absent, False)
 

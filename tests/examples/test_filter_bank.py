@@ -135,19 +135,8 @@ def kernels(tmp_path_factory):
         pytest.skip("no C++ compiler")
     folder = tmp_path_factory.mktemp("kernels")
     (folder / "shim.cpp").write_text(SHIM)
-    command = [
-        "c++",
-        "-std=c++17",
-        "-O1",
-        "-w",
-        "-shared",
-        "-fPIC",
-        f"-I{FOLDER}",
-        "-o",
-        folder / "kernels.so",
-        folder / "shim.cpp",
-    ]
-    subprocess.run(command, check=True)
+    command = "c++ -std=c++17 -O1 -w -shared -fPIC".split()
+    subprocess.run([*command, f"-I{FOLDER}", "-o", folder / "kernels.so", folder / "shim.cpp"], check=True)
     return ctypes.CDLL(str(folder / "kernels.so"))
 
 
