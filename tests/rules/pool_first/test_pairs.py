@@ -121,45 +121,6 @@ def test_pooling_distributes_over_a_join(name):
     assert operators(result.graph) == expected
 
 
-def test_residual_of_open_size_by_a_common_origin():
-    body = f"r = Relu(x)\np = Conv<pads=[1,1,1,1]>(r, w)\nq = Conv(x, v)\nh = Add(p, q)\ny = {POOL}(h)"
-    result = rewrite(graph(body, POINTWISE, inputs="float[N,16,H,W] x"), 2, size=16)
-    assert operators(result.graph) == {"Add": 1, "AveragePool": 2, "Conv": 2, "Relu": 1}
-
-
-ORIGINS = {  # what stands before the 1x1 convolution, and what the other is: of equal sizes beyond doubt or not
-    "AveragePool and a window": ("u = AveragePool<kernel_shape=[3,3]>(x)", "pads=[0,0,0,0]", True),
-    "padding that makes up for it": ("u = Conv<pads=[0,1,1,0]>(x, s)", "pads=[1,1,0,1]", False),
-    "padding elsewhere": ("u = AveragePool<kernel_shape=[3,3], pads=[1,1,0,0], count_include_pad=1>(x)", "pads=[0,1,1,0]", True),
-    "stride before and behind": (
-        "u = AveragePool<kernel_shape=[2,2], strides=[2,2], pads=[1,1,0,0]>(x)",
-        "pads=[1,1,1,1], strides=[2,2]",
-        True,
-    ),
-    "other strides": ("u = AveragePool<kernel_shape=[2,2], strides=[2,2]>(x)", "pads=[1,1,1,1]", False),
-    "an axis more": ("u = AveragePool<kernel_shape=[3,3], pads=[1,0,1,0]>(x)", "pads=[0,0,0,0]", False),
-    "ceil_mode": (
-        "u = AveragePool<kernel_shape=[2,2], strides=[2,2], pads=[1,1,0,0], ceil_mode=1>(x)",
-        "pads=[1,1,1,1], strides=[2,2]",
-        False,
-    ),
-    "auto_pad": ('u = AveragePool<kernel_shape=[3,3], auto_pad="SAME_UPPER">(x)', "pads=[1,1,1,1]", True),
-}
-
-
-@pytest.mark.parametrize("name", ORIGINS)
-def test_residual_of_open_size_by_windows_of_the_same_origin(name):
-    before, attributes, equal = ORIGINS[name]
-    body = f"{before}\np = Conv<{attributes}>(x, w)\nq = Conv(u, v)\nh = Add(p, q)\ny = {POOL}(h)"
-    model = graph(body, {**POINTWISE, "s": (16, 16, 3, 3)}, inputs="float[N,16,H,W] x", opset=19)
-    if equal:
-        rewrite(model, 2, size=16)
-    else:
-        result = convpool.optimize(model, lowering="direct", check=0)
-        assert "spatial sizes of the operands" in str([site.reason for site in result.report.sites])
-        assert result.model.SerializeToString() == model.SerializeToString()
-
-
 def test_an_operand_of_lower_rank_is_not_pooled():
     body = f"p = Mul(x, two)\nq = Conv<pads=[1,1,1,1]>(p, w)\nh = Add(q, x)\ny = {POOL}(h)"
     model = graph(body, {"two": np.full((1, 1, 1, 1), 2, "f"), "w": (16, 16, 3, 3)}, inputs="float[16,12,12] x")
