@@ -180,12 +180,12 @@ class Net:
         """Reshape to (N, ``shape``...); the batch is copied (0 in the target), so it may be symbolic."""
         return self.op("Reshape", name, [x, self.ints(f"{name}.shape", 0, *shape)], (x.shape[0], *shape))
 
-    def linear(self, x, name, features) -> gs.Variable:
+    def linear(self, x, name, features, gain=1.0) -> gs.Variable:
         """Flatten where needed, then a fully connected layer (Gemm with transB, as PyTorch exports it)."""
         inputs = math.prod(x.shape[1:])
         if len(x.shape) > 2:
             x = self.op("Flatten", f"{name}/flatten", [x], (x.shape[0], inputs), axis=1)
-        bound = math.sqrt(3.0 / inputs)
+        bound = gain * math.sqrt(3.0 / inputs)
         weight = self.uniform(f"{name}.weight", (features, inputs), -bound, bound)
         bias = self.uniform(f"{name}.bias", (features,), -0.1, 0.1)
         return self.op("Gemm", name, [x, weight, bias], (x.shape[0], features), transB=1)

@@ -75,7 +75,7 @@ def _conditional_norm(net: Net, x, name: str, z):
     h = net.batch_norm(x, name)
     if z is None:
         return h
-    scale, shift = (net.linear(z, f"{name}/{key}", x.shape[1]) for key in ("scale", "shift"))
+    scale, shift = (net.linear(z, f"{name}/{key}", x.shape[1], gain=0.1) for key in ("scale", "shift"))
     scale, shift = (net.reshape(y, f"{y.name}_column", x.shape[1], 1, 1) for y in (scale, shift))
     gain = net.op("Add", f"{name}/gain", [scale, net.scalar(f"{name}.one", 1.0)], scale.shape)
     h = net.op("Mul", f"{name}/mul", [h, gain], h.shape)

@@ -49,8 +49,7 @@ def named(function: Callable) -> Callable:
 
 def is_small(x: torch.Tensor) -> bool:
     """Whether a pair of this input waits for the host in an eager step on a GPU."""
-    sizes = [n if type(n) is int else n.node.hint or 1 for n in x.shape]
-    return x.is_cuda and math.prod(sizes) * x.element_size() <= SMALL_BYTES
+    return x.is_cuda and math.prod(plain.hints(x.shape)) * x.element_size() <= SMALL_BYTES
 
 
 def small_pair(operators: Sequence[tuple], geometry: tuple) -> Callable:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -33,14 +34,20 @@ ACTIVATIONS = {RELU: torch.relu, TANH: torch.tanh, SIGMOID: torch.sigmoid}
 def memory_format(x: torch.Tensor) -> torch.memory_format:
     """How results of x lie in memory: channels last where x does, else contiguous."""
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
+    if last is None:
+        return torch.contiguous_format
     try:
-        return (
-            last
-            if last is not None and x.is_contiguous(memory_format=last) and not x.is_contiguous()
-            else torch.contiguous_format
-        )
+        if type(x) is not torch.Tensor and any(type(n) is not int for n in (*x.shape, *x.stride())):
+            # PyTorch 2.11 does not tell of symbols; their hints do
+            x = torch.empty_strided(hints(x.shape), hints(x.stride()), device="meta")
+        return last if x.is_contiguous(memory_format=last) and not x.is_contiguous() else torch.contiguous_format
     except RuntimeError:  # vmap does not tell
         return torch.contiguous_format
+
+
+def hints(sizes: Sequence[Any]) -> list[int]:
+    """Sizes with numbers in place of symbols: those of the tensors that were traced, else 1."""
+    return [n if type(n) is int else n.node.hint or 1 for n in sizes]
 
 
 def result_format(x: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
