@@ -240,11 +240,13 @@ def test_pairs_of_networks(name, training):
     compiles, rewrite = compiled(copy.deepcopy(net))
     found, reference = step(compiles, x), step(net, x)
     assert sum(report.summary.rewritten for report in rewrite.reports) == NETWORKS[name].pairs
+    # The gradient of a bias in front of BatchNorm is 0: what stands there is the rounding of larger ones.
+    rounding = 1e-13 * max(float(right.abs().max()) for right in reference if right is not None)
     for mine, right in zip(found, reference, strict=True):
         if right is None:
             assert mine is None
             continue
-        assert float((mine - right).abs().max()) <= 1e-6 * (float(right.abs().max()) or 1)
+        assert float((mine - right).abs().max()) <= max(1e-6 * float(right.abs().max()), rounding)
 
 
 class Changing(nn.Module):
