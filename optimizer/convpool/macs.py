@@ -20,7 +20,7 @@ from convpool.ir.constants import Evaluate
 from convpool.ir.index import Scope, index_with_shapes
 from convpool.ir.model import LoadedModel, at_shapes, infer_shapes
 from convpool.ir.protos import STANDARD_DOMAINS, known_attributes, label, subgraphs
-from convpool.ir.schema import OP_TYPES, UPSAMPLE, layout_of, specs_of
+from convpool.ir.schema import OP_TYPES, UPSAMPLE, is_own, layout_of, specs_of
 
 Sizes = tuple[int | None, ...]
 CONVOLUTIONS = {"Conv": 1, "ConvInteger": 1, "QLinearConv": 3, "ConvTranspose": 1, **dict.fromkeys(OP_TYPES, 1)}
@@ -70,7 +70,7 @@ def count(scopes: Sequence[Scope]) -> ModelMacs:
     found = []
     batches = open_batches(scopes[0]) if scopes else frozenset()
     for scope in scopes:
-        if isinstance(scope.proto, FunctionProto) and scope.proto.name in OP_TYPES:
+        if isinstance(scope.proto, FunctionProto) and is_own(scope.proto):
             continue
         around = constants[id(scope.parent)] if scope.parent is not None else set()
         constants[id(scope)] = known = around - scope.inputs | _initializers(scope)
@@ -82,8 +82,7 @@ def count(scopes: Sequence[Scope]) -> ModelMacs:
                 and not any(subgraphs(node))
             ):
                 known.update(node.output)
-            elif node.op_type in COUNTED and (node.domain in STANDARD_DOMAINS or node.op_type in OP_TYPES):
-                # `--domain` may have moved convpool's operators.
+            elif node.op_type in COUNTED and (node.domain in STANDARD_DOMAINS or is_own(node)):
                 found.append(NodeMacs(scope.path, label(node), node.op_type in CONVOLUTIONS, _macs(scope, node, batches)))
     return ModelMacs(tuple(found), _batch(scopes[0]) if scopes else 1)
 
@@ -122,7 +121,7 @@ def _macs(scope: Scope, node: NodeProto, batches: frozenset[str]) -> int | None:
     if weights is not None:
         values = known_attributes(node) or {}
         w = scope.known_sizes(node.input[weights], batches)
-        if node.op_type in OP_TYPES and UPSAMPLE in values:
+        if UPSAMPLE in values and is_own(node):
             return _upsampled(node, values, scope.known_sizes(node.output[0], batches), w)
         positions = scope.known_sizes(node.input[0] if node.op_type == "ConvTranspose" else node.output[0], batches)
         return _product(positions, (w or (None,))[1:])

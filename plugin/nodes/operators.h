@@ -82,7 +82,7 @@ struct Operator {
     // float32 products to be formed; the second that W never changes in the engine's life, so that what is made of it may be
     // kept; the third how box means of half and bfloat16 may be summed.
     const std::vector<Attribute> &attributes() const;
-    // Of an attribute that the operator has.
+    // The position of an attribute that the operator has in attributes().
     int place(int id) const { return upsamples && id >= kConvolution ? id - 3 : id; }
 };
 // ConvAvgPool and its 59 fused variants, then UpsampleConv and its.  They stay to the very end of the process, as engines may.

@@ -386,7 +386,7 @@ int64_t Fuzzer::number() {
     return one_in(8) ? static_cast<int64_t>(random_()) : kNumbers[below(sizeof kNumbers / sizeof *kNumbers)];
 }
 
-// Of the pooling or upsampling and the convolution; one value in twenty is anything up to the most that is legal.
+// Attributes of the pooling or upsampling and of the convolution; one value in twenty is anything up to the most that is legal.
 void Fuzzer::windows() {
     const bool wild = one_in(3);
     const auto values = [&](int count, int least, int most) {

@@ -224,6 +224,15 @@ def test_an_unchanged_model_in_place_stays_as_it_is(tmp_path, layout):
     assert path.read_bytes() == content and sorted(file.name for file in written) == ["big.bin", "model.onnx", "w.bin"]
 
 
+def test_files_are_on_the_disk_before_they_have_their_names(tmp_path, monkeypatch):
+    """A machine that loses its power right behind the renaming has the whole file."""
+    events, replace = [], os.replace
+    monkeypatch.setattr(os, "fsync", lambda handle: events.append("on the disk"))
+    monkeypatch.setattr(os, "replace", lambda source, target: (events.append("named"), replace(source, target)))
+    convpool.optimize(make(tmp_path), check=0, lowering="direct").save(tmp_path / "result.onnx", external_data="auto")
+    assert "named" in events and all(events[at - 1] == "on the disk" for at, event in enumerate(events) if event == "named")
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("step", range(4))
 def test_an_interruption_in_place_loses_nothing(tmp_path, monkeypatch, layout, step):

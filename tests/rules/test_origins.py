@@ -57,6 +57,7 @@ OTHER = {
     "turned": f"{C}m = Transpose<perm=[0,1,3,2]>(x)\nd = {CONV}(m, v)",
     "another input": f"{C}d = {CONV}(z, v)",
     "another input in a product": f"{C}m = Mul(x, z)\nd = {CONV}(m, v)",
+    "another input in a sum": f"{C}m = Add(x, z)\nd = {CONV}(m, v)",
 }
 
 

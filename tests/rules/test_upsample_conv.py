@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Convolutions behind nearest upsampling as nodes of UpsampleConv, for runtimes with the plugin, and why others are none."""
 
+import re
+
 import numpy as np
 import onnx
 import pytest
@@ -166,13 +168,13 @@ def test_one_axis_stays():
 
 def test_dilations_stay():
     model = graph(UP + "y = Conv<pads=[1,2,1,2], dilations=[1,2]>(u, w)", SCALES)
-    assert "dilations and pads; got [1, 2] and [1, 2, 1, 2], expected dilations of 1" in reason(model, target="tensorrt")
+    assert "window; got dilations [1, 2], pads [1, 2, 1, 2], expected dilations of 1" in reason(model, target="tensorrt")
 
 
 def test_an_edge_that_the_convolution_would_crop_stays():
     body = UP + 'v = Pad<mode="edge">(u, e)\ny = Conv(v, w)'
     model = graph(body, {**SCALES, "e": [0, 0, 1, 1, 0, 0, 1, 1]})
-    assert "got [1, 1] and [-1, -1, -1, -1], expected dilations of 1 and no crop" in reason(model, target="cuda")
+    assert "got dilations [1, 1], pads [-1, -1, -1, -1], expected dilations of 1 and no crop" in reason(model, target="cuda")
 
 
 @GPU
@@ -245,3 +247,39 @@ def test_multiply_adds_are_those_of_the_kernels():
     rows = sum(len({(o - 2 + a) // 3 for a in range(3)}) for o in range(15))
     columns = sum(len({(o + a) // 2 for a in range(3)}) for o in range(11))
     assert found.nodes[0].macs == 2 * 40 * 32 * rows * columns
+
+
+@pytest.mark.parametrize("target", ("any", "cpu", "tensorrt", "cuda"))
+@pytest.mark.parametrize("name", ("UpsampleConv", "ConvAvgPool", "UpsampleConvRelu"))
+def test_another_s_function_of_the_operator_s_name_is_any_function(name, target):
+    """A module of PyTorch's that is exported as a function has the name of its class."""
+
+    def reported(called):
+        constants = "s = Constant<value_floats=[1., 1., 2., 2.]>()\n"
+        function = f'<domain: "mod", opset_import: ["": 17]>\n{called} (x, w) => (y) {{\n{constants}{UP}{CONV}\n}}'
+        model = graph(f"y = mod.{called}(x, w)", functions=function, imports=', "mod": 1')
+        report = convpool.optimize(model, target=target).report
+        return [site.reason for site in report.sites], report.summary.model_macs_before, report.summary.resizes
+
+    assert reported(name) == reported("Block") and reported(name)[2] == 1
+
+
+@pytest.mark.parametrize(
+    ("upsample", "opset", "said"),
+    [
+        ([0, 2], 17, "upsample; got [0, 2], expected 2 factors from 1 to 4"),
+        ([5, 2], 17, "upsample; got [5, 2], expected 2 factors from 1 to 4"),
+        ([2], 17, "upsample; got [2], expected 2 factors from 1 to 4"),
+        ([2, 2], 12, "the model's opset; got 12, expected at least 13"),
+    ],
+)
+def test_nodes_that_no_kernel_runs_are_refused(upsample, opset, said):
+    model = rewrite(graph(UP + CONV, SCALES), target="cuda", exact=True)
+    (node,) = model.graph.node
+    next(item for item in node.attribute if item.name == "upsample").ints[:] = upsample
+    next(item for item in node.attribute if item.name == "scales").floats[:] = [1, 1, *upsample]
+    model.opset_import[0].version = opset
+    del model.functions[:]
+    for lowering in ("direct", "convavgpool"):
+        with pytest.raises(convpool.ConvpoolError, match=re.escape(said)):
+            convpool.optimize(model, lowering=lowering, check=0)

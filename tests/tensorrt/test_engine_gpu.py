@@ -392,7 +392,7 @@ y = Relu(a)
 @pytest.mark.parametrize(("precision", "limit"), [("fp32", 4e-6), ("tf32", 4e-3), ("fp16", 8e-3)])
 @pytest.mark.parametrize("factors", [(2, 2), (3, 1)])
 def test_an_upsampled_convolution_of_open_sizes(factors, precision, limit):
-    """Prologue, bias, residual and activation in one node; v is of the upsampled size."""
+    """Prologue and bias in one node.  v is of the upsampled size, which open sizes do not tell: so the sum stays behind it."""
     constants = {
         "s": np.array([1, 1, *factors], np.float32),
         "w": weights((72, 64, 3, 3)),

@@ -23,7 +23,7 @@ MODELS["densenet_transition1"] = ("fp32", "fp16")  # it takes long
 def test_builds(name):
     """In every precision and lowering, by one process, which a failed build may end."""
     program = [sys.executable, "-m", "tests.support.rtx.build_model", name, *MODELS[name]]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=600, cwd=ROOT)
+    done = subprocess.run(program, capture_output=True, text=True, timeout=600 * len(MODELS[name]), cwd=ROOT)
     assert done.returncode == 0, (done.stdout, done.stderr[-3000:])
     built = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
     assert len(built) == 2 * len(MODELS[name])

@@ -37,7 +37,8 @@ def test_inference_fused(name, device, dtype):
         distances = [float((y.double() - exact).abs().max() / exact.abs().max()) for y in (*own, changed(x))]
     assert distances[2] <= max(TIMES * max(distances[:2]), floor(dtype))
     sites = [site for site in report.sites if site.rule == "pool_first"]
-    if NETWORKS[name].pairs and sites and name not in ("LeNet-5", "StyleGAN 64x64"):  # parameters stand behind their pairs
+    generates = any(word in name for word in ("generator", "decoder", "U-Net"))  # upsampled convolutions, no pairs
+    if NETWORKS[name].pairs and not generates and name not in ("LeNet-5", "StyleGAN 64x64"):  # parameters stand behind theirs
         assert any(site.absorbed for site in sites)
 
 

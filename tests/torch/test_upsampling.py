@@ -15,7 +15,7 @@ from torch import nn  # noqa: E402
 
 import convpool.torch  # noqa: E402
 from convpool.errors import OptionError  # noqa: E402
-from convpool.torch import calls, constant_weights, optimize, upsample_conv2d, upsampling  # noqa: E402
+from convpool.torch import UpsampleConv2d, calls, constant_weights, optimize, upsample_conv2d, upsampling  # noqa: E402
 from tests.support.torch_gpu import gpu  # noqa: E402, F401
 
 torch.set_num_threads(1)
@@ -99,6 +99,49 @@ def test_autocast_convolves_in_its_type():
         torch.testing.assert_close(mine, own, rtol=3e-2, atol=2e-1)
 
 
+class _Plain(UpsampleConv2d):
+    """The two operators of PyTorch's modules."""
+
+    def forward(self, x):
+        pads = [p for p in reversed(self.padding) for _ in range(2)]
+        up = F.interpolate(x, scale_factor=2.0)
+        padded = up if self.padding_mode == "zeros" else F.pad(up, pads, mode=self.padding_mode)
+        return F.conv2d(padded, self.weight, self.bias, padding=self.padding if padded is up else 0)
+
+
+@pytest.mark.parametrize("size", [6, 16])
+@pytest.mark.parametrize(("kernel", "mode"), [(3, "zeros"), (1, "zeros"), (3, "reflect")])
+@pytest.mark.parametrize("half", [False, True], ids=["float", "behind another layer"])
+@pytest.mark.parametrize("optimized", [False, True], ids=["eager", "optimized"])
+def test_autocast_is_that_of_the_two_operators(size, kernel, mode, half, optimized):
+    """Small maps, which PyTorch runs, and large ones; a layer behind another one gets halves, and has weights of floats."""
+    front = [nn.Conv2d(4, 4, 3, padding=1)] if half else []
+    net = nn.Sequential(*front, UpsampleConv2d(4, 6, kernel, padding=kernel // 2, padding_mode=mode))
+    plain, x = copy.deepcopy(net), torch.randn(8, 4, size, size)
+    plain[-1].__class__ = _Plain
+    net = optimize(net, x)[0] if optimized else net
+    with torch.autocast("cpu", torch.bfloat16):
+        found, expected = net(x), plain(x)
+    assert found.dtype == expected.dtype == torch.bfloat16
+    torch.testing.assert_close(found, expected, rtol=3e-2, atol=1e-1)
+    for mine, own in zip(
+        *(torch.autograd.grad(y.float().sum(), tuple(n.parameters())) for y, n in ((found, net), (expected, plain))), strict=True
+    ):
+        torch.testing.assert_close(mine, own, rtol=3e-2, atol=2e-2 * float(own.abs().max()))
+
+
+def test_a_bias_of_another_type_is_refused_as_by_pytorch():
+    x, weight = torch.randn(2, 4, 16, 16).double(), torch.randn(3, 4, 3, 3).double()
+    with pytest.raises(RuntimeError):
+        upsample_conv2d(x, weight, torch.randn(3), padding=1)
+
+
+@pytest.mark.parametrize("norm", [nn.InstanceNorm2d(4), nn.GroupNorm(4, 4)])
+def test_no_statistic_becomes_one_of_one_value(norm):
+    net, x = nn.Sequential(nn.Upsample(scale_factor=2), norm, nn.Conv2d(4, 6, 3, padding=1)), torch.randn(1, 4, 1, 1)
+    torch.testing.assert_close(optimize(copy.deepcopy(net), x)[0](x), net(x))
+
+
 def test_results_lie_as_pytorchs():
     x, weight = torch.randn(2, 4, 5, 6), torch.randn(3, 4, 3, 3)
     for made in (x, x.contiguous(memory_format=torch.channels_last)):
@@ -175,6 +218,7 @@ def conv(*between, channels=4, kernel=3, up=None, **options):
 
 REWRITTEN = {
     "plain": conv(),
+    "convpool's module": nn.Sequential(UpsampleConv2d(4, 6, 3, padding=1)),
     "sizes": conv(up=nn.Upsample(size=(18, 32)), padding=(0, 1)),
     "no pads, no bias": conv(padding=0, bias=False),
     "same, even kernel": conv(kernel=4, padding="same"),

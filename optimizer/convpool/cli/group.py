@@ -299,7 +299,7 @@ def bench(arguments: tuple[str, ...]) -> None:
 @click.version_option(package_name="convpool")
 @click.pass_context
 def command(context: click.Context) -> None:
-    """Compute average pooling before convolution: the same result in fewer operations, in ONNX models and on GPUs.
+    """Compute convolutions beside pooling and resizing on the smaller map: the same result in fewer operations.
 
     \b
     convpool inspect model.onnx                  show what the model would gain

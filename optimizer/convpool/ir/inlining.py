@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, defs, helper
 
 from convpool.ir.protos import STANDARD_DOMAINS, all_nodes, label, model_nodes, opset_of, subgraphs, value_names
-from convpool.ir.schema import OP_TYPES
+from convpool.ir.schema import is_own
 
 Call = tuple[str, ...]
 MAX_NODES = 100_000
@@ -39,7 +39,7 @@ def inlined(model: ModelProto, calls: Container[Call] | None = None) -> Inlined 
     any more go.
     """
     functions = {_key(function): function for function in model.functions}
-    usable = {key for key, function in functions.items() if key[1] not in OP_TYPES and _fits(function, model)}
+    usable = {key for key, function in functions.items() if not is_own(function) and _fits(function, model)}
     if not any(_called(node) in usable for node in model_nodes(model)) or _size(model, functions) > MAX_NODES:
         return None
     result = Inlined(ModelProto())

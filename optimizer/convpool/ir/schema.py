@@ -94,7 +94,7 @@ def _ints(context: onnx.shape_inference.InferenceContext, name: str) -> tuple[in
     rank = len(kernel.ints) if kernel is not None else 0
     wanted = 2 * rank if name.endswith("pads") else rank
     if attribute is None or len(attribute.ints) != wanted:
-        raise _fault(f"{name}; expected {wanted} sizes")
+        raise _fault(f"{name}; got {0 if attribute is None else len(attribute.ints)} sizes, expected {wanted}")
     return tuple(attribute.ints)
 
 
@@ -180,6 +180,14 @@ def version_of(parts: Parts) -> int:
 def is_operator(node: NodeProto) -> bool:
     """Return True if the node is one of these operators."""
     return node.domain == DOMAIN and node.op_type in OP_TYPES
+
+
+def is_own(part: NodeProto | FunctionProto) -> bool:
+    """Return True for a node or a function of these operators in any domain: `--domain` moves them.  Names alone do not tell."""
+    name = part.op_type if isinstance(part, NodeProto) else part.name
+    if name not in OP_TYPES or part.domain == DOMAIN:
+        return name in OP_TYPES
+    return "weight_perm" in ([item.name for item in part.attribute] if isinstance(part, NodeProto) else part.attribute)
 
 
 def parts_of(node: NodeProto) -> Parts:
@@ -581,7 +589,14 @@ def check_meaning(model: ModelProto) -> None:
         }
         rank, layout = len(given.get("kernel_shape", ())), layout_of(node)
         perms = function_perms(layout, rank, True) if layout in LAYOUTS else {}
-        scales = {SCALES: scales_of(UpsampleSpec(tuple(given[UPSAMPLE])))} if UPSAMPLE in given else {}
+        factors = tuple(given.get(UPSAMPLE, ()))
+        if factors and not (len(factors) == rank and all(1 <= factor <= MAX_UPSAMPLE for factor in factors)):
+            wanted = f"got {list(factors)}, expected {rank} factors from 1 to {MAX_UPSAMPLE}"
+            raise ModelError(f"{node.op_type} '{label(node)}': {UPSAMPLE}; {wanted}")
+        if factors and opset_of(model.opset_import) < UPSAMPLING_OPSET:
+            got = f"got {opset_of(model.opset_import)}, expected at least {UPSAMPLING_OPSET}"
+            raise ModelError(f"{node.op_type} '{label(node)}': the model's opset; {got}")
+        scales = {SCALES: scales_of(UpsampleSpec(factors))} if factors else {}
         for name, expected in {"weight_perm": weight_perm(rank), **scales, **perms}.items():
             if rank and given.get(name, expected) != expected:
                 raise ModelError(f"{node.op_type} '{label(node)}': {name}; got {given[name]}, expected {expected}")

@@ -19,7 +19,7 @@ from onnx import FunctionProto, NodeProto, TensorProto, helper
 
 from convpool.ir.index import Scope
 from convpool.ir.protos import AttributeReference, is_op, known_attributes, ops_of
-from convpool.ir.schema import OP_TYPES
+from convpool.ir.schema import is_own
 from convpool.report import SiteReport
 from convpool.rules.base import BETWEEN, Reject
 from convpool.rules.linear import JOINS, Step, is_map, known_step, op_of
@@ -61,7 +61,7 @@ def survey(scopes: Sequence[Scope]) -> Seen:
     """Count what the scopes of a model have, convpool's own functions aside."""
     seen = Seen()
     for scope in scopes:
-        if isinstance(scope.proto, FunctionProto) and scope.proto.name in OP_TYPES:
+        if isinstance(scope.proto, FunctionProto) and is_own(scope.proto):
             continue
         ends = _ends(scope, seen)
         seen.max_pools += max_pools(scope)

@@ -83,7 +83,7 @@ def self_contained(model: object) -> ModelProto:
 
 def inline_own_functions(model: ModelProto) -> ModelProto:
     """The model without local functions but those of convpool's operators, so that pairs inside them go to the plugin too."""
-    own = [(function.domain, function.name) for function in model.functions if function.name not in schema.OP_TYPES]
+    own = [(function.domain, function.name) for function in model.functions if not schema.is_own(function)]
     return _without_trailing_blanks(onnx.inliner.inline_selected_functions(model, own)) if own else model
 
 
@@ -98,7 +98,7 @@ def for_parser(model: ModelProto, major: int, *, plugin: bool, allow_tf32: bool,
             "model, or one of --target tensorrt"
         )
     if plugin and has_plugin_nodes(model):  # TensorRT 10.0 to 10.6 take a function before a plugin of the same name
-        others = [function for function in model.functions if function.name not in schema.OP_TYPES]
+        others = [function for function in model.functions if not schema.is_own(function)]
         del model.functions[:]
         model.functions.extend(others)
     if model.functions:

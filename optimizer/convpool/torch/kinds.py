@@ -20,6 +20,7 @@ from onnx import NodeProto, helper
 from torch import fx
 
 from convpool.algebra.geometry import refuse, same_pads
+from convpool.algebra.parts import MAX_UPSAMPLE
 from convpool.torch.changes import value_of
 from convpool.torch.skeleton import Skeleton, ints
 
@@ -133,6 +134,8 @@ def normalization(op_type: str) -> Callable:
         shape = s.shape(a["input"])
         if shape is None or len(shape) < 3 or not isinstance(shape[1], int):
             return None
+        if all(isinstance(size, int) and size <= MAX_UPSAMPLE for size in shape[2:]):
+            return None  # in front of an upsampling it may be of one value, which PyTorch refuses
         if "running_mean" in a["others"] or any(value is not None for value in a["rest"][:2] if op_type[0] == "I"):
             return None  # their variance is another one of a map that repeats
         names = [a["input"].name, s.number([1.0] * shape[1], "float32"), s.number([0.0] * shape[1], "float32")]

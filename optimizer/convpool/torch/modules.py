@@ -16,7 +16,7 @@ from convpool.types import Accumulation
 
 
 class _ConvAvgPool:
-    """What the modules share; the class beside it is torch.nn's convolution of the rank."""
+    """The part that the modules share; the class beside it is torch.nn's convolution of the rank."""
 
     rank: int
     accumulation: Accumulation = "default"  # of modules that an earlier version saved, too
@@ -103,7 +103,7 @@ class ConvAvgPool3d(_ConvAvgPool, nn.Conv3d):
 
 
 class _UpsampleConv:
-    """What the modules share; the class beside it is torch.nn's convolution of the rank."""
+    """The part that the modules share; the class beside it is torch.nn's convolution of the rank."""
 
     rank: int
 
@@ -112,13 +112,13 @@ class _UpsampleConv:
         in_channels: int,
         out_channels: int,
         kernel_size: Sizes,
+        *,
+        scale_factor: Sizes = 2,
         padding: Sizes | str = 0,
         bias: bool = True,
         padding_mode: str = "zeros",
         device: Any = None,
         dtype: Any = None,
-        *,
-        scale_factor: Sizes = 2,
     ) -> None:
         convolution: Any = super()
         convolution.__init__(in_channels, out_channels, kernel_size, 1, padding, 1, 1, bias, padding_mode, device, dtype)
@@ -147,8 +147,9 @@ class UpsampleConv1d(_UpsampleConv, nn.Conv1d):
 class UpsampleConv2d(_UpsampleConv, nn.Conv2d):
     """nn.Upsample(scale_factor=scale_factor), then nn.Conv2d with a stride of 1, as one layer.
 
-    Arguments, parameters and state_dict are nn.Conv2d's; scale_factor, by keyword, is a whole number, or one for each axis.  What
-    is computed: `convpool.torch.upsample_conv2d`; with another padding_mode than zeros PyTorch's two operators.
+    Parameters and state_dict are nn.Conv2d's, and so are the arguments, without stride, dilation and groups; all behind
+    kernel_size are by keyword.  scale_factor is a whole number, or one for each axis.  What is computed:
+    `convpool.torch.upsample_conv2d`; with another padding_mode than zeros PyTorch's two operators.
     """
 
     rank = 2

@@ -32,7 +32,7 @@ POOLS = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 
 
 def is_upsampled(node: NodeProto) -> bool:
-    """Whether a node is an upsampling and a convolution."""
+    """Return True for an upsampling with a convolution."""
     return (node.op_type, node.domain) == ("UpsampleConv", DOMAIN)
 
 

@@ -25,6 +25,7 @@ from convpool.errors import OptionError
 from convpool.torch import constant, gradients, kernels, pairs, plain
 from convpool.torch.functional import Sizes, conv_pads, sizes
 
+_CONVS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 SUM_MACS = {"cpu": 320, "cuda": 1000}
 """Multiply-adds that take as long as making one tap of the summed weights: 256 pixels of 3x3 kernels and a factor of 2, on a GPU
@@ -36,8 +37,8 @@ def _two_operators(x: torch.Tensor, weight: torch.Tensor, bias: Any, scales: Int
 
 
 def _convolved(x: torch.Tensor, weight: torch.Tensor, bias: Any, pads: Ints) -> torch.Tensor:
-    ones = (1,) * (x.dim() - 2)
-    return plain.convolve(x, weight, bias, ones, pads, ones, 1)
+    x, padding = plain.even_pads(x, pads)
+    return _CONVS[len(padding)](x, weight, bias, padding=padding)
 
 
 def summed_weights(weight: torch.Tensor, scales: Ints) -> torch.Tensor:
@@ -110,7 +111,7 @@ def _turned(weight: torch.Tensor) -> torch.Tensor:
 
 
 def _pays(x: torch.Tensor, weight: torch.Tensor, scales: Ints) -> bool:
-    """Whether the sums of weights take less than what they save; those that stay are made once."""
+    """Return True if the sums of weights take less than they save; those that stay are made once."""
     kernel, pixels = tuple(weight.shape[2:]), x.shape[0] * math.prod(x.shape[2:])
     after = math.prod(k + s - 1 for k, s in zip(kernel, scales, strict=True))
     before = math.prod(kernel) * math.prod(scales)
@@ -119,13 +120,14 @@ def _pays(x: torch.Tensor, weight: torch.Tensor, scales: Ints) -> bool:
 
 def upsample_conv_of(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, scales: Ints, pads: Ints) -> torch.Tensor:
     """The call of a rewritten graph: an upsampling by whole factors, then a convolution of stride 1.  pads: begins, then ends."""
+    x, weight, bias = pairs.cast_for_autocast((x, weight, bias))
     if max(weight.shape[2:]) == 1 and weight.shape[0] <= 2 * weight.shape[1]:  # less work, though more channels are repeated
         return F.interpolate(_convolved(x, weight, bias, pads), scale_factor=[float(s) for s in scales])
     if min(x.shape) == 0 or not x.is_floating_point() or not _pays(x, weight, scales):
         return _two_operators(x, weight, bias, scales, pads)
     if not pairs.unwatched(x, weight, "meta"):
         return _transposed(x, weight, bias, scales, pads)
-    return _UpsampleConv.apply(*pairs.cast_for_autocast((x, weight, bias)), scales, pads)
+    return _UpsampleConv.apply(x, weight, bias, scales, pads)
 
 
 def upsample_conv(rank: int, x: torch.Tensor, weight: torch.Tensor, bias: Any, scale_factor: Sizes, padding: Any) -> torch.Tensor:
@@ -134,7 +136,9 @@ def upsample_conv(rank: int, x: torch.Tensor, weight: torch.Tensor, bias: Any, s
         raise OptionError(f"weight: wrong number of axes; got {weight.dim()}, expected {rank + 2}")
     kernel, ones = tuple(weight.shape[2:]), (1,) * rank
     scales, pads = sizes("scale_factor", scale_factor, rank, 1), conv_pads(padding, kernel, ones, ones)
-    fits = x.dim() == rank + 2 and x.shape[1] == weight.shape[1] and x.dtype == weight.dtype and x.device == weight.device
+    x, weight, bias = pairs.cast_for_autocast((x, weight, bias))
+    alike = all(x.dtype == other.dtype and x.device == other.device for other in (weight, bias) if other is not None)
+    fits = alike and x.dim() == rank + 2 and x.shape[1] == weight.shape[1]
     sides = zip(scales, x.shape[2:], pads, pads[rank:], kernel, strict=False)
     if max(scales) > 1 and fits and all(max(p, q) < k <= s * n + p + q for s, n, p, q, k in sides):
         if pairs.unwatched(x, weight, "meta"):
