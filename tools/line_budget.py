@@ -15,9 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
-    "optimizer": 26970,
+    "optimizer": 26980,
     "plugin": 18110,
-    "tests": 41580,
+    "tests": 41600,
     "benchmarks": 8330,
     "tools": 1000,
     "examples": 1180,

@@ -290,8 +290,22 @@ def test_a_forked_process_starts_one_of_its_own(monkeypatch):
 
 
 @pytest.mark.parametrize("python", ["", "/nowhere/python", "/bin/true"])
+def test_where_one_was_started_and_no_other_can_be_nothing_runs_here(monkeypatch, python):
+    """The model that ended the process would end this one."""
+    made()
+    session._end()
+    monkeypatch.setattr(session._place, "gone", True)
+    with monkeypatch.context() as without:
+        without.setattr(sys, "executable", python)
+        with pytest.raises(ModelError, match="onnxruntime cannot load .* has ended its process, and another (does not|cannot)"):
+            convpool.optimize(graph(PAIR), lowering="direct")
+    assert made().run(None, X)[0].tolist() == [0, 2, 4]
+
+
+@pytest.mark.parametrize("python", ["", "/nowhere/python", "/bin/true"])
 def test_where_no_process_can_be_started_models_run_here(monkeypatch, python):
     monkeypatch.setattr(session, "_place", None)
+    monkeypatch.setattr(session, "_starts", False)
     monkeypatch.setattr(session_process, "PAUSE_S", 0)
     monkeypatch.setattr(sys, "executable", python)
     found = convpool.optimize(graph(PAIR), lowering="direct", time=True)

@@ -15,6 +15,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import convpool
+from convpool.check import session
 from convpool.errors import ModelError
 from convpool.ir import inference as elsewhere
 from convpool.ir import inference_process
@@ -156,9 +157,24 @@ def test_a_forked_process_starts_one_of_its_own(pretended, monkeypatch):
 @pytest.mark.parametrize("python", ["", "/nowhere/python", "/bin/true"])
 def test_where_no_process_can_be_started_inference_is_done_here(pretended, monkeypatch, python):
     monkeypatch.setattr(sys, "executable", python)
+    monkeypatch.setattr(elsewhere, "_starts", False)
+    for name, value in (("_place", None), ("_starts", False)):  # the check runs here too, in this test alone
+        monkeypatch.setattr(session, name, value)
     assert infer(b"SIGABRT") is None
     result = convpool.optimize(graph(PAIR), lowering="direct")
     assert result.changed and result.report.verification.passed
+
+
+@pytest.mark.parametrize("python", ["", "/nowhere/python", "/bin/true"])
+def test_where_one_was_started_and_no_other_can_be_nothing_is_inferred_here(pretended, monkeypatch, python):
+    assert infer(b"good") == b"<good>"
+    elsewhere._end()
+    monkeypatch.setattr(elsewhere, "_running", None)
+    monkeypatch.setattr(sys, "executable", python)
+    with pytest.raises(EndedError, match="^has no process: "):
+        infer(b"SIGABRT")
+    with pytest.raises(ModelError, match="shape inference of onnx .* has no process"):
+        convpool.optimize(graph(PAIR), check=0)
 
 
 @pytest.mark.parametrize("size", [0, 1, 3])

@@ -164,11 +164,13 @@ class _Here:
 _Place = _There | _Here
 _lock = threading.Lock()
 _place: _Place | None = None
+_starts = False
+"""True once another process was ready: from then on nothing runs here, where a model could end this process."""
 
 
 def prepare() -> None:
     """Start the process, which takes as long as importing onnxruntime, if it does not run; do not wait for it."""
-    with _lock:
+    with _lock, suppress(EndedError):
         _start()
 
 
@@ -177,17 +179,24 @@ def _start() -> _Place:
     if _place is None or (isinstance(_place, _There) and (_place.gone or _place.owner != os.getpid())):
         try:
             _place = _There()
-        except OSError:
+        except OSError as error:
+            if _starts:
+                raise EndedError(f"has ended its process, and another cannot be started: {error}") from None
             _place = _Here()
     return _place
 
 
 def _current() -> _Place:
-    """Where sessions are from now on."""
-    global _place
+    """Where sessions are from now on.  Raises EndedError where another process was there, and no new one starts."""
+    global _place, _starts
     place = _start()
-    if isinstance(place, _There) and not place.is_ready():
-        place = _place = _Here()
+    if isinstance(place, _There):
+        ready = place.is_ready()
+        if not ready and _starts:
+            place.gone = True
+            raise EndedError("has ended its process, and another does not start")
+        _starts = _starts or ready
+        place = _place = place if ready else _Here()
     return place
 
 

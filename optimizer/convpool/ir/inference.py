@@ -220,7 +220,7 @@ def _is_unknown(node: NodeProto) -> bool:
     return not onnx.defs.has(node.op_type, "" if node.domain == "ai.onnx" else node.domain)
 
 
-START_S = 20
+START_S = 120
 ANSWER_S = 50
 """Limits on a loaded machine; processor time is limited by the other process itself."""
 
@@ -264,18 +264,23 @@ class InferenceProcess(OtherProcess):
 
 _lock = threading.Lock()
 _running: InferenceProcess | None = None
+_starts = False
+"""True once another process was there: from then on none here infers, which a model could end."""
 
 
 def infer(model: bytes) -> bytes | None:
-    """A serialised model with shapes; None where no other process can be started.  Raises as `InferenceProcess.ask`."""
-    global _running
+    """A serialised model with shapes; None where no other process can ever be started.  Raises as `InferenceProcess.ask`."""
+    global _running, _starts
     with _lock:
         if _running is not None and _running.owner != os.getpid():
             _running = None
         if _running is None:
             try:
                 _running = InferenceProcess()
-            except OSError:
+                _starts = True
+            except OSError as error:
+                if _starts:
+                    raise EndedError(f"has no process: {error}") from None
                 return None
         asked, _running = _running, None
         try:
