@@ -185,9 +185,8 @@ def is_operator(node: NodeProto) -> bool:
 def is_own(part: NodeProto | FunctionProto) -> bool:
     """Return True for a node or a function of these operators in any domain: `--domain` moves them.  Names alone do not tell."""
     name = part.op_type if isinstance(part, NodeProto) else part.name
-    if name not in OP_TYPES or part.domain == DOMAIN:
-        return name in OP_TYPES
-    return "weight_perm" in ([item.name for item in part.attribute] if isinstance(part, NodeProto) else part.attribute)
+    attributes = [item.name for item in part.attribute] if isinstance(part, NodeProto) else part.attribute
+    return name in OP_TYPES and (part.domain == DOMAIN or "weight_perm" in attributes)
 
 
 def parts_of(node: NodeProto) -> Parts:
@@ -575,9 +574,7 @@ def _meaning(node: NodeProto) -> tuple[Any, ...]:
 def check_meaning(model: ModelProto) -> None:
     """Raise ModelError where onnxruntime, which runs functions, would compute something else than these operators do."""
     permuting = {}
-    for function in model.functions:
-        if function.domain != DOMAIN or function.name not in OP_TYPES:
-            continue
+    for function in (found for found in model.functions if found.domain == DOMAIN and found.name in OP_TYPES):
         permuting[function.name] = permutes(function)
         if not _is_ours(function, opset_of(function.opset_import)):
             raise ModelError(f"function '{DOMAIN}::{function.name}': got another body, expected the operator's own")
@@ -589,16 +586,14 @@ def check_meaning(model: ModelProto) -> None:
         }
         rank, layout = len(given.get("kernel_shape", ())), layout_of(node)
         perms = function_perms(layout, rank, True) if layout in LAYOUTS else {}
-        factors = tuple(given.get(UPSAMPLE, ()))
-        if factors and not (len(factors) == rank and all(1 <= factor <= MAX_UPSAMPLE for factor in factors)):
-            wanted = f"got {list(factors)}, expected {rank} factors from 1 to {MAX_UPSAMPLE}"
-            raise ModelError(f"{node.op_type} '{label(node)}': {UPSAMPLE}; {wanted}")
-        if factors and opset_of(model.opset_import) < UPSAMPLING_OPSET:
-            got = f"got {opset_of(model.opset_import)}, expected at least {UPSAMPLING_OPSET}"
-            raise ModelError(f"{node.op_type} '{label(node)}': the model's opset; {got}")
+        factors, opset, where = tuple(given.get(UPSAMPLE, ())), opset_of(model.opset_import), f"{node.op_type} '{label(node)}'"
+        if factors and (len(factors) != rank or not all(1 <= factor <= MAX_UPSAMPLE for factor in factors)):
+            raise ModelError(f"{where}: {UPSAMPLE}; got {list(factors)}, expected {rank} factors from 1 to {MAX_UPSAMPLE}")
+        if factors and opset < UPSAMPLING_OPSET:
+            raise ModelError(f"{where}: the model's opset; got {opset}, expected at least {UPSAMPLING_OPSET}")
         scales = {SCALES: scales_of(UpsampleSpec(factors))} if factors else {}
         for name, expected in {"weight_perm": weight_perm(rank), **scales, **perms}.items():
             if rank and given.get(name, expected) != expected:
-                raise ModelError(f"{node.op_type} '{label(node)}': {name}; got {given[name]}, expected {expected}")
+                raise ModelError(f"{where}: {name}; got {given[name]}, expected {expected}")
         if layout and node.op_type in permuting and not permuting[node.op_type]:
-            raise ModelError(f"{node.op_type} '{label(node)}': {CHANNELS_LAST}; got {layout} with a function for channels first")
+            raise ModelError(f"{where}: {CHANNELS_LAST}; got {layout} with a function for channels first")
