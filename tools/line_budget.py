@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
-    "optimizer": 26980,
+    "optimizer": 26990,
     "plugin": 18110,
     "tests": 41600,
     "benchmarks": 8330,

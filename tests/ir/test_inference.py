@@ -92,7 +92,8 @@ def test_a_model_has_so_much_time_and_memory_beside_what_the_process_has(monkeyp
     limits = {}
     monkeypatch.setattr(inference_process, "limit", limits.__setitem__)
     module = SimpleNamespace(shape_inference=SimpleNamespace(infer_shapes=lambda *given: given))
-    assert inference_process.infer(module, b"model") == (inference_process.DONE, (b"model", False, False, True))
+    assert inference_process.infer(module, b"model", False) == (inference_process.DONE, (b"model", False, False, True))
+    assert inference_process.infer(module, b"model", True) == (inference_process.DONE, (b"model", True, True, False))
     with open("/proc/self/statm") as memory:
         own = int(memory.read().split()[0]) * resource.getpagesize()
     assert abs(limits[resource.RLIMIT_AS] - own - inference_process.GROWTH_BYTES - 5 * inference_process.COPIES) < 2**26
@@ -225,12 +226,14 @@ os.kill(os.getpid(), signal.SIGKILL)
         (8108758, "fused"),  # likewise, once the Slice's step is known, which is an Identity's
         (10100602, "fused"),  # strides of fewer axes: onnx 1.19 divides by what lies behind them
         (10101242, "fused"),  # a Conv of another rank in a branch: an assertion of onnxruntime 1.21
+        (73007749, "direct"),  # strict inference alone, that of the full check
     ],
 )
 def test_models_that_ended_the_process(seed, lowering, tmp_path):
     """A result or a refusal, by onnx's version."""
     path = tmp_path / "model.onnx"
     path.write_bytes(damaged(seed))
+    (tmp_path / "data").write_bytes(bytes(18432))  # of external tensors
     code = f"""
 import convpool
 try:
@@ -252,10 +255,10 @@ def test_sizes_beyond_memory():
 
 def test_no_inference_is_done_here_and_none_with_the_weights(monkeypatch):
     asked, ask = [], elsewhere.infer
-    monkeypatch.setattr(elsewhere, "infer", lambda model: asked.append(len(model)) or ask(model))
+    monkeypatch.setattr(elsewhere, "infer", lambda model, strict: asked.append((strict, len(model))) or ask(model, strict))
     monkeypatch.setattr(onnx.shape_inference, "infer_shapes", lambda *_, **given: pytest.fail("inferred here"))
     assert convpool.optimize(graph(PAIR), check=0, lowering="direct").changed
-    assert asked and 0 < max(asked) < 2000
+    assert {strict for strict, _ in asked} == {False, True} and 0 < max(size for _, size in asked) < 2000
 
 
 def test_results_are_those_of_this_process():
@@ -366,7 +369,7 @@ def test_sizes_behind_convpools_own_operators(name, functions):
 
 
 def test_a_model_is_refused_in_words(monkeypatch):
-    def ends(model):
+    def ends(model, strict):
         raise EndedError("ends the process with SIGFPE")
 
     monkeypatch.setattr(elsewhere, "infer", ends)

@@ -42,7 +42,7 @@ from onnx import (
 from convpool.algebra.parts import LAYOUTS, OPERATORS
 from convpool.errors import ModelError
 from convpool.ir import inference_process
-from convpool.ir.inference_process import DONE, FAILED, GROWTH_BYTES, MEMORY, READY, SIZE_BYTES
+from convpool.ir.inference_process import DONE, FAILED, GROWTH_BYTES, LENIENT, MEMORY, READY, SIZE_BYTES, STRICT
 from convpool.ir.process import EndedError, OtherProcess, ended
 from convpool.ir.protos import graphs_within, is_op, known_attributes, model_nodes, opset_of, subgraphs
 from convpool.ir.schema import (
@@ -239,10 +239,10 @@ class InferenceProcess(OtherProcess):
             self.end()
             raise OSError("the process for shape inference does not start")
 
-    def ask(self, model: bytes) -> bytes:
+    def ask(self, model: bytes, strict: bool = False) -> bytes:
         """The model with shapes.  Raises onnx's InferenceError, and EndedError where it ends the process."""
         until = time.monotonic() + ANSWER_S
-        self.write([len(model).to_bytes(SIZE_BYTES, "little"), model])
+        self.write([len(model).to_bytes(SIZE_BYTES, "little"), STRICT if strict else LENIENT, model])
         try:
             kind = self.read(1, until)
             size = int.from_bytes(self.read(SIZE_BYTES, until), "little")
@@ -268,7 +268,7 @@ _starts = False
 """True once another process was there: from then on none here infers, which a model could end."""
 
 
-def infer(model: bytes) -> bytes | None:
+def infer(model: bytes, strict: bool = False) -> bytes | None:
     """A serialised model with shapes; None where no other process can ever be started.  Raises as `InferenceProcess.ask`."""
     global _running, _starts
     with _lock:
@@ -284,7 +284,7 @@ def infer(model: bytes) -> bytes | None:
                 return None
         asked, _running = _running, None
         try:
-            found = asked.ask(model)
+            found = asked.ask(model, strict)
         except onnx.shape_inference.InferenceError:
             _running = asked
             raise
@@ -295,17 +295,17 @@ def infer(model: bytes) -> bytes | None:
         return found
 
 
-def infer_elsewhere(model: ModelProto) -> ModelProto:
-    """onnx's shape inference, with the values of small tensors, node for node.
+def infer_elsewhere(model: ModelProto, strict: bool = False) -> ModelProto:
+    """onnx's shape inference, node for node: with the values of small tensors, or as strict as that of its full check.
 
     Raises onnx's InferenceError, EncodeError for a model beyond 2 GB, and ModelError where it would end the process.
     """
     try:
-        found = infer(with_own_functions(model).SerializeToString())
+        found = infer(with_own_functions(model).SerializeToString(), strict)
     except EndedError as error:
         raise ModelError(f"the model is not valid ONNX: shape inference of onnx {onnx.__version__} {error}") from None
     if found is None:
-        return onnx.shape_inference.infer_shapes(model, data_prop=True)
+        return onnx.shape_inference.infer_shapes(model, check_type=strict, strict_mode=strict, data_prop=not strict)
     return ModelProto.FromString(found)
 
 

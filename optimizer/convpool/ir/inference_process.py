@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process in which onnx infers shapes; `convpool.ir.inference` starts it with the path of onnx's C++ module.
 
-It imports neither numpy nor onnx's Python, which would take most of a second.  A request is a number of bytes, in 8 bytes, and a
-serialised model.  An answer is one byte, a number of bytes, and as many: the model with shapes, or what is wrong.
+It imports neither numpy nor onnx's Python, which would take most of a second.  A request is a number of bytes, in 8 bytes, a byte
+that tells whether inference is strict, and a serialised model.  An answer is one byte, a number of bytes, and as many: the model
+with shapes, or what is wrong.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 SIZE_BYTES = 8
 """Bytes of the number in front of a model or an answer."""
 READY, DONE, FAILED, MEMORY = b"r", b"d", b"f", b"m"
+STRICT, LENIENT = b"s", b"l"
 CPU_S = 30
 """Seconds of processor time for a model: hundreds of times the need of the largest known ones."""
 GROWTH_BYTES = 2 * 2**30
@@ -38,15 +40,15 @@ def limit(what: int, most: int) -> None:
     resource.setrlimit(what, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
-def infer(module: Any, model: bytes) -> tuple[bytes, bytes]:
-    """The answer to a model; this may end the process."""
+def infer(module: Any, model: bytes, strict: bool) -> tuple[bytes, bytes]:
+    """The answer to a model; this may end the process.  strict: as onnx's full check, else with the values of small tensors."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + CPU_S)
     with open("/proc/self/statm") as memory:
         own_bytes = int(memory.read().split()[0]) * resource.getpagesize()
     limit(resource.RLIMIT_AS, own_bytes + GROWTH_BYTES + COPIES * len(model))
     try:
-        return DONE, module.shape_inference.infer_shapes(model, False, False, True)  # with the values of small tensors
+        return DONE, module.shape_inference.infer_shapes(model, strict, strict, not strict)
     except MemoryError:
         return MEMORY, b""
     except Exception as error:
@@ -62,7 +64,8 @@ def main() -> None:
     answers.write(READY)
     answers.flush()
     while size := sys.stdin.buffer.read(SIZE_BYTES):
-        kind, content = infer(module, sys.stdin.buffer.read(int.from_bytes(size, "little")))
+        strict = sys.stdin.buffer.read(1) == STRICT
+        kind, content = infer(module, sys.stdin.buffer.read(int.from_bytes(size, "little")), strict)
         answers.write(kind + len(content).to_bytes(SIZE_BYTES, "little"))
         answers.write(content)
         answers.flush()

@@ -222,6 +222,7 @@ def load(source: object, base_dir: Path | None = None) -> LoadedModel:
 def check(loaded: LoadedModel, what: str, full: bool = False, inferred: ModelProto | None = None) -> None:
     """onnx's checker, also for a model whose external data is not loaded.  Raises ModelError.
 
+    full: with strict shape inference, which another process does, since a model may end it.
     inferred: a model with the same inputs and outputs, shapes inferred; default: as `loaded` has it.
     """
     schema.register_schema()
@@ -232,11 +233,16 @@ def check(loaded: LoadedModel, what: str, full: bool = False, inferred: ModelPro
         _fill_missing_shapes(probe, inferred or loaded.inferred)
     try:
         if loaded.has_external_data:
-            _check_with_stand_ins(probe, full)
+            _check_with_stand_ins(probe)
         else:
-            onnx.checker.check_model(probe, full_check=full)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError) as error:
+            onnx.checker.check_model(probe)
+        if full:
+            infer_elsewhere(_without_large_values(probe), strict=True)
+    except _INFERENCE_ERRORS as error:
         raise ModelError(f"{what} is not valid ONNX: {first_line(error)}") from error
+
+
+_INFERENCE_ERRORS = (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, RuntimeError, ValueError, EncodeError)
 
 
 def passes_full_check(model: LoadedModel) -> bool:
@@ -248,6 +254,17 @@ def passes_full_check(model: LoadedModel) -> bool:
     return True
 
 
+def _without_large_values(model: ModelProto) -> ModelProto:
+    """A copy without the values of large tensors, on which no shape depends."""
+    probe = ModelProto()
+    probe.CopyFrom(model)
+    for tensor in probe.graph.initializer:
+        if tensor.data_location != TensorProto.EXTERNAL and len(tensor.raw_data) > 2**14:
+            tensor.ClearField("raw_data")
+            tensor.data_location = TensorProto.EXTERNAL
+    return probe
+
+
 def infer_shapes(model: ModelProto) -> ModelProto | None:
     """The model with inferred shapes, node for node; None where inference fails or the model is too large for it.
 
@@ -255,12 +272,7 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
     Raises ModelError where it would end the process.
     """
     schema.register_schema()
-    probe = ModelProto()
-    probe.CopyFrom(model)
-    for tensor in probe.graph.initializer:
-        if tensor.data_location != TensorProto.EXTERNAL and len(tensor.raw_data) > 2**14:
-            tensor.ClearField("raw_data")  # no shape depends on the values of a large tensor
-            tensor.data_location = TensorProto.EXTERNAL
+    probe = _without_large_values(model)
     taken = notes.take(probe)
     result = None
     try:
@@ -269,7 +281,7 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
             result = infer_elsewhere(probe)
         if notes.fill_in(probe, result, taken):
             result = infer_elsewhere(probe)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, RuntimeError, ValueError, EncodeError):
+    except _INFERENCE_ERRORS:
         pass  # without the notes that do not fit, or without shapes
     return result
 
@@ -385,7 +397,7 @@ def _shaped_outputs(model: ModelProto | None) -> dict[str, ValueInfoProto]:
     return {value.name: value for value in outputs if value.type.tensor_type.HasField("shape")}
 
 
-def _check_with_stand_ins(model: ModelProto, full: bool) -> None:
+def _check_with_stand_ins(model: ModelProto) -> None:
     """Check a model whose external data is elsewhere: the checker only asks whether the files exist."""
     probe = ModelProto()
     probe.CopyFrom(model)
@@ -397,7 +409,7 @@ def _check_with_stand_ins(model: ModelProto, full: bool) -> None:
                 tensor.external_data.add(key="location", value="weights")
         path = Path(folder, "model.onnx")
         path.write_bytes(probe.SerializeToString())
-        onnx.checker.check_model(str(path), full_check=full)
+        onnx.checker.check_model(str(path))
 
 
 def with_sizes(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> ModelProto:
