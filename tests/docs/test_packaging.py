@@ -101,7 +101,3 @@ def test_the_cuda_library_s_sdist_builds_alone(tmp_path):
     names = {name.partition("/")[2] for name in sdist.getnames()}
     files = {path.relative_to(ROOT / "plugin") for path in (ROOT / "plugin").rglob("*") if path.is_file()}
     assert {path.as_posix() for path in files if not IGNORED & set(path.parts)} - names == set()
-
-
-def test_the_citation_names_the_version():
-    assert f"\nversion: {header_version()}\n" in (ROOT / "CITATION.cff").read_text()

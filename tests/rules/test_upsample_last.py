@@ -244,7 +244,6 @@ def test_spellings_of_the_upsampling(name):
         assert not convpool.optimize(graph(other + CONV, given), target="cpu", check=0).changed
 
 
-FLOOR = 'coordinate_transformation_mode="asymmetric", nearest_mode="floor"'
 HALF = up('coordinate_transformation_mode="half_pixel", nearest_mode="floor"')
 CROP = up('coordinate_transformation_mode="tf_crop_and_resize"', "x, roi, s")
 CORNERS = up('coordinate_transformation_mode="align_corners"')

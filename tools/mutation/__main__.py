@@ -78,10 +78,6 @@ def tests_for(path: Path, quick: bool = False) -> list[str]:
     return [name for name in dict.fromkeys((*named, *files)) if not quick or name not in SLOW]
 
 
-def _files(folder: str) -> list[str]:
-    return [str(file.relative_to(ROOT)) for file in sorted((ROOT / "tests").glob(f"{folder}/test_*.py"))]
-
-
 def _tests_for(path: Path) -> list[str]:
     tests = ROOT / "tests"
     found = [
