@@ -34,6 +34,7 @@ from convpool.tensorrt import PRECISIONS, Engine, build_engine, plugin_path
 from convpool.tensorrt.graph_timing import TIMING_ITERATIONS, choose_patiently, time_in_turn
 from convpool.tensorrt.package import tensorrt_module
 from convpool.tensorrt.policy import OFFLOADING
+from models.decoders import PAPER_SIZES
 from models.generators import generate, random_inputs
 from tests.support.accuracy.half_io import Arrays, from_channels_last, half_channels_last, to_channels_last
 from tests.support.accuracy.limits import LIMITS
@@ -62,8 +63,13 @@ NETWORKS = {
     "densenet_transition2": Network(32, 2.5, inside=True),
     "densenet_transition3": Network(32, 2.5, inside=True),
     "densenet121": Network(32, 1.08),
+    "sngan_generator": Network(64, 1.6),
+    "biggan_generator": Network(16, 1.5),
+    "stargan_v2_generator": Network(8, 1.25),
+    "unet_nearest": Network(1, 1.2),
+    "vae_decoder": Network(1, 1.12),
 }
-"""Rows by generator."""
+"""Rows by generator; those that enlarge maps have the sizes of `PAPER_SIZES`."""
 STANDARD, OURS = ("direct", "fused"), ("plain_conv", "stem", "fused_variants", "plugin", "concats_kept")
 LOWERINGS: dict[str, dict[str, Any] | None] = {
     "original": None,
@@ -163,7 +169,8 @@ def time_network(name: str, options: Options) -> Row:
     """
     network, batch = NETWORKS[name], options.batch or NETWORKS[name].batch
     inside = network.inside and options.precision == "fp16"
-    model, limit = generate(name, batch=batch), LIMITS[name].relative(options.precision, engine=True)
+    model = generate(name, batch=batch, **PAPER_SIZES.get(name, {}))
+    limit = LIMITS[name].relative(options.precision, engine=True)
     inputs = random_inputs(model)
     if inside:
         inputs = {key: x.astype(np.float16).astype(np.float32) for key, x in inputs.items()}

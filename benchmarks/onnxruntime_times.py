@@ -40,17 +40,24 @@ from convpool.ir.model import LoadedModel, load
 from convpool.onnxruntime import CPU, CUDA, library_path, session
 from convpool.onnxruntime.bound import Bound
 from convpool.onnxruntime.session import require_cuda, runtime_module
+from models.decoders import PAPER_SIZES
 from models.generators import REGISTRY, generate, random_inputs
 
 Row = dict[str, Any]
 QUEUED = 20
 """Runs that are queued together."""
-NETWORKS = {"sngan64": 64, "wgan_gp": 64, "stargan_v2": 1, "biggan128": 16, "densenet121": 32}
-"""Batches by generator."""
+NETWORKS = {
+    **{"sngan64": 64, "wgan_gp": 64, "stargan_v2": 1, "biggan128": 16, "densenet121": 32},
+    **{"sngan_generator": 64, "biggan_generator": 16, "stargan_v2_generator": 8, "unet_nearest": 1, "vae_decoder": 1},
+}
+"""Batches by generator; those that enlarge maps have the sizes of `PAPER_SIZES`."""
 BATCH = 16
 """Images a batch of the others."""
 BARS = {
-    "fp16": {"sngan64": 3.5, "wgan_gp": 3.0, "stargan_v2": 2.2, "biggan128": 1.6, "densenet121": 1.15},
+    "fp16": {
+        **{"sngan64": 3.5, "wgan_gp": 3.0, "stargan_v2": 2.2, "biggan128": 1.6, "densenet121": 1.15},
+        **{"sngan_generator": 2.5, "biggan_generator": 2.0, "stargan_v2_generator": 1.8, "unet_nearest": 1.5, "vae_decoder": 1.3},
+    },
     "tf32": {"sngan64": 2.0, "wgan_gp": 1.8, "stargan_v2": 1.6, "biggan128": 1.3},
 }
 """How many times as fast as the faster of the original's two layouts it is to be."""
@@ -121,7 +128,7 @@ def bind(
 def time_network(name: str, batch: int, precision: str, methods: list[str], rounds: int, graphs: bool) -> Row:
     """Build, check and time one network: by method {"us", "spread_us", "queued_us", "error", "graph"}, {"wrong"}, {"skipped"}
     or {"same_as"} where the model is another method's."""
-    model = generate(name, batch=batch, dtype=DTYPES[precision])
+    model = generate(name, batch=batch, dtype=DTYPES[precision], **PAPER_SIZES.get(name, {}))
     arrays = random_inputs(model)
     reference = OnnxruntimeRunner(LoadedModel(to_float32(load(model)), None, 0), "the original in float32", optimize=True)
     exact = reference.values(arrays)

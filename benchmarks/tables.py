@@ -56,6 +56,11 @@ NETWORKS = {
     "conv_pool": "one convolution, then pooling",
     "discriminator_block": "one block of a discriminator",
     "sparcnet": "SPARCNet",
+    "sngan_generator": "SNGAN generator 64x64",
+    "biggan_generator": "BigGAN generator 128x128",
+    "stargan_v2_generator": "StarGAN v2 generator 256x256",
+    "unet_nearest": "U-Net, nearest upsampling, 512x512",
+    "vae_decoder": "VAE decoder, Stable Diffusion's, 512x512",
 }
 """Names in the documents of the networks of a record."""
 

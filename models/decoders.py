@@ -13,6 +13,16 @@ import numpy as np
 
 from models.builder import Net
 
+PAPER_SIZES: dict[str, dict[str, object]] = {
+    "sngan_generator": {"width": 64},
+    "biggan_generator": {"width": 96, "factors": (16, 16, 8, 4, 2, 1)},
+    "stargan_v2_generator": {"widths": (512, 512, 256, 128, 64)},
+    "unet_nearest": {"size": 512, "widths": (64, 128, 256, 512)},
+    "vae_decoder": {"size": 64, "widths": (512, 512, 256, 128), "blocks": 3, "groups": 32},
+}
+"""Arguments of `models.generators.generate`, by name, that make a network as large as in its paper: images of 64, 128, 256, 512,
+512."""
+
 
 def vae_decoder(net: Net, *, size=16, widths: Sequence[int] = (64, 64, 32, 32), blocks=1, latent=4, groups=8) -> None:
     """The decoder of Stable Diffusion's autoencoder (Rombach et al., CVPR 2022), without its attention.

@@ -17,11 +17,11 @@ SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
     "optimizer": 26990,
     "plugin": 18110,
-    "tests": 41600,
-    "benchmarks": 8330,
+    "tests": 41610,
+    "benchmarks": 8340,
     "tools": 1000,
     "examples": 1180,
-    "models": 2170,
+    "models": 2190,
 }
 
 

@@ -64,6 +64,11 @@ LIMITS = {
         "stem, six residual blocks of two, two products of the attention in one chain; the logit of an untrained network cancels "
         "to a part of its terms",
     ),
+    "sngan_generator": Limit(10, 1, "one product, four residual blocks of two convolutions, one more"),
+    "biggan_generator": Limit(12, 1, "one product, five residual blocks of two convolutions, one more"),
+    "stargan_v2_generator": Limit(9, 1, "four residual blocks of two convolutions, one more"),
+    "unet_nearest": Limit(15, 1, "seven pairs of convolutions, one more"),
+    "vae_decoder": Limit(29, 1, "twelve residual blocks of two convolutions, three behind upsamplings, two more"),
     "densenet121": Limit(
         120,
         0.26,
