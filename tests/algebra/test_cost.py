@@ -52,9 +52,8 @@ CHOICES = {  # channels, filters, kernel, size: the form that `auto` takes
 }
 
 
-@pytest.mark.parametrize("name", CHOICES)
-def test_the_form_that_auto_takes(name):
-    c, m, k, n, lowering = CHOICES[name]
+@pytest.mark.parametrize(("c", "m", "k", "n", "lowering"), CHOICES.values(), ids=CHOICES)
+def test_the_form_that_auto_takes(c, m, k, n, lowering):
     model = graph(f"h = Conv<pads={[k // 2] * 4}>(x, w)\ny = {POOL}(h)", {"w": (m, c, k, k)}, inputs=f"float[1,{c},{n},{n}] x")
     (site,) = convpool.optimize(model, check=0, lowering="auto").report.sites
     assert site.lowering == lowering

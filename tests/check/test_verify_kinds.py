@@ -170,9 +170,8 @@ WIDENED = {
 
 
 @pytest.mark.parametrize("kind", ["float16", "double"])
-@pytest.mark.parametrize("name", WIDENED)
-def test_types_of_inner_values_become_float32(name, kind):
-    body, wrap = WIDENED[name]
+@pytest.mark.parametrize(("body", "wrap"), WIDENED.values(), ids=WIDENED)
+def test_types_of_inner_values_become_float32(body, wrap, kind):
     model = graph(body, {"one": np.int64(1)}, inputs=f"{kind}[2,3] x", outputs=f"{kind}[2,3] y", opset=18)
     elem_type = model.graph.input[0].type.tensor_type.elem_type
     model.graph.value_info.append(helper.make_value_info("s", wrap(helper.make_tensor_type_proto(elem_type, [2, 3]))))

@@ -153,9 +153,8 @@ def refuse(capsys, folder, arguments: list[str], status: int, part: str) -> None
     assert contents(folder.parent) == before
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_unreadable_file(name, folder, capsys):
-    content, part = FILES[name]
+@pytest.mark.parametrize(("content", "part"), FILES.values(), ids=FILES)
+def test_unreadable_file(content, part, folder, capsys):
     path = folder / "model.onnx"
     if content is not None:
         path.write_bytes(content)
@@ -164,9 +163,8 @@ def test_unreadable_file(name, folder, capsys):
         convpool.optimize(path)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_invalid_model(name, folder, capsys):
-    make, part = MODELS[name]
+@pytest.mark.parametrize(("make", "part"), MODELS.values(), ids=MODELS)
+def test_invalid_model(make, part, folder, capsys):
     path = folder / "model.onnx"
     path.write_bytes(make().SerializeToString())
     refuse(capsys, folder, [str(path), "--no-check"], 2, part)
@@ -226,9 +224,8 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-def test_unusable_option(name, folder, capsys, monkeypatch):
-    arguments, part = OPTIONS[name]
+@pytest.mark.parametrize(("arguments", "part"), OPTIONS.values(), ids=OPTIONS)
+def test_unusable_option(arguments, part, folder, capsys, monkeypatch):
     monkeypatch.chdir(folder)
     refuse(capsys, folder, arguments, 2, part)
 

@@ -129,9 +129,8 @@ def steps(lines: list[str]) -> list[str]:
     return [line for line in lines if line.startswith("next") and not line.startswith(("next      on a", "next      in "))]
 
 
-@pytest.mark.parametrize("name", SITUATIONS)
-def test_an_empty_report_says_what_was_seen(name, tmp_path, capsys):
-    body, constants, words = SITUATIONS[name]
+@pytest.mark.parametrize(("body", "constants", "words"), SITUATIONS.values(), ids=SITUATIONS)
+def test_an_empty_report_says_what_was_seen(body, constants, words, tmp_path, capsys):
     onnx.save(situation(body, constants), tmp_path / "m.onnx")
     lines = inspect(tmp_path / "m.onnx", capsys)
     assert lines[0] == "Nothing to rewrite: no convolution stands beside an average pooling or a resize."
@@ -157,9 +156,8 @@ def test_nodes_that_nobody_checks_end_no_report(domain, op_type, names, tmp_path
     assert inspect(tmp_path / "m.onnx", capsys)[0].startswith("Nothing to rewrite")
 
 
-@pytest.mark.parametrize("name", HELPED)
-def test_an_empty_report_names_the_step_that_helps(name, tmp_path, capsys):
-    body, constants, words, step = HELPED[name]
+@pytest.mark.parametrize(("body", "constants", "words", "step"), HELPED.values(), ids=HELPED)
+def test_an_empty_report_names_the_step_that_helps(body, constants, words, step, tmp_path, capsys):
     onnx.save(situation(body, constants), tmp_path / "m.onnx")
     lines = inspect(tmp_path / "m.onnx", capsys)
     assert any(words in line for line in lines) and steps(lines) == [step]

@@ -104,9 +104,8 @@ def contents(folder: Path) -> dict[Path, tuple[int, int, bytes]]:
     return {path: (at.st_ino, at.st_mtime_ns, path.read_bytes() if path.is_file() else b"") for path, at in found.items()}
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_one_line_and_nothing_changed(name, folder, capsys):
-    words, status, part = CASES[name]
+@pytest.mark.parametrize(("words", "status", "part"), CASES.values(), ids=CASES)
+def test_one_line_and_nothing_changed(words, status, part, folder, capsys):
     before = contents(folder)
     assert run(command, "convpool", words.split()) == status
     lines = capsys.readouterr().err.splitlines()

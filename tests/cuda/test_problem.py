@@ -66,20 +66,8 @@ def test_every_type_has_a_tactic_that_upsamples(affine, before):
 @pytest.mark.parametrize("affine, before", conv_cases.PROLOGUES)
 def test_reference_of_a_prologue_is_that_of_the_operator(affine, before):
     rng = np.random.default_rng(3)
-    problem = Problem(
-        n=2,
-        c=3,
-        m=4,
-        spatial=(7, 6),
-        kernel_shape=3,
-        pool_kernel_shape=2,
-        pool_pads=1,
-        strides=2,
-        pads=1,
-        prologue_affine=affine,
-        prologue_activation=before,
-        prologue_alpha=0.25,
-    )
+    prologue = dict(prologue_affine=affine, prologue_activation=before, prologue_alpha=0.25)
+    problem = changed(n=2, c=3, m=4, spatial=(7, 6), pads=1, layout="NCHW", **prologue)
     x, w, scale, shift = (rng.standard_normal(s) for s in (problem.x_shape, problem.w_shape, (3,), (3,)))
     parts = Parts(affine, {None: "", "relu": "Relu", "leaky_relu": "LeakyRelu"}[before], 0.25)
     pool = PoolSpec(kernel_shape=(2, 2), strides=(1, 1), pads=(1,) * 4, dilations=(1, 1))

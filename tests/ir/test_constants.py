@@ -57,9 +57,8 @@ CHAINS = {
 }
 
 
-@pytest.mark.parametrize("name", CHAINS)
-def test_small_computations_count_as_constants(name):
-    body, constants, expected = CHAINS[name]
+@pytest.mark.parametrize(("body", "constants", "expected"), CHAINS.values(), ids=CHAINS)
+def test_small_computations_count_as_constants(body, constants, expected):
     assert operators(rewrite(graph(body, constants, opset=18), 1).graph) == expected
 
 

@@ -96,9 +96,8 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_damage_by_hand(name):
-    make, message = MODELS[name]
+@pytest.mark.parametrize(("make", "message"), MODELS.values(), ids=MODELS)
+def test_damage_by_hand(make, message):
     with pytest.raises(ModelError, match=message):
         convpool.optimize(make())
 

@@ -48,10 +48,9 @@ TARGETS = {  # the target of a Reshape to batch, channels and positions: whether
 }
 
 
-@pytest.mark.parametrize("name", TARGETS)
-def test_a_target_of_a_reshape_that_follows_from_shapes(name):
+@pytest.mark.parametrize(("body", "known"), TARGETS.values(), ids=TARGETS)
+def test_a_target_of_a_reshape_that_follows_from_shapes(body, known):
     """None: either would be right."""
-    body, known = TARGETS[name]
     given = "float[N,16,12,12] x, int64[1] e" if ", e)" in body else "float[N,16,12,12] x"
     model = graph(f"{CONV}{body}\n{MEAN}", CONSTANTS, inputs=given, outputs="float[a,b,c] y")
     (site,) = convpool.optimize(model, check=0, lowering="direct").report.sites

@@ -86,9 +86,8 @@ STEMS = {
 }
 
 
-@pytest.mark.parametrize("name", STEMS)
-def test_stem(name):
-    body, constants, inputs = STEMS[name]
+@pytest.mark.parametrize(("body", "constants", "inputs"), STEMS.values(), ids=STEMS)
+def test_stem(body, constants, inputs):
     model = rewrite(graph(body + PAIR, {**SHAPES, **constants}, inputs=inputs), 2, "convavgpool", enable="image_conv")
     assert "Conv" not in made(model) and made(model)[-2:] == ["ConvAvgPool"] * 2
 

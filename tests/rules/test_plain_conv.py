@@ -82,9 +82,8 @@ PLAIN = {
 }
 
 
-@pytest.mark.parametrize("name", PLAIN)
-def test_plain_convolution(name):
-    body, constants = PLAIN[name]
+@pytest.mark.parametrize(("body", "constants"), PLAIN.values(), ids=PLAIN)
+def test_plain_convolution(body, constants):
     model = graph(body + PAIR, {**WIDE_SHAPES, **constants}, inputs=WIDE)
     result = rewrite(model, 2, "convavgpool", enable="plain_conv")
     assert made(result)[-2:] == ["ConvAvgPool"] * 2 and "Conv" not in made(result)
@@ -164,9 +163,8 @@ AVERAGES = {
 }
 
 
-@pytest.mark.parametrize("name", AVERAGES)
-def test_an_average_behind_a_plain_convolution_leaves_it_only_where_it_could_move(name):
-    average, taken = AVERAGES[name]
+@pytest.mark.parametrize(("average", "taken"), AVERAGES.values(), ids=AVERAGES)
+def test_an_average_behind_a_plain_convolution_leaves_it_only_where_it_could_move(average, taken):
     report = convpool.optimize(graph(STEM + average + PAIR, WIDE_SHAPES, inputs=WIDE, **BESIDE), enable="plain_conv").report
     rewritten = {site.conv for site in report.sites if site.status == "rewritten"}
     conv = "q" if "q =" in average else "s"

@@ -298,6 +298,16 @@ class Scope:
         array = None if constant is None else constant.array()
         return None if array is None or array.dtype.kind not in "iub" else tuple(int(v) for v in array.reshape(-1))
 
+    def chain(self, index: int, *op_types: str) -> list[int] | None:
+        """Node `index` and, from input 0 to input 0, the nodes in front of it; None where they are of other types."""
+        nodes = [index]
+        for op_type in op_types:
+            source = self.producer.get(self.nodes[nodes[-1]].input[0])
+            if source is None or not is_op(self.nodes[source], op_type):
+                return None
+            nodes.append(source)
+        return nodes
+
     def sole_reader(self, name: str) -> str | None:
         """None if one node of this scope reads `name` and nothing else does; otherwise what else does, in words."""
         if name in self.outputs:

@@ -192,14 +192,12 @@ NOMINAL_CHANNELS = 64
 """Stands for a channel count that is unknown, in cost comparisons only."""
 
 
-def conv_rank(scope: Scope, index: int) -> int | None:
-    """Number of spatial axes of a convolution, None where neither its attributes nor its weights tell."""
+def conv_rank(scope: Scope, index: int) -> int | Reject:
+    """Number of spatial axes of a convolution, or a refusal where neither its attributes nor its weights tell."""
     node = scope.nodes[index]
     shape = scope.info(node.input[1]).shape
-    if shape is not None:
-        return len(shape) - 2 if len(shape) > 2 else None
-    kernel = (known_attributes(node) or {}).get("kernel_shape")
-    return len(kernel) if kernel else None
+    rank = len(shape) - 2 if shape is not None else len((known_attributes(node) or {}).get("kernel_shape", ()))
+    return rank if rank > 0 else reject(scope, index, "shape of the weights", "unknown", "a known rank")
 
 
 def is_int8(scope: Scope, index: int) -> bool:
@@ -257,11 +255,21 @@ def conv_leaf(scope: Scope, index: int, rank: int) -> ConvLeaf | Reject:
     )
 
 
+def sized_leaf(scope: Scope, index: int) -> ConvLeaf | None:
+    """Convolution `index`, None where a size of it is unknown."""
+    rank = conv_rank(scope, index)
+    try:
+        leaf = conv_leaf(scope, index, rank) if isinstance(rank, int) else None
+    except AttributeReference:
+        return None
+    return leaf if isinstance(leaf, ConvLeaf) and leaf.size is not None else None
+
+
 def constant_leaf(scope: Scope, index: int, context: Context) -> ConvLeaf | Reject:
     """Do what `conv_leaf` does in 2-D, for constant weights that the operator supports."""
     rank = conv_rank(scope, index)
     if rank != RANK:
-        return reject(scope, index, "spatial axes", "an unknown number" if rank is None else rank, RANK)
+        return reject(scope, index, "spatial axes", "an unknown number" if isinstance(rank, Reject) else rank, RANK)
     leaf = conv_leaf(scope, index, rank)
     if isinstance(leaf, Reject):
         return leaf

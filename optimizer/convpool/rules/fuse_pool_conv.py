@@ -63,8 +63,8 @@ def check_pair(site: PairSite, context: Context) -> PairPlan | Reject:
     """A plan for one ConvAvgPool, or why the pair stays two nodes.  Raises AttributeReference."""
     scope = site.scope
     rank = conv_rank(scope, site.conv)
-    if rank is None:
-        return reject(scope, site.conv, "shape of the weights", "unknown", "a known rank")
+    if isinstance(rank, Reject):
+        return rank
     spec = whole_windows(scope, site.root, rank)
     if isinstance(spec, Reject):
         return spec

@@ -83,9 +83,8 @@ EPILOGUES = {
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("name", EPILOGUES)
-def test_epilogue(name, bias):
-    behind, kind = EPILOGUES[name]
+@pytest.mark.parametrize(("behind", "kind"), EPILOGUES.values(), ids=EPILOGUES)
+def test_epilogue(behind, kind, bias):
     tail = TAIL.replace("w)", "w, e)") if bias else TAIL
     # Behind Tanh and Sigmoid the tolerance is that of an output of 1: weights that give sums of about 1.
     gain = 1 / 12 if kind.endswith(("Tanh", "Sigmoid")) else 1

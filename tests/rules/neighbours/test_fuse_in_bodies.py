@@ -36,9 +36,11 @@ def test_inside_a_loop():
         'f = LeakyRelu(o) next = Resize<mode="nearest">(f, , scales) }>'
     )
     constants = {"w": (16, 16, 3, 3), "scales": np.array([1, 1, 2, 2], np.float32)}
-    model = rewrite(graph(body, constants, inputs="float[1,16,12,12] x, bool flag"), 1, "convavgpool")
-    loop = next(node for node in model.graph.node if node.op_type == "Loop")
-    assert operators(loop.attribute[0].g) == {"Identity": 1, "ReluConvAvgPoolLeakyRelu": 1, "Resize": 1}
+    standard = {"AveragePool": 1, "Conv": 1, "Relu": 1, "LeakyRelu": 1}
+    for lowering, nodes in (("convavgpool", {"ReluConvAvgPoolLeakyRelu": 1}), ("direct", standard)):
+        model = rewrite(graph(body, constants, inputs="float[1,16,12,12] x, bool flag"), 1, lowering)
+        loop = next(node for node in model.graph.node if node.op_type == "Loop")
+        assert operators(loop.attribute[0].g) == {"Identity": 1, "Resize": 1, **nodes}
 
 
 def test_inside_a_function_with_constants_of_its_own():

@@ -248,8 +248,7 @@ STOPS = {
 }
 
 
-@pytest.mark.parametrize("name", STOPS)
-def test_stops_where_the_operator_s_order_ends(name):
-    body, kind = STOPS[name]
+@pytest.mark.parametrize(("body", "kind"), STOPS.values(), ids=STOPS)
+def test_stops_where_the_operator_s_order_ends(body, kind):
     model = rewrite(graph(body, {"s": np.float32(-2)}, inputs=RESIDUAL), 1, "convavgpool")
     assert operator_nodes(model)[0].op_type == kind and len(model.graph.node) > 1

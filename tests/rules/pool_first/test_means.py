@@ -51,9 +51,8 @@ SLICES = {
 }
 
 
-@pytest.mark.parametrize("name", SLICES)
-def test_mean_of_four_slices(name):
-    body, constants = SLICES[name]
+@pytest.mark.parametrize(("body", "constants"), SLICES.values(), ids=SLICES)
+def test_mean_of_four_slices(body, constants):
     result = rewrite(graph(CONV + body, constants), 1)
     assert operators(result.graph) == DIRECT
     assert {tensor.name for tensor in result.graph.initializer} == {"w"}

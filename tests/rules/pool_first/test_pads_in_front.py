@@ -21,9 +21,8 @@ PADS = {  # Pads and the convolution behind them
 
 
 @pytest.mark.parametrize("lowering", ["convavgpool", "direct", "fused"])
-@pytest.mark.parametrize("name", PADS)
-def test_pads_in_front_go_into_the_convolution(name, lowering):
-    body, gone = PADS[name]
+@pytest.mark.parametrize(("body", "gone"), PADS.values(), ids=PADS)
+def test_pads_in_front_go_into_the_convolution(body, gone, lowering):
     constants = {"two": [0, 0, 2, 2, 0, 0, 2, 2], "crop": [0, 0, -1, 0, 0, 0, 0, 0], "one": np.float32(1)}
     result = rewrite(graph(f"{body}\ny = {POOL}(p)", constants), 1, lowering)
     assert "Pad" not in operators(result.graph) if gone else operators(result.graph)["Pad"] == 1
@@ -148,10 +147,9 @@ MOVED = {
 }
 
 
-@pytest.mark.parametrize("name", MOVED)
-def test_a_pad_in_a_body_between_transposes(name):
+@pytest.mark.parametrize(("before", "moves"), MOVED.values(), ids=MOVED)
+def test_a_pad_in_a_body_between_transposes(before, moves):
     """onnxruntime moves a Transpose behind the Pad where it finds another one in front: the Pad would meet the AveragePool."""
-    before, moves = MOVED[name]
     turned = "Transpose" in before
     inner = f"q = Pad(t, p) u2 = Transpose<perm=[0,3,1,2]>(q) h = Conv(u2, w) z = {POOL}(h)"
     body = f"""{before}y = If(flag) <then_branch = yes () => (float[1,32,6,6] z) {{ {inner} }},

@@ -110,9 +110,8 @@ JOINS = {
 }
 
 
-@pytest.mark.parametrize("name", JOINS)
-def test_pooling_distributes_over_a_join(name):
-    join, expected = JOINS[name]
+@pytest.mark.parametrize(("join", "expected"), JOINS.values(), ids=JOINS)
+def test_pooling_distributes_over_a_join(join, expected):
     branches = TWO if "q" in join.replace("Concat", "") else TWO.splitlines()[0] + "\n"
     model = graph(
         f"{branches}{join}\ny = {POOL}(h)", {**POINTWISE, "k": (32, 1, 1)}, inputs="float[1,16,12,12] x, float[1,32,12,12] v2"
@@ -145,9 +144,8 @@ UNPADDED = {  # poolings whose auto_pad or ceil_mode changes nothing, and the ma
 }
 
 
-@pytest.mark.parametrize("name", UNPADDED)
-def test_padding_that_is_none(name):
-    attributes, size = UNPADDED[name]
+@pytest.mark.parametrize(("attributes", "size"), UNPADDED.values(), ids=UNPADDED)
+def test_padding_that_is_none(attributes, size):
     model = graph(CONV + f"y = AveragePool<{attributes}>(h)", inputs=f"float[1,16,{size}] x")
     (site,) = convpool.optimize(model, check=1).report.sites
     if "strides" in attributes:

@@ -87,18 +87,6 @@ y = If(k) <then_branch = yes () => (float[1,16,3,3] a) {{ {inner} h = Conv<pads=
     np.testing.assert_allclose(other, one, rtol=0, atol=1e-5 * np.abs(one).max())
 
 
-def test_loop_body():
-    body = (
-        "n = Constant<value = int64 {3}>()\ny = Loop(n, flag, x) <body = step (int64 i, bool go, float[1,16,12,12] s) => "
-        f"(bool again, float[1,16,12,12] next) {{ again = Identity(go) h = Conv<pads=[1,1,1,1]>(s, w) p = {POOL}(h) "
-        'next = Resize<mode="nearest">(p, , scales) }>'
-    )
-    constants = {"w": (16, 16, 3, 3), "scales": np.array([1, 1, 2, 2], np.float32)}
-    result = rewrite(graph(body, constants, inputs=IF_INPUTS), 1)
-    loop = next(node for node in result.graph.node if node.op_type == "Loop")
-    assert operators(loop.attribute[0].g) == {"AveragePool": 1, "Conv": 1, "Identity": 1, "Resize": 1}
-
-
 def test_scan_body():
     body = (
         "last, y = Scan(start, xs) <num_scan_inputs = 1, body = step (float[1] s, float[1,16,12,12] item) => "

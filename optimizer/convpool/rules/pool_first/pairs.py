@@ -17,7 +17,7 @@ from convpool.algebra.lowering import Lowering, conv_cost
 from convpool.algebra.parts import IDENTITY
 from convpool.ir import schema
 from convpool.ir.edit import Edit
-from convpool.ir.protos import AttributeReference, label
+from convpool.ir.protos import label
 from convpool.ir.schema import OP_TYPE, VERSION
 from convpool.report import Log, SiteReport
 from convpool.rules.base import Plan, Reject, Rule, Site
@@ -28,10 +28,9 @@ from convpool.rules.convs import (
     OpaqueLeaf,
     Pooling,
     Tree,
-    conv_leaf,
     conv_leaves,
-    conv_rank,
     folded,
+    sized_leaf,
     tree_nodes,
 )
 from convpool.rules.pool_first.averages import Candidate
@@ -159,14 +158,8 @@ class PairRule(Rule):
 
 def macs(site: PairSite) -> int | None:
     """Multiply-adds of the site's convolution for one sample, None where its sizes are unknown."""
-    rank = conv_rank(site.scope, site.conv)
-    try:
-        leaf = conv_leaf(site.scope, site.conv, rank) if rank else None
-    except AttributeReference:
-        return None
-    if not isinstance(leaf, ConvLeaf) or leaf.size is None:
-        return None
-    return conv_cost(leaf.conv, leaf.weight_shape, leaf.size, 4).macs
+    leaf = sized_leaf(site.scope, site.conv)
+    return None if leaf is None or leaf.size is None else conv_cost(leaf.conv, leaf.weight_shape, leaf.size, 4).macs
 
 
 def operator_lowering(pooling: Pooling, leaf: ConvLeaf, count: int | None = None) -> Lowering:

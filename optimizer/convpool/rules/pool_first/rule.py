@@ -126,8 +126,8 @@ def _traced(site: PairSite) -> tuple[Pooling, Tree] | Reject | None:
     """The average and the convolutions that it could stand before: conditions (2) and (3)."""
     scope = site.scope
     rank = conv_rank(scope, site.conv)
-    if rank is None:
-        return reject(scope, site.conv, "shape of the weights", "unknown", "a known rank")
+    if isinstance(rank, Reject):
+        return rank
     pooling = recognise(scope, site.averages, rank)
     if isinstance(pooling, Reject):
         # Whoever mends the pooling would only learn then that something nonlinear stands in the way too.

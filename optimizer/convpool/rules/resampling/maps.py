@@ -307,12 +307,9 @@ class Walk:
     def _groups(self, index: int, depth: int) -> Map | None:
         """Condition (4): Reshape to [N, groups, rest], InstanceNormalization, Reshape to the shape before."""
         scope = self._scope
-        chain = [index]
-        for op_type in ("InstanceNormalization", "Reshape"):
-            source = scope.producer.get(scope.nodes[chain[-1]].input[0])
-            if source is None or not is_op(scope.nodes[source], op_type):
-                return None
-            chain.append(source)
+        chain = scope.chain(index, "InstanceNormalization", "Reshape")
+        if chain is None:
+            return None
         _, inner, first = chain
         tensor = scope.nodes[first].input[0]
         shape, groups = scope.info(tensor).shape, scope.info(scope.nodes[first].output[0]).shape

@@ -13,10 +13,10 @@ from convpool.algebra import expand
 from convpool.algebra.parts import IDENTITY, UPSAMPLING_OP_TYPE, fold
 from convpool.ir.edit import Edit
 from convpool.ir.index import Scope
-from convpool.ir.protos import AttributeReference, is_op, label
+from convpool.ir.protos import is_op, label
 from convpool.report import Log, SiteReport
 from convpool.rules.base import Plan, Reject, Rule
-from convpool.rules.convs import ConvLeaf, conv_leaf, conv_rank
+from convpool.rules.convs import sized_leaf
 from convpool.rules.resampling.emit import Emitter
 from convpool.rules.resampling.maps import Applied, Leaf, Source
 from convpool.rules.resampling.plans import (
@@ -137,12 +137,8 @@ def _at_full_size(group: Group, scope: Scope) -> Iterator[tuple[int, int, tuple[
 
 
 def _macs(site: ResizeSite) -> int | None:
-    rank = conv_rank(site.scope, site.root)
-    try:
-        leaf = conv_leaf(site.scope, site.root, rank) if rank else None
-    except AttributeReference:
-        return None
-    if not isinstance(leaf, ConvLeaf) or leaf.size is None:
+    leaf = sized_leaf(site.scope, site.root)
+    if leaf is None or leaf.size is None:
         return None
     return expand.dense_cost(leaf.conv, channels_out(leaf), channels_in(leaf), leaf.size, 4).macs
 

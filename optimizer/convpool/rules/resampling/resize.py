@@ -385,12 +385,9 @@ def _gathered(scope: Scope, index: int, rank: int) -> Resample | None:
         return _by_indices(scope, index, node.input[0], constant.array()[:, None], (axis,), (index,), rank)
     if not is_op(node, "Transpose"):
         return None
-    chain = [index]
-    for op_type in ("GatherND", "Transpose"):
-        source = scope.producer.get(scope.nodes[chain[-1]].input[0])
-        if source is None or not is_op(scope.nodes[source], op_type):
-            return None
-        chain.append(source)
+    chain = scope.chain(index, "GatherND", "Transpose")
+    if chain is None:
+        return None
     last, gather, first = chain
     orders = [tuple(attributes(scope.nodes[i]).get("perm") or ()) for i in (first, last)]
     if len(orders[0]) != rank + 2 or len(orders[1]) != rank + 2:

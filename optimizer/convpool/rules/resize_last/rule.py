@@ -72,7 +72,7 @@ class ResizeLast(MovingRule):
 def _pointwise(scope: Scope, index: int) -> ConvLeaf | Reject:
     """Condition (2)."""
     rank = conv_rank(scope, index)
-    assert rank is not None
+    assert isinstance(rank, int)
     leaf = conv_leaf(scope, index, rank)
     if isinstance(leaf, Reject):
         return leaf

@@ -148,8 +148,8 @@ def _skip_is_node(plan: ResizePlan, context: Context) -> bool:
 def _exact(site: ResizeSite, context: Context) -> ResizePlan | Reject | None:
     """The plan without forms: conditions (1) to (7)."""
     scope, rank = site.scope, conv_rank(site.scope, site.root)
-    if rank is None:
-        return reject(scope, site.root, "shape of the weights", "unknown", "a known rank")
+    if isinstance(rank, Reject):
+        return rank
     leaf = conv_leaf(scope, site.root, rank)
     if isinstance(leaf, Reject):
         return leaf
