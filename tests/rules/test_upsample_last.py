@@ -105,6 +105,7 @@ BETWEEN = {
     "InstanceNormalization": "v = InstanceNormalization(u, p, p)\n",
     "GroupNormalization": GROUPS,
     "Pad": "v = Pad(u, z)\n",
+    "Pads by nothing": 'a = Pad(u, n)\nb = Sigmoid(a)\nv = Pad<mode="reflect">(b, n)\n',
     "Dropout": "a = Dropout(u)\nv = Identity(a)\n",
     "Cast": "v = Cast<to=1>(u)\n",
     "modulation": "m = GlobalAveragePool(x)\nv = Mul(u, m)\n",
@@ -115,6 +116,7 @@ VALUES = {
     "p": np.linspace(0.5, 2, 64, dtype=np.float32),
     "g": np.array([1, 2, 3, 4], np.float32),
     "r": [0, 4, -1],
+    "n": [0] * 8,
     "z": [0, 0, 0, 1, 0, 0, 1, 0],
 }
 

@@ -29,7 +29,7 @@ from convpool.ir.index import Scope
 from convpool.ir.protos import attributes, is_op
 from convpool.rules.base import Reject, reject
 from convpool.rules.convs import channel_count
-from convpool.rules.linear import Step, known_step, varies_over_space
+from convpool.rules.linear import Step, known_step, pad_numbers, varies_over_space
 from convpool.rules.resampling.resize import Resample, recognise, sources
 
 UNARY = (
@@ -144,6 +144,8 @@ class Walk:
             result = self._groups(index, depth)
         elif is_op(node, "BatchNormalization", *UNARY, *BROADCASTING):
             result = self._elementwise(index, depth)
+        elif is_op(node, "Pad") and self._pads_nothing(index):
+            result = self.map(node.input[0], depth + 1)
         else:
             result = None
             self._blocked(index)
@@ -159,6 +161,9 @@ class Walk:
             both = replace(found, input=first.input, up=up, growth=float(up.copies), nodes=nodes)
             return Map((replace(parts[0], resample=both),), nodes)
         return Map((Part(0, channel_count(self._scope, tensor), Leaf(found.input), found),), found.nodes)
+
+    def _pads_nothing(self, index: int) -> bool:
+        return not isinstance(found := pad_numbers(self._scope, index, self._rank), Reject) and not any(found[0])
 
     def _blocked(self, index: int) -> None:
         """Note a node that nothing moves past, where a resampling stands behind it."""
