@@ -12,7 +12,9 @@ ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "plugin" / "src"
 DECISION = ROOT / "docs" / "decisions" / "032-rows-and-families-that-stay.md"
 ROWS = sorted((SOURCES / "families").glob("*/rows.h"))
-COST = re.compile(r"(constexpr Tile \w+(?: = \w+\(|\{).*), (?:fitted\([^)]*\)|\{[^}]*\})(?=[^{}]*[})];)")
+COST = re.compile(
+    r"(constexpr Tile \w+(?: = \w+\(|\{).*|    \{\{[^{}]*), (?:fitted\([^)]*\)|\{[^}]*\})(?=[^{}]*(?:[})];|\}, +1, \{))"
+)
 IDS = re.compile(r"(?<![\w.])[1-4]\d{3}\b")
 RETIRED = re.compile(r"^\| `[\w]+` \|[^|]*\| ([\d, ]+) \|$", re.MULTILINE)
 

@@ -147,7 +147,7 @@ def test_a_rule(copy):
 
 ROWS = "plugin/src/families/implicit_gemm/rows.h"
 INSTANCE = """#include "families/implicit_gemm/kernel.cuh"
-const void *made() { return convpool::implicit_gemm::Instances::kernel<6>(false); }
+const void *made() { return convpool::implicit_gemm::Instances::kernel<6>(0); }
 static_assert(convpool::implicit_gemm::kRows[6].id == 1003);
 """
 

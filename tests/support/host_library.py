@@ -109,7 +109,7 @@ def build(root: Path, folder: Path, *kernels: Path) -> Path:
     nothing = folder / "nothing.c"
     nothing.write_text("long stub(void) { return 0; }\nvoid *kernel_stub(void) { return kernel_stub; }\n")
     library = folder / "libconvpool.so"
-    stubs = [f"-Wl,--defsym,{name}={'kernel_stub' if '6kernelI' in name else 'stub'}" for name in sorted(missing)]
+    stubs = [f"-Wl,--defsym,{name}={'kernel_stub' if 'kernel_of_precision' in name else 'stub'}" for name in sorted(missing)]
     run(compiler(), "-x", "c", "-c", "-fPIC", nothing, "-o", folder / "nothing.o")
     run(compiler(), "-shared", *objects, folder / "nothing.o", *stubs, "-Wl,-Bsymbolic", "-ldl", "-o", library)
     return library

@@ -241,4 +241,23 @@ bool check_problem(const convpool_problem *d, Problem &out, std::string &error) 
     return true;
 }
 
+Shape2d Problem::shape() const {
+    Shape2d s{};
+    s.n = static_cast<int32_t>(n);
+    s.c = static_cast<int32_t>(c);
+    s.m = static_cast<int32_t>(m);
+    s.h = static_cast<int32_t>(in[1]);
+    s.w = static_cast<int32_t>(in[2]);
+    s.pooled_h = static_cast<int32_t>(pooled[1]);
+    s.pooled_w = static_cast<int32_t>(pooled[2]);
+    s.out_h = static_cast<int32_t>(out[1]);
+    s.out_w = static_cast<int32_t>(out[2]);
+    s.kh = kernel[1];
+    s.kw = kernel[2];
+    set_windows(s);
+    s.x_channels_last = x_channels_last;
+    s.y_channels_last = y_channels_last;
+    return s;
+}
+
 }  // namespace convpool

@@ -65,6 +65,8 @@ struct Problem {
     bool x_rows_chunked() const { return x_channels_last && c % per_chunk() == 0; }
     bool w_rows_chunked() const { return (c / group) % per_chunk() == 0; }
 
+    // Sizes and windows for kernels of two dimensions.
+    Shape2d shape() const;
     // The convolution's windows, for kernels of two dimensions.
     template <class Parameters> void set_windows(Parameters &to) const {
         to.stride_h = strides[1];

@@ -27,6 +27,8 @@ template <class Tile> struct TileRow {
     Precision precision;
     Tile tile;
     int32_t split;  // thread blocks of a cluster that share a tile's channels
+
+    constexpr bool is_fitted() const { return tile.is_fitted(); }
 };
 
 // A line of a family's table: a tile and split, and the ids of its rows in each precision; 0: there is no such row.
@@ -38,25 +40,9 @@ template <class Tile> struct TileLine {
     constexpr TileRow<Tile> row(size_t kind) const { return {ids[kind], static_cast<Precision>(kind), tile, split}; }
 };
 
-// The rows of a table: `row(kind)` of each line for each of its ids.
-template <const auto &kLines> constexpr auto rows_of() {
-    constexpr size_t kCount = [] {
-        size_t count = 0;
-        for (const auto &line : kLines)
-            for (int32_t id : line.ids) count += id != 0;
-        return count;
-    }();
-    std::array<decltype(kLines[0].row(0)), kCount> rows{};
-    size_t next = 0;
-    for (const auto &line : kLines)
-        for (size_t kind = 0; kind < std::size(line.ids); ++kind)
-            if (line.ids[kind] != 0) rows[next++] = line.row(kind);
-    return rows;
-}
-
-template <class Rows, class Holds> constexpr bool all_rows(const Rows &rows, Holds holds) {
+template <class Rows> constexpr bool are_fitted(const Rows &rows) {
     for (const auto &row : rows)
-        if (!holds(row)) return false;
+        if (!row.is_fitted()) return false;
     return true;
 }
 
@@ -69,20 +55,41 @@ template <class Rows> constexpr bool ids_differ(const Rows &rows) {
     return true;
 }
 
+// The rows of a table: `row(kind)` of each line for each of its ids.
+template <const auto &kLines> constexpr auto rows_of() {
+    constexpr size_t kCount = [] {
+        size_t count = 0;
+        for (const auto &line : kLines)
+            for (int32_t id : line.ids) count += id != 0;
+        return count;
+    }();
+    constexpr auto kRows = [] {
+        std::array<decltype(kLines[0].row(0)), kCount> rows{};
+        size_t next = 0;
+        for (const auto &line : kLines)
+            for (size_t kind = 0; kind < std::size(line.ids); ++kind)
+                if (line.ids[kind] != 0) rows[next++] = line.row(kind);
+        return rows;
+    }();
+    static_assert(ids_differ(kRows));
+    static_assert(are_fitted(kRows), "a row's tile has a fitted cost");
+    return kRows;
+}
+
 template <class Rows> constexpr bool has_precision(const Rows &rows, Precision precision) {
     for (const auto &row : rows)
         if (row.precision == precision) return true;
     return false;
 }
 
-// Finds a row's kernel, which lies in the file of the row's precision.
+// The kernel of a row of this precision, in the file of that. `variant` is the family's: whether the kernel applies a prologue, or which.
+template <const auto &kRows, Precision kPrecision> const void *kernel_of_precision(size_t row, int variant);
 
-// lookup.operator()<precision>() is called for the row's; of precisions without rows it is never instantiated.
-template <const auto &kRows, class Lookup> const void *kernel_of_row(size_t row, Lookup lookup) {
+template <const auto &kRows> const void *kernel_of_row(size_t row, int variant = 0) {
     const void *found = nullptr;
     auto consider = [&]<Precision kPrecision>() {
         if constexpr (has_precision(kRows, kPrecision))
-            if (kRows[row].precision == kPrecision) found = lookup.template operator()<kPrecision>();
+            if (kRows[row].precision == kPrecision) found = kernel_of_precision<kRows, kPrecision>(row, variant);
     };
     consider.template operator()<Precision::kF16>();
     consider.template operator()<Precision::kBF16>();
@@ -93,28 +100,17 @@ template <const auto &kRows, class Lookup> const void *kernel_of_row(size_t row,
 
 // The kernels of a family's rows of one precision. Rows of the same tile share an instantiation.
 
-// The base of a family's Instances: `kernel<row>(variant)` of those gives the kernel of a row of the table.
-template <const auto &kTable> struct RowsOf {
-    static constexpr size_t kCount = std::size(kTable);
-    template <size_t kRow> static constexpr Precision precision() { return kTable[kRow].precision; }
-};
-
-template <class Instances, Precision kPrecision, size_t kRow>
-void consider_instance(size_t row, bool variant, const void *&found) {
-    if constexpr (Instances::template precision<kRow>() == kPrecision)
-        if (row == kRow) found = Instances::template kernel<kRow>(variant);
-}
-
-template <class Instances, Precision kPrecision, size_t... kRow>
-const void *find_instance(size_t row, bool variant, std::index_sequence<kRow...>) {
+// Null if the row is of another precision. `kernel<row>(variant)` of Instances gives the kernel of a row of the table.
+template <class Instances, const auto &kRows, Precision kPrecision> const void *find_instance(size_t row, int variant) {
     const void *found = nullptr;
-    (consider_instance<Instances, kPrecision, kRow>(row, variant, found), ...);
+    auto consider = [&]<size_t kRow>() {
+        if constexpr (kRows[kRow].precision == kPrecision)
+            if (row == kRow) found = Instances::template kernel<kRow>(variant);
+    };
+    [&]<size_t... kRow>(std::index_sequence<kRow...>) {
+        (consider.template operator()<kRow>(), ...);
+    }(std::make_index_sequence<std::size(kRows)>());
     return found;
-}
-
-// Null if the row is of another precision. `variant` is the family's: whether the kernel applies a prologue.
-template <class Instances, Precision kPrecision> const void *find_instance(size_t row, bool variant) {
-    return find_instance<Instances, kPrecision>(row, variant, std::make_index_sequence<Instances::kCount>{});
 }
 
 }  // namespace convpool

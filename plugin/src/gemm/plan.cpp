@@ -56,18 +56,11 @@ Phases phases_of(const Problem &p) {
 }
 
 Shape2d shape_of(const Problem &p, const Form &form) {
-    Shape2d s{};
-    s.n = static_cast<int32_t>(p.n);
+    Shape2d s = p.shape();
     s.c = narrow(channels(p, form));
-    s.m = static_cast<int32_t>(p.m);
-    s.out_h = static_cast<int32_t>(p.out[1]);
-    s.out_w = static_cast<int32_t>(p.out[2]);
     s.x_channels_last = 1;
-    s.y_channels_last = p.y_channels_last;
     if (form.upsamples()) {
         const Phases phases = phases_of(p);
-        s.h = static_cast<int32_t>(p.in[1]);
-        s.w = static_cast<int32_t>(p.in[2]);
         s.out_h = phases.grid_h();
         s.out_w = phases.grid_w();
         s.kh = phases.rows.taps_before(phases.rows.scale);
@@ -76,15 +69,10 @@ Shape2d shape_of(const Problem &p, const Form &form) {
         s.pad_h = phases.rows.lead;
         s.pad_w = phases.columns.lead;
     } else if (form.pools_x()) {
-        s.h = static_cast<int32_t>(p.pooled[1]);
-        s.w = static_cast<int32_t>(p.pooled[2]);
-        s.kh = p.kernel[1];
-        s.kw = p.kernel[2];
-        p.set_windows(s);
+        s.h = s.pooled_h;
+        s.w = s.pooled_w;
     } else {
         const FusedKernel h(p, 1), w(p, 2);
-        s.h = static_cast<int32_t>(p.in[1]);
-        s.w = static_cast<int32_t>(p.in[2]);
         s.kh = static_cast<int32_t>(h.size);
         s.kw = static_cast<int32_t>(w.size);
         s.dilation_h = narrow(h.dilation);
@@ -197,18 +185,8 @@ std::string fused_pads_reason(const Problem &p, const Tactic &t) {
     return {};
 }
 
-}  // namespace
-
-NumberFormat wgmma_format(Precision precision) {
-    return precision == Precision::kTF32     ? NumberFormat::kTF32
-           : precision == Precision::kTF32x3 ? NumberFormat::kTF32Split
-                                             : NumberFormat::kAsIs;
-}
-
-int wgmma_channels(Precision precision) {
-    return precision == Precision::kTF32x3 ? kSplitChannels : precision == Precision::kTF32 ? 32 : 64;
-}
-
+// The reason why sizes of the problem are beyond the passes or the kernel. adds_spans: it adds 32-bit distances between taps to
+// 64-bit places.
 std::string operands_reason(const Problem &p, const Tactic &t, const Form &form, bool adds_spans) {
     std::string reason = form.upsamples() ? phases_reason(p, t) : form.pools_x() ? std::string() : fused_size_reason(p, t);
     if (!reason.empty()) return reason;
@@ -236,6 +214,18 @@ std::string operands_reason(const Problem &p, const Tactic &t, const Form &form,
     if (reason.empty() && filter_bytes > kMaxCount)
         return refusal(t, "bytes of a fused filter", filter_bytes, kAtMostMaxCount, "use direct_fused or direct_gemm");
     return reason;
+}
+
+}  // namespace
+
+NumberFormat wgmma_format(Precision precision) {
+    return precision == Precision::kTF32     ? NumberFormat::kTF32
+           : precision == Precision::kTF32x3 ? NumberFormat::kTF32Split
+                                             : NumberFormat::kAsIs;
+}
+
+int wgmma_channels(Precision precision) {
+    return precision == Precision::kTF32x3 ? kSplitChannels : precision == Precision::kTF32 ? 32 : 64;
 }
 
 Operands operands_of(const Problem &p, const Form &form) {
@@ -280,6 +270,18 @@ ImplicitGemmParams gemm_params(const Problem &p, const Row &row, const Operands 
     g.div_tap_chunks = FastDiv(tap_chunks);
     g.div_kw = FastDiv(o.shape.kw);
     return g;
+}
+
+// Bytes of shared memory of a block.
+int64_t shared_bytes(const Row &row, const KernelTraits &traits) {
+    const Tile &t = row.tile;
+    if (traits.phases && row.split == 1)
+        return exchange_offset(t.stages, t.block_m, t.block_n) + t.staged_bytes() + t.block_m * 4;  // and places in Y
+    const int ring = t.stages * (t.block_m + t.block_n) * traits.row_chunks * 16 + traits.barrier_bytes;
+    if (row.split == 1) return ring;
+    if (traits.row_chunks == 8 && pushes_sums(row.precision, t.block_m, t.block_n))
+        return exchange_offset(t.stages, t.block_m, t.block_n) + pushed_bytes(row.split, t.block_m * t.block_n / 128);
+    return std::max(ring, t.block_m * (t.block_n + 8) * 4);  // accumulators that others load
 }
 
 int64_t grid_of(int64_t blocks, const Row &row, const KernelTraits &traits, const Device &d) {
@@ -375,18 +377,11 @@ double GemmPlan::passes_and_rounds_us(int64_t steps, Step step) const {
     return gemm_us + (strided_us + (p.has_prologue() ? 2.23 + 1.55 * bytes_us : 1.43 + bytes_us));
 }
 
-int64_t shared_bytes(const Row &row, const KernelTraits &traits) {
-    const Tile &t = row.tile;
-    if (traits.phases && row.split == 1)
-        return exchange_offset(t.stages, t.block_m, t.block_n) + t.staged_bytes() + t.block_m * 4;  // and places in Y
-    const int ring = t.stages * (t.block_m + t.block_n) * traits.row_chunks * 16 + traits.barrier_bytes;
-    if (row.split == 1) return ring;
-    if (traits.row_chunks == 8 && pushes_sums(row.precision, t.block_m, t.block_n))
-        return exchange_offset(t.stages, t.block_m, t.block_n) + pushed_bytes(row.split, t.block_m * t.block_n / 128);
-    return std::max(ring, t.block_m * (t.block_n + 8) * 4);  // accumulators that others load
-}
-
-std::string block_reason(const Problem &p, const Tactic &t, const Device &device, const Row &row, const KernelTraits &traits) {
+std::string gemm_reason(const Problem &p, const Tactic &t, const Device &device, const Row &row, const Form &form,
+                        const KernelTraits &traits) {
+    std::string reason = problem_reason(p, t);
+    if (reason.empty()) reason = operands_reason(p, t, form, traits.row_chunks == 8);
+    if (!reason.empty()) return reason;
     if (shared_bytes(row, traits) > device.shared_per_block)
         return refusal(t, "shared memory of a block", std::to_string(device.shared_per_block) + " bytes",
                        std::to_string(shared_bytes(row, traits)), "use a tactic with smaller tiles");

@@ -43,11 +43,7 @@ struct Operands {
     BoxMeanParams box;
 };
 
-// Empty, or the reason why the sizes of the problem are beyond the passes or the kernels. adds_spans: the kernel adds 32-bit
-// distances between taps to 64-bit places.
-std::string operands_reason(const Problem &problem, const Tactic &tactic, const Form &form, bool adds_spans);
-
-// The operands of a problem that operands_reason takes.
+// The operands of a problem that gemm_reason takes.
 Operands operands_of(const Problem &problem, const Form &form);
 
 // Plans of implicit GEMM: passes over X and W, then a kernel of one of three families.
@@ -90,12 +86,10 @@ private:
     bool overlap_;
 };
 
-// Bytes of shared memory of a block.
-int64_t shared_bytes(const Row &row, const KernelTraits &traits);
-
-// Empty, or the reason why the device has too little shared memory, or a grid cannot have so many blocks.
-std::string block_reason(const Problem &problem, const Tactic &tactic, const Device &device, const Row &row,
-                         const KernelTraits &traits);
+// Empty, or the reason why the tactic does not run the problem: its form, sizes that are beyond the passes or the kernels, too little
+// shared memory, or more blocks than a grid can have.
+std::string gemm_reason(const Problem &problem, const Tactic &tactic, const Device &device, const Row &row, const Form &form,
+                        const KernelTraits &traits);
 
 // The tactics of a family's rows. wgmma: they multiply by Hopper's own instructions, in stages of 128 bytes of channels.
 std::vector<Tactic> tactics_of(const Family &family, std::span<const Row> rows, bool wgmma, const char *suffix);

@@ -67,6 +67,8 @@ struct Row {
     Operand operand;
     Tile tile;
     int32_t split;  // thread blocks of a cluster that share the sum
+
+    constexpr bool is_fitted() const { return tile.step.issue_us > 0; }
 };
 
 // A line of a family's table: a tile and split, and the ids of its rows; 0: there is no such row.
@@ -79,7 +81,5 @@ struct Line {
         return {ids[kind], static_cast<Precision>(kind % kPrecisions), static_cast<Operand>(kind / kPrecisions), tile, split};
     }
 };
-
-constexpr bool is_fitted(const Row &row) { return row.tile.step.issue_us > 0; }
 
 }  // namespace convpool::gemm

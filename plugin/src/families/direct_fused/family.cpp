@@ -135,25 +135,6 @@ bool find_box(const Problem &p, const Row &row, const Device &device, Box &best,
     return best_cost != 0;
 }
 
-Shape2d shape_of(const Problem &p) {
-    Shape2d s{};
-    s.n = static_cast<int32_t>(p.n);
-    s.c = static_cast<int32_t>(p.c);
-    s.m = static_cast<int32_t>(p.m);
-    s.h = static_cast<int32_t>(p.in[1]);
-    s.w = static_cast<int32_t>(p.in[2]);
-    s.pooled_h = static_cast<int32_t>(p.pooled[1]);
-    s.pooled_w = static_cast<int32_t>(p.pooled[2]);
-    s.out_h = static_cast<int32_t>(p.out[1]);
-    s.out_w = static_cast<int32_t>(p.out[2]);
-    s.kh = p.kernel[1];
-    s.kw = p.kernel[2];
-    p.set_windows(s);
-    s.x_channels_last = p.x_channels_last;
-    s.y_channels_last = p.y_channels_last;
-    return s;
-}
-
 // How a tile's box lies in X, in the output and in shared memory; d.shape is set.
 void place_box(const Problem &p, const Row &row, const Box &box, DirectFusedParams &d) {
     const Shape2d &s = d.shape;
@@ -218,7 +199,7 @@ std::string lay_out(const Problem &p, const Tactic &t, const Row &row, const Dev
                        "at least " + std::to_string(smallest), "use a tactic with smaller tiles, direct_gemm or generic");
     DirectFusedParams &d = layout.params;
     d = DirectFusedParams{};
-    d.shape = shape_of(p);
+    d.shape = p.shape();
     d.box = box_of(p);
     d.m_tiles = static_cast<int32_t>(ceil_div(p.m, row.tile.block_n));
     const int64_t tiles = box.tiles * d.m_tiles;
@@ -313,8 +294,7 @@ public:
         reason = problem_reason(p, t);
         if (reason.empty()) reason = lay_out(p, t, row, d, layout);
         if (!reason.empty()) return nullptr;
-        const void *function =
-            kernel_of_row<kRows>(t.row, [&]<Precision kPrecision>() { return kernel<kPrecision>(t.row, p.has_prologue()); });
+        const void *function = kernel_of_row<kRows>(t.row, p.has_prologue());
         const Kernel main{function, layout.grid, row.tile.warps_m * row.tile.warps_n * 32, row.split, layout.shared_bytes};
         return std::make_unique<DirectFusedPlan>(p, t, d, main, layout);
     }

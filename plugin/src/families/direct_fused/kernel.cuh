@@ -432,8 +432,8 @@ namespace convpool::direct_fused {
 
 // Kernels by rows of direct_fused.
 
-struct Instances : RowsOf<kRows> {
-    template <size_t kRow> static const void *kernel(bool) {
+struct Instances {
+    template <size_t kRow> static const void *kernel(int) {
         return reinterpret_cast<const void *>(&direct_fused_kernel<TileConfigOf<kRows, kRow>>);
     }
 };

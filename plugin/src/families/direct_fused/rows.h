@@ -53,6 +53,8 @@ struct Tile {
     int32_t stages;      // buffers of weights in flight
     int32_t min_blocks;  // of a multiprocessor
     Step step;           // of one tap and 64 bytes of channels
+
+    constexpr bool is_fitted() const { return step.issue_us > 0; }
 };
 
 // Fitted to all tiles of this table together. tf32x3 takes 1.6 times as long.
@@ -72,10 +74,7 @@ constexpr Tile k64x64x3{ 64,  64, 2, 2, 6, 2, fitted(64, 64)};
 constexpr Tile k64x32{   64,  32, 2, 2, 8, 3, fitted(64, 32)};
 constexpr Tile k32x32{   32,  32, 2, 2, 8, 4, fitted(32, 32)};
 
-using Row = TileRow<Tile>;
-using Line = TileLine<Tile>;
-
-inline constexpr Line kLines[] = {
+inline constexpr TileLine<Tile> kLines[] = {
     // tile, split, {F16, BF16, TF32, TF32x3}
     {k128x128, 1, {2001, 2101, 2201,    0}},
     {k128x256, 1, {2002,    0,    0,    0}},
@@ -96,10 +95,6 @@ inline constexpr Line kLines[] = {
 };
 // clang-format on
 inline constexpr auto kRows = rows_of<kLines>();
-static_assert(ids_differ(kRows));
-static_assert(all_rows(kRows, +[](const Row &row) { return row.tile.step.issue_us > 0; }), "a row's tile has a fitted cost");
-
-// The kernel of a row of this precision.
-template <Precision kPrecision> const void *kernel(size_t row, bool prologue);
+using Row = TileRow<Tile>;
 
 }  // namespace convpool::direct_fused

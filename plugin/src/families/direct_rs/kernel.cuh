@@ -291,14 +291,16 @@ namespace convpool::direct_rs {
 
 // Kernels by rows of direct_rs.
 
-// An instance for each variant of each row, null where a row does not have it.
+// Kernels of a row: channels last one for each prologue; channels first where X's columns begin at 1 modulo 4, and for all others.
 struct Instances {
-    static constexpr size_t kCount = std::size(kRows) * kRsVariants;
-    template <size_t kInstance> static constexpr Precision precision() { return kRows[kInstance / kRsVariants].precision; }
-    template <size_t kInstance> static const void *kernel(bool) {
-        constexpr Row row = kRows[kInstance / kRsVariants];
+    template <size_t kRow> static const void *kernel(int variant) {
+        const void *const kernels[] = {kernel<kRow, 0>(), kernel<kRow, 1>(), kernel<kRow, 2>(), kernel<kRow, 3>()};
+        return kernels[variant];
+    }
+    // Null where a row does not have the variant.
+    template <size_t kRow, int kVariant> static const void *kernel() {
+        constexpr Row row = kRows[kRow];
         constexpr Tile t = row.tile;
-        constexpr int kVariant = kInstance % kRsVariants;
         if constexpr (t.channels_first && kVariant < 2)
             return reinterpret_cast<const void *>(
                 &direct_rs_kernel<DirectRsNchwConfig<row.precision, row.packed, kVariant == 1, t.side, t.depth, t.k_parts,

@@ -16,8 +16,6 @@ enum class RsOrder { kTurns, kRows, kSteps };
 // The step before pixels are added up: none; a ReLU, of X as it is or scaled and shifted; a LeakyReLU of X as it is; any
 // activation of X scaled and shifted.
 enum class RsPrologue { kNone, kRelu, kLeaky, kAffine };
-// Kernels of a row: channels last one for each prologue; channels first where X's columns begin at 1 modulo 4, and for all others.
-constexpr int kRsVariants = 4;
 
 // Channels first, a box of pixels begins at a column that is a multiple of this, 16 or 32 bytes, up to seven before the window that
 // it holds.
@@ -151,6 +149,7 @@ struct Row {
     constexpr double slice_us() const {
         return precision == Precision::kTF32 ? tile.cost.tf32_us : packed ? tile.cost.packed_us : tile.cost.exact_us;
     }
+    constexpr bool is_fitted() const { return slice_us() > 0; }
 };
 
 struct Line {
@@ -213,10 +212,5 @@ inline constexpr Line kLines[] = {
 };
 // clang-format on
 inline constexpr auto kRows = rows_of<kLines>();
-static_assert(ids_differ(kRows));
-static_assert(all_rows(kRows, +[](const Row &row) { return row.slice_us() > 0; }), "a row's tile has a fitted cost");
-
-// The kernel of a row of this precision: instance row * kRsVariants + variant.
-template <Precision kPrecision> const void *kernel(size_t instance, bool);
 
 }  // namespace convpool::direct_rs

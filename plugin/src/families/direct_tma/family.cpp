@@ -65,8 +65,7 @@ public:
         else if (tiles.groups * std::max<int64_t>(tiles.channels, tile.subtiles) > kMaxCount)
             reason = refusal(t, "tiles", tiles.count(), kAtMostMaxCount, "use another direct_fused tactic");
         if (!reason.empty()) return nullptr;
-        const void *function =
-            kernel_of_row<kRows>(t.row, [&]<Precision kPrecision>() { return kernel<kPrecision>(t.row, p.has_prologue()); });
+        const void *function = kernel_of_row<kRows>(t.row, p.has_prologue());
         const int64_t grid = std::min<int64_t>(tiles.count(), device.multiprocessors);
         const Kernel main{function, grid, (1 + tile.mean_warps + 8) * 32, 1, shared.bytes};
         return std::make_unique<DirectTmaPlan>(p, t, device, main, shape);

@@ -512,8 +512,8 @@ namespace convpool::direct_tma {
 
 // Kernels by rows of direct_tma.
 
-struct Instances : RowsOf<kRows> {
-    template <size_t kRow> static const void *kernel(bool prologue) {
+struct Instances {
+    template <size_t kRow> static const void *kernel(int prologue) {
         constexpr Tile t = kRows[kRow].tile;
         using Config = DirectTmaConfig<kRows[kRow].precision, t.subtiles, t.block_n, t.kernel, t.stage_taps, t.stages,
                                        t.raw_stages, t.mean_stages, t.mean_warps, t.mean_groups>;

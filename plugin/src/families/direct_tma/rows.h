@@ -54,31 +54,19 @@ struct Tile {
     Cost cost;
 
     constexpr int block_m() const { return 64 * subtiles; }
+    constexpr bool is_fitted() const { return cost.slice_us > 0 && cost.prologue_us > 0; }
 };
 
 // clang-format off
-// kernel, subtiles, block_n, stage_taps, stages, raw_stages, mean_stages, mean_warps, mean_groups, cost
-constexpr Tile k3x3m128n256{3, 2, 256, 1, 4, 2, 2, 3, 1, {3.47, 6.24, 4.8}};
-constexpr Tile k1x1n128{    1, 1, 128, 1, 8, 8, 4, 7, 3, {0.35, 0.79, 0.51}};
-constexpr Tile k1x1n256{    1, 1, 256, 1, 4, 8, 4, 7, 3, {0.50, 0.84, 0.81}};
-
-using Row = TileRow<Tile>;
-using Line = TileLine<Tile>;
-
-inline constexpr Line kLines[] = {
-    // tile, split, {F16, BF16, TF32, TF32x3}
-    {k3x3m128n256, 1, {2701, 2801, 2901, 0}},
-    {k1x1n128,     1, {2724, 2824, 2924, 0}},
-    {k1x1n256,     1, {2725, 2825, 2925, 0}},
+inline constexpr TileLine<Tile> kLines[] = {
+    // {kernel, subtiles, block_n, stage_taps, stages, raw_stages, mean_stages, mean_warps, mean_groups, cost}, split,
+    // {F16, BF16, TF32, TF32x3}
+    {{3, 2, 256, 1, 4, 2, 2, 3, 1, {3.47, 6.24, 4.8}},  1, {2701, 2801, 2901, 0}},
+    {{1, 1, 128, 1, 8, 8, 4, 7, 3, {0.35, 0.79, 0.51}}, 1, {2724, 2824, 2924, 0}},
+    {{1, 1, 256, 1, 4, 8, 4, 7, 3, {0.50, 0.84, 0.81}}, 1, {2725, 2825, 2925, 0}},
 };
 // clang-format on
 inline constexpr auto kRows = rows_of<kLines>();
-static_assert(ids_differ(kRows));
-static_assert(all_rows(
-                  kRows, +[](const Row &row) { return row.tile.cost.slice_us > 0 && row.tile.cost.prologue_us > 0; }),
-              "a row's tile has a fitted cost");
-
-// The kernel of a row of this precision.
-template <Precision kPrecision> const void *kernel(size_t row, bool prologue);
+using Row = TileRow<Tile>;
 
 }  // namespace convpool::direct_tma

@@ -64,15 +64,7 @@ void list_operands(const Problem &p, FewChannelsParams &d) {
 FewChannelsParams params_of(const Problem &p) {
     FewChannelsParams d{};
     d.box = box_of(p);
-    Shape2d &s = d.shape;
-    s.n = static_cast<int32_t>(p.n);
-    s.c = static_cast<int32_t>(p.c);
-    s.m = static_cast<int32_t>(p.m);
-    s.h = static_cast<int32_t>(p.in[1]);
-    s.w = static_cast<int32_t>(p.in[2]);
-    s.out_h = static_cast<int32_t>(p.out[1]);
-    s.out_w = static_cast<int32_t>(p.out[2]);
-    s.y_channels_last = p.y_channels_last;
+    d.shape = p.shape();
     d.operands = static_cast<int32_t>(p.c * p.taps());
     d.plain = p.pool_size() == 1 && p.pool_pads_begin[1] == 0 && p.pool_pads_begin[2] == 0 && p.pool_pads_end[1] == 0 &&
               p.pool_pads_end[2] == 0 && !p.has_prologue();
@@ -91,7 +83,7 @@ FewChannelsParams params_of(const Problem &p) {
     d.kw = p.kernel[2];
     list_operands(p, d);
     d.pixels = static_cast<int32_t>(p.n * p.out_pixels());
-    d.div_out_w = FastDiv(s.out_w);
+    d.div_out_w = FastDiv(d.shape.out_w);
     d.div_out_hw = FastDiv(static_cast<uint32_t>(p.out_pixels()));
     return d;
 }
@@ -164,8 +156,7 @@ public:
         FewChannelsParams d = params_of(p);
         d.weight_bytes = static_cast<uint32_t>(weight_bytes);
         d.bias_bytes = static_cast<uint32_t>(channels * 4);
-        const void *function =
-            kernel_of_row<kRows>(t.row, [&]<Precision kPrecision>() { return kernel<kPrecision>(t.row, p.has_prologue()); });
+        const void *function = kernel_of_row<kRows>(t.row, p.has_prologue());
         const int64_t blocks = ceil_div(d.pixels, tile.block_m);
         const int64_t grid = std::min<int64_t>(blocks, int64_t{device.multiprocessors} * tile.min_blocks);
         const Kernel main{function, grid, tile.warps * 32, 1, shared_bytes};

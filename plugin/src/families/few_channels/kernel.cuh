@@ -333,8 +333,8 @@ namespace convpool::few_channels {
 
 // Kernels by rows of few_channels.
 
-struct Instances : RowsOf<kRows> {
-    template <size_t kRow> static const void *kernel(bool) {
+struct Instances {
+    template <size_t kRow> static const void *kernel(int) {
         constexpr Tile t = kRows[kRow].tile;
         using Config = FewChannelsConfig<kRows[kRow].precision, t.block_m, t.block_n, t.warps, 1, t.steps, t.min_blocks>;
         return reinterpret_cast<const void *>(&few_channels_kernel<Config>);

@@ -70,37 +70,22 @@ struct Tile {
     int32_t steps;       // of 16 taps and channels, in TF32 of 8
     int32_t min_blocks;  // of a multiprocessor
     Cost cost;
+
+    constexpr bool is_fitted() const { return cost.plain_gather_us > 0 && cost.part_us > 0; }
 };
 
 // clang-format off
-// block_m, block_n, warps, steps, min_blocks, cost
-constexpr Tile k16{     256, 64, 8, 1, 2, {0.0492, 0.1224, 0.1104}};
-constexpr Tile k32{     256, 64, 8, 2, 2, {0.0684, 0.1448, 0.1408}};
-constexpr Tile k64{     256, 64, 8, 4, 2, {0.1068, 0.1896, 0.2016}};
-constexpr Tile kFloat16{256, 64, 8, 2, 2, {0.07, 0.15, 0.2}};
-constexpr Tile kFloat32{256, 64, 8, 4, 2, {0.11, 0.19, 0.22}};
-constexpr Tile kFloat64{256, 64, 8, 8, 1, {0.29, 0.53, 0.3}};
-
-using Row = TileRow<Tile>;
-using Line = TileLine<Tile>;
-
-inline constexpr Line kLines[] = {
-    // tile, split, {F16, BF16, TF32, TF32x3}
-    {k16,      1, {2781, 2881,    0, 0}},
-    {k32,      1, {2782, 2882,    0, 0}},
-    {k64,      1, {2784, 2884,    0, 0}},
-    {kFloat16, 1, {   0,    0, 2981, 0}},
-    {kFloat32, 1, {   0,    0, 2982, 0}},
-    {kFloat64, 1, {   0,    0, 2984, 0}},
+inline constexpr TileLine<Tile> kLines[] = {
+    // {block_m, block_n, warps, steps, min_blocks, cost}, split, {F16, BF16, TF32, TF32x3}
+    {{256, 64, 8, 1, 2, {0.0492, 0.1224, 0.1104}}, 1, {2781, 2881,    0, 0}},
+    {{256, 64, 8, 2, 2, {0.0684, 0.1448, 0.1408}}, 1, {2782, 2882,    0, 0}},
+    {{256, 64, 8, 4, 2, {0.1068, 0.1896, 0.2016}}, 1, {2784, 2884,    0, 0}},
+    {{256, 64, 8, 2, 2, {0.07, 0.15, 0.2}},        1, {   0,    0, 2981, 0}},
+    {{256, 64, 8, 4, 2, {0.11, 0.19, 0.22}},       1, {   0,    0, 2982, 0}},
+    {{256, 64, 8, 8, 1, {0.29, 0.53, 0.3}},        1, {   0,    0, 2984, 0}},
 };
 // clang-format on
 inline constexpr auto kRows = rows_of<kLines>();
-static_assert(ids_differ(kRows));
-static_assert(all_rows(
-                  kRows, +[](const Row &row) { return row.tile.cost.plain_gather_us > 0 && row.tile.cost.part_us > 0; }),
-              "a row's tile has a fitted cost");
-
-// The kernel of a row of this precision.
-template <Precision kPrecision> const void *kernel(size_t row, bool prologue);
+using Row = TileRow<Tile>;
 
 }  // namespace convpool::few_channels

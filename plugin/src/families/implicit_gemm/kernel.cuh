@@ -204,8 +204,8 @@ namespace convpool::implicit_gemm {
 
 // Kernels by rows of implicit_gemm.
 
-struct Instances : RowsOf<kRows> {
-    template <size_t kRow> static const void *kernel(bool) {
+struct Instances {
+    template <size_t kRow> static const void *kernel(int) {
         constexpr bool kPhases = kRows[kRow].operand == gemm::Operand::kPhasesOfW;
         return reinterpret_cast<const void *>(&implicit_gemm_kernel<TileConfigOf<kRows, kRow>, kPhases>);
     }

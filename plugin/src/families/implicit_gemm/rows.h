@@ -42,10 +42,5 @@ inline constexpr Line kLines[] = {
 };
 // clang-format on
 inline constexpr auto kRows = rows_of<kLines>();
-static_assert(ids_differ(kRows));
-static_assert(all_rows(kRows, gemm::is_fitted), "a row's tile has a fitted cost");
-
-// The kernel of a row of this precision.
-template <Precision kPrecision> const void *kernel(size_t row, bool prologue);
 
 }  // namespace convpool::implicit_gemm

@@ -36,12 +36,9 @@ public:
     std::unique_ptr<Plan> plan(const Problem &p, const Tactic &t, const Device &d, std::string &reason) const override {
         const Row &row = kRows[t.row];
         const gemm::Form form{row.operand, gemm::wgmma_format(row.precision), false};
-        reason = problem_reason(p, t);
-        if (reason.empty()) reason = operands_reason(p, t, form, true);
-        if (reason.empty()) reason = block_reason(p, t, d, row, kTraits);
+        reason = gemm_reason(p, t, d, row, form, kTraits);
         if (!reason.empty()) return nullptr;
-        const void *function =
-            kernel_of_row<kRows>(t.row, [&]<Precision kPrecision>() { return kernel<kPrecision>(t.row, false); });
+        const void *function = kernel_of_row<kRows>(t.row);
         return std::make_unique<ImplicitGemmCpAsyncPlan>(p, t, d, row, gemm::operands_of(p, form), kTraits, function);
     }
 };

@@ -196,8 +196,8 @@ namespace convpool::implicit_gemm_cpasync {
 
 // Kernels by rows of implicit_gemm_cpasync.
 
-struct Instances : RowsOf<kRows> {
-    template <size_t kRow> static const void *kernel(bool) {
+struct Instances {
+    template <size_t kRow> static const void *kernel(int) {
         return reinterpret_cast<const void *>(&implicit_gemm_cpasync_kernel<TileConfigOf<kRows, kRow>>);
     }
 };

@@ -98,16 +98,13 @@ public:
         const Tile &tile = row.tile;
         const gemm::Form form{row.operand, gemm::wgmma_format(row.precision),
                               can_activate(row.precision, tile.block_m, tile.block_n, tile.min_blocks)};
-        reason = problem_reason(p, t);
-        if (reason.empty()) reason = operands_reason(p, t, form, true);
-        if (reason.empty()) reason = block_reason(p, t, d, row, traits_of(row));
+        reason = gemm_reason(p, t, d, row, form, traits_of(row));
         if (!reason.empty()) return nullptr;
         const gemm::Operands operands = gemm::operands_of(p, form);
         Im2colBox box;
         reason = find_box(operands.shape, t, box);
         if (!reason.empty()) return nullptr;
-        const void *function = kernel_of_row<kRows>(
-            t.row, [&]<Precision kPrecision>() { return kernel<kPrecision>(t.row, operands.prologue_in_kernel); });
+        const void *function = kernel_of_row<kRows>(t.row, operands.prologue_in_kernel);
         return std::make_unique<ImplicitGemmTmaPlan>(p, t, d, row, operands, box, function);
     }
 };

@@ -307,8 +307,8 @@ namespace convpool::implicit_gemm_tma {
 
 // Kernels by rows of implicit_gemm_tma.
 
-struct Instances : RowsOf<kRows> {
-    template <size_t kRow> static const void *kernel(bool activates) {
+struct Instances {
+    template <size_t kRow> static const void *kernel(int activates) {
         constexpr Tile t = kRows[kRow].tile;
         constexpr Precision kPrecision = kRows[kRow].precision;
         constexpr bool kPhases = kRows[kRow].operand == gemm::Operand::kPhasesOfW;

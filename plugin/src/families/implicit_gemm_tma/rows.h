@@ -66,17 +66,14 @@ inline constexpr Line kLines[] = {
 };
 // clang-format on
 inline constexpr auto kRows = rows_of<kLines>();
-static_assert(ids_differ(kRows));
-static_assert(all_rows(kRows, gemm::is_fitted), "a row's tile has a fitted cost");
-static_assert(all_rows(
-                  kRows,
-                  +[](const Row &row) {
-                      return row.operand != gemm::Operand::kPhasesOfW || row.split == 1 ||
-                             pushes_sums(row.precision, row.tile.block_m, row.tile.block_n);
-                  }),
-              "phases of a split tile are pushed");
-
-// The kernel of a row of this precision.
-template <Precision kPrecision> const void *kernel(size_t row, bool prologue);
+static_assert(
+    [] {
+        for (const Row &row : kRows)
+            if (row.operand == gemm::Operand::kPhasesOfW && row.split > 1 &&
+                !pushes_sums(row.precision, row.tile.block_m, row.tile.block_n))
+                return false;
+        return true;
+    }(),
+    "phases of a split tile are pushed");
 
 }  // namespace convpool::implicit_gemm_tma

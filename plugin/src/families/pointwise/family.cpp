@@ -102,8 +102,7 @@ public:
         d.row = static_cast<int32_t>(row_chunks);
         d.tiles = static_cast<int32_t>(tiles);
         d.div_m_tiles = FastDiv(static_cast<uint32_t>(m_tiles));
-        const void *function =
-            kernel_of_row<kRows>(t.row, [&]<Precision kPrecision>() { return kernel<kPrecision>(t.row, p.has_prologue()); });
+        const void *function = kernel_of_row<kRows>(t.row, p.has_prologue());
         const int64_t grid = row.split > 1 ? tiles * row.split : std::min<int64_t>(tiles, device.multiprocessors);
         const Kernel main{function, grid, row.tile.warps_m * row.tile.warps_n * 32, row.split, shared_bytes};
         return std::make_unique<PointwisePlan>(p, t, device, main, d);

@@ -282,8 +282,8 @@ namespace convpool::pointwise {
 
 // Kernels by rows of pointwise.
 
-struct Instances : RowsOf<kRows> {
-    template <size_t kRow> static const void *kernel(bool prologue) {
+struct Instances {
+    template <size_t kRow> static const void *kernel(int prologue) {
         constexpr Tile t = kRows[kRow].tile;
         using Config = TileConfig<kRows[kRow].precision, t.block_m, t.block_n, t.warps_m, t.warps_n, t.stages, 1>;
         return prologue ? reinterpret_cast<const void *>(&pointwise_kernel<Config, true>)

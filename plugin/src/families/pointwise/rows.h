@@ -52,6 +52,8 @@ struct Tile {
     int32_t stages;
     Step step;           // of 128 bytes of channels
     double ends_us = 0;  // of a tile's start and end
+
+    constexpr bool is_fitted() const { return step.issue_us > 0 && ends_us > 0; }
 };
 
 // clang-format off
@@ -60,10 +62,7 @@ constexpr Tile kN64{ 64,  64, 4, 2, 5, {0.65}, 1.67};
 constexpr Tile kN128{64, 128, 4, 2, 4, {0.78}, 1.86};
 constexpr Tile kN256{64, 256, 4, 2, 3, {1.14}, 3.29};
 
-using Row = TileRow<Tile>;
-using Line = TileLine<Tile>;
-
-inline constexpr Line kLines[] = {
+inline constexpr TileLine<Tile> kLines[] = {
     // tile, split, {F16, BF16, TF32, TF32x3}
     {kN64,  1, {2751, 2851, 0, 0}},
     {kN128, 1, {2752, 2852, 0, 0}},
@@ -75,12 +74,6 @@ inline constexpr Line kLines[] = {
 };
 // clang-format on
 inline constexpr auto kRows = rows_of<kLines>();
-static_assert(ids_differ(kRows));
-static_assert(all_rows(
-                  kRows, +[](const Row &row) { return row.tile.step.issue_us > 0 && row.tile.ends_us > 0; }),
-              "a row's tile has a fitted cost");
-
-// The kernel of a row of this precision.
-template <Precision kPrecision> const void *kernel(size_t row, bool prologue);
+using Row = TileRow<Tile>;
 
 }  // namespace convpool::pointwise

@@ -21,13 +21,16 @@ CONVPOOL_DEVICE void load_matrix(uint32_t (&r)[4], uint32_t address) {
                  : "memory");
 }
 
+#define CONVPOOL_MMA(shape, type)                                                                                       \
+    asm volatile("mma.sync.aligned." shape ".row.col.f32." type "." type ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, " \
+                 "{%0,%1,%2,%3};"                                                                                       \
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                                       \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
+
 // d[16][8] += a[16][8] b[8][8]^T. The low 13 bits of a and b, which TF32 does not have, are ignored: a truncation.
 CONVPOOL_DEVICE void mma_tf32(float (&d)[4], const uint32_t (&a)[4], const uint32_t b0, const uint32_t b1) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-                 "{%0,%1,%2,%3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    CONVPOOL_MMA("m16n8k8", "tf32");
 #endif
 }
 
@@ -35,10 +38,7 @@ CONVPOOL_DEVICE void mma_tf32(float (&d)[4], const uint32_t (&a)[4], const uint3
 template <Precision P> CONVPOOL_DEVICE void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t b0, const uint32_t b1) {
     if constexpr (P == Precision::kF16) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-                     "{%0,%1,%2,%3};"
-                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+        CONVPOOL_MMA("m16n8k16", "f16");
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 750
         asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
                      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
@@ -49,10 +49,7 @@ template <Precision P> CONVPOOL_DEVICE void mma(float (&d)[4], const uint32_t (&
 #endif
     } else if constexpr (P == Precision::kBF16) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-                     "{%0,%1,%2,%3};"
-                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+        CONVPOOL_MMA("m16n8k16", "bf16");
 #endif
     } else {
         mma_tf32(d, a, b0, b1);

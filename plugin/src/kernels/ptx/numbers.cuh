@@ -58,33 +58,24 @@ CONVPOOL_DEVICE void split_tf32(uint32_t v, uint32_t &big, uint32_t &small) {
 
 // Arithmetic on a word of a chunk: on two 16-bit values at once, or on one float. From sm_80 on.
 
+// Of two 16-bit values, by one instruction.
+#define CONVPOOL_FMA(name, instruction, Element)                                 \
+    CONVPOOL_DEVICE uint32_t name(uint32_t a, uint32_t b, uint32_t c, Element) { \
+        uint32_t d;                                                              \
+        asm(instruction " %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));  \
+        return d;                                                                \
+    }
 // max(a * b + c, 0) of each value in a word, rounded once; NaN stays NaN.
-CONVPOOL_DEVICE uint32_t fma_relu(uint32_t a, uint32_t b, uint32_t c, __half) {
-    uint32_t d;
-    asm("fma.rn.relu.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-    return d;
-}
-CONVPOOL_DEVICE uint32_t fma_relu(uint32_t a, uint32_t b, uint32_t c, __nv_bfloat16) {
-    uint32_t d;
-    asm("fma.rn.relu.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-    return d;
-}
+CONVPOOL_FMA(fma_relu, "fma.rn.relu.f16x2", __half)
+CONVPOOL_FMA(fma_relu, "fma.rn.relu.bf16x2", __nv_bfloat16)
 CONVPOOL_DEVICE uint32_t fma_relu(uint32_t a, uint32_t b, uint32_t c, float) {
     float d;
     asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(d) : "f"(fmaf(__uint_as_float(a), __uint_as_float(b), __uint_as_float(c))));
     return __float_as_uint(d);
 }
 // a * b + c of each value in a word, rounded once.
-CONVPOOL_DEVICE uint32_t fma_packed(uint32_t a, uint32_t b, uint32_t c, __half) {
-    uint32_t d;
-    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-    return d;
-}
-CONVPOOL_DEVICE uint32_t fma_packed(uint32_t a, uint32_t b, uint32_t c, __nv_bfloat16) {
-    uint32_t d;
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-    return d;
-}
+CONVPOOL_FMA(fma_packed, "fma.rn.f16x2", __half)
+CONVPOOL_FMA(fma_packed, "fma.rn.bf16x2", __nv_bfloat16)
 CONVPOOL_DEVICE uint32_t fma_packed(uint32_t a, uint32_t b, uint32_t c, float) {
     return __float_as_uint(fmaf(__uint_as_float(a), __uint_as_float(b), __uint_as_float(c)));
 }

@@ -50,30 +50,22 @@ CONVPOOL_DEVICE void barrier_arrive(uint32_t barrier) {
 CONVPOOL_DEVICE void barrier_expect(uint32_t barrier, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
+#define CONVPOOL_BARRIER_WAIT(name, order)                                                                    \
+    CONVPOOL_DEVICE void name(uint32_t barrier, uint32_t parity) {                                            \
+        uint32_t done;                                                                                        \
+        do {                                                                                                  \
+            asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity" order ".shared::cta.b64 p, [%1], %2;\n" \
+                         "selp.b32 %0, 1, 0, p;\n}"                                                           \
+                         : "=r"(done)                                                                         \
+                         : "r"(barrier), "r"(parity)                                                          \
+                         : "memory");                                                                         \
+        } while (done == 0);                                                                                  \
+        stress_delay(barrier);                                                                                \
+    }
 // Returns when the phase of this parity has ended. try_wait gives up after a while, hence the loop.
-CONVPOOL_DEVICE void barrier_wait(uint32_t barrier, uint32_t parity) {
-    uint32_t done;
-    do {
-        asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-                     "selp.b32 %0, 1, 0, p;\n}"
-                     : "=r"(done)
-                     : "r"(barrier), "r"(parity)
-                     : "memory");
-    } while (done == 0);
-    stress_delay(barrier);
-}
+CONVPOOL_BARRIER_WAIT(barrier_wait, "")
 // The same, where other blocks of the cluster wrote what the barrier counts.
-CONVPOOL_DEVICE void barrier_wait_cluster(uint32_t barrier, uint32_t parity) {
-    uint32_t done;
-    do {
-        asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
-                     "selp.b32 %0, 1, 0, p;\n}"
-                     : "=r"(done)
-                     : "r"(barrier), "r"(parity)
-                     : "memory");
-    } while (done == 0);
-    stress_delay(barrier);
-}
+CONVPOOL_BARRIER_WAIT(barrier_wait_cluster, ".acquire.cluster")
 // A barrier of the block's first kThreads threads, whole warps, by name 1; the other warps take no part.
 template <int kThreads> CONVPOOL_DEVICE void barrier_of_first() { asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory"); }
 

@@ -89,44 +89,46 @@ template <int kRegisters> CONVPOOL_DEVICE void take_registers() {
 #define CONVPOOL_R16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define CONVPOOL_D96(d) CONVPOOL_D32(d, 0), CONVPOOL_D32(d, 8), CONVPOOL_D32(d, 16)
 #define CONVPOOL_R96 CONVPOOL_R32_0 "," CONVPOOL_R32_1 "," CONVPOOL_R32_2
-#define CONVPOOL_WGMMA(n, k, type) "wgmma.mma_async.sync.aligned.m64n" #n "k" #k ".f32." type "." type " "
+// A product of n columns and k values of a type. registers, sums: those of d. operands, and what they are: a and b.
+#define CONVPOOL_ISSUE(n, k, type, layout, registers, sums, operands, ...)                                         \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k" #k ".f32." type "." type " {" registers "}, " operands \
+                 ", 1, 1, 1" layout ";"                                                                            \
+                 : sums                                                                                            \
+                 : __VA_ARGS__)
+// CONVPOOL_PRODUCT(k, type, layout), of the precision P.
+#define CONVPOOL_OF_PRECISION(layout)                                                                             \
+    static_assert(kFragments == 4 || kFragments == 8 || kFragments == 16 || kFragments == 24 || kFragments == 32, \
+                  "32, 64, 128, 192 or 256 columns");                                                             \
+    if constexpr (P == Precision::kF16) {                                                                         \
+        CONVPOOL_PRODUCT(16, "f16", layout);                                                                      \
+    } else if constexpr (P == Precision::kBF16) {                                                                 \
+        CONVPOOL_PRODUCT(16, "bf16", layout);                                                                     \
+    } else {                                                                                                      \
+        CONVPOOL_PRODUCT(8, "tf32", "");                                                                          \
+    }
+#define CONVPOOL_R64 CONVPOOL_R32_0 "," CONVPOOL_R32_1
+#define CONVPOOL_D64(d) CONVPOOL_D32(d, 0), CONVPOOL_D32(d, 8)
+#define CONVPOOL_R128 CONVPOOL_R96 "," CONVPOOL_R32_3
+#define CONVPOOL_D128(d) CONVPOOL_D96(d), CONVPOOL_D32(d, 24)
 
 // d[64][kFragments * 8] += a[64][2 chunks] b[kFragments * 8][2 chunks]^T, asynchronously. Thread's fragment i holds rows g
 // and g + 8 of its warp's 16, columns 8 i + 2 t and the next, as mma.sync's does.
 template <Precision P, int kFragments> CONVPOOL_DEVICE void wgmma(float (&d)[kFragments][4], uint64_t a, uint64_t b) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    static_assert(kFragments == 4 || kFragments == 8 || kFragments == 16 || kFragments == 24 || kFragments == 32,
-                  "32, 64, 128, 192 or 256 columns");
-#define CONVPOOL_ISSUE(k, type, layout)                                                                                       \
-    if constexpr (kFragments == 4)                                                                                            \
-        asm volatile(CONVPOOL_WGMMA(32, k, type) "{" CONVPOOL_R16 "}, %16, %17, 1, 1, 1" layout ";"                           \
-                     : CONVPOOL_D16(d, 0)                                                                                     \
-                     : "l"(a), "l"(b));                                                                                       \
-    else if constexpr (kFragments == 8)                                                                                       \
-        asm volatile(CONVPOOL_WGMMA(64, k, type) "{" CONVPOOL_R32_0 "}, %32, %33, 1, 1, 1" layout ";"                         \
-                     : CONVPOOL_D32(d, 0)                                                                                     \
-                     : "l"(a), "l"(b));                                                                                       \
-    else if constexpr (kFragments == 16)                                                                                      \
-        asm volatile(CONVPOOL_WGMMA(128, k, type) "{" CONVPOOL_R32_0 "," CONVPOOL_R32_1 "}, %64, %65, 1, 1, 1" layout ";"     \
-                     : CONVPOOL_D32(d, 0), CONVPOOL_D32(d, 8)                                                                 \
-                     : "l"(a), "l"(b));                                                                                       \
-    else if constexpr (kFragments == 24)                                                                                      \
-        asm volatile(CONVPOOL_WGMMA(192, k, type) "{" CONVPOOL_R96 "}, %96, %97, 1, 1, 1" layout ";"                          \
-                     : CONVPOOL_D96(d)                                                                                        \
-                     : "l"(a), "l"(b));                                                                                       \
-    else                                                                                                                      \
-        asm volatile(CONVPOOL_WGMMA(256, k, type) "{" CONVPOOL_R32_0 "," CONVPOOL_R32_1 "," CONVPOOL_R32_2 "," CONVPOOL_R32_3 \
-                                                  "}, %128, %129, 1, 1, 1" layout ";"                                         \
-                     : CONVPOOL_D32(d, 0), CONVPOOL_D32(d, 8), CONVPOOL_D32(d, 16), CONVPOOL_D32(d, 24)                       \
-                     : "l"(a), "l"(b))
-    if constexpr (P == Precision::kF16) {
-        CONVPOOL_ISSUE(16, "f16", ", 0, 0");
-    } else if constexpr (P == Precision::kBF16) {
-        CONVPOOL_ISSUE(16, "bf16", ", 0, 0");
-    } else {
-        CONVPOOL_ISSUE(8, "tf32", "");
-    }
-#undef CONVPOOL_ISSUE
+#define CONVPOOL_A_B "l"(a), "l"(b)
+#define CONVPOOL_PRODUCT(k, type, layout)                                                                  \
+    if constexpr (kFragments == 4)                                                                         \
+        CONVPOOL_ISSUE(32, k, type, layout, CONVPOOL_R16, CONVPOOL_D16(d, 0), "%16, %17", CONVPOOL_A_B);   \
+    else if constexpr (kFragments == 8)                                                                    \
+        CONVPOOL_ISSUE(64, k, type, layout, CONVPOOL_R32_0, CONVPOOL_D32(d, 0), "%32, %33", CONVPOOL_A_B); \
+    else if constexpr (kFragments == 16)                                                                   \
+        CONVPOOL_ISSUE(128, k, type, layout, CONVPOOL_R64, CONVPOOL_D64(d), "%64, %65", CONVPOOL_A_B);     \
+    else if constexpr (kFragments == 24)                                                                   \
+        CONVPOOL_ISSUE(192, k, type, layout, CONVPOOL_R96, CONVPOOL_D96(d), "%96, %97", CONVPOOL_A_B);     \
+    else CONVPOOL_ISSUE(256, k, type, layout, CONVPOOL_R128, CONVPOOL_D128(d), "%128, %129", CONVPOOL_A_B)
+    CONVPOOL_OF_PRECISION(", 0, 0")
+#undef CONVPOOL_A_B
+#undef CONVPOOL_PRODUCT
 #endif
 }
 
@@ -135,39 +137,20 @@ template <Precision P, int kFragments> CONVPOOL_DEVICE void wgmma(float (&d)[kFr
 template <Precision P, int kFragments> CONVPOOL_DEVICE void wgmma(float (&d)[kFragments][4], const uint32_t (&a)[4], uint64_t b) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     static_assert(P != Precision::kTF32x3, "one product");
-    static_assert(kFragments == 4 || kFragments == 8 || kFragments == 16 || kFragments == 24 || kFragments == 32,
-                  "32, 64, 128, 192 or 256 columns");
-#define CONVPOOL_ISSUE(k, type, layout)                                                                                       \
-    if constexpr (kFragments == 4)                                                                                            \
-        asm volatile(CONVPOOL_WGMMA(32, k, type) "{" CONVPOOL_R16 "}, {%16,%17,%18,%19}, %20, 1, 1, 1" layout ";"             \
-                     : CONVPOOL_D16(d, 0)                                                                                     \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                                   \
-    else if constexpr (kFragments == 8)                                                                                       \
-        asm volatile(CONVPOOL_WGMMA(64, k, type) "{" CONVPOOL_R32_0 "}, {%32,%33,%34,%35}, %36, 1, 1, 1" layout ";"           \
-                     : CONVPOOL_D32(d, 0)                                                                                     \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                                   \
-    else if constexpr (kFragments == 16)                                                                                      \
-        asm volatile(CONVPOOL_WGMMA(128, k, type) "{" CONVPOOL_R32_0 "," CONVPOOL_R32_1                                       \
-                                                  "}, {%64,%65,%66,%67}, %68, 1, 1, 1" layout ";"                             \
-                     : CONVPOOL_D32(d, 0), CONVPOOL_D32(d, 8)                                                                 \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                                   \
-    else if constexpr (kFragments == 24)                                                                                      \
-        asm volatile(CONVPOOL_WGMMA(192, k, type) "{" CONVPOOL_R96 "}, {%96,%97,%98,%99}, %100, 1, 1, 1" layout ";"           \
-                     : CONVPOOL_D96(d)                                                                                        \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                                   \
-    else                                                                                                                      \
-        asm volatile(CONVPOOL_WGMMA(256, k, type) "{" CONVPOOL_R32_0 "," CONVPOOL_R32_1 "," CONVPOOL_R32_2 "," CONVPOOL_R32_3 \
-                                                  "}, {%128,%129,%130,%131}, %132, 1, 1, 1" layout ";"                        \
-                     : CONVPOOL_D32(d, 0), CONVPOOL_D32(d, 8), CONVPOOL_D32(d, 16), CONVPOOL_D32(d, 24)                       \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
-    if constexpr (P == Precision::kF16) {
-        CONVPOOL_ISSUE(16, "f16", ", 0");
-    } else if constexpr (P == Precision::kBF16) {
-        CONVPOOL_ISSUE(16, "bf16", ", 0");
-    } else {
-        CONVPOOL_ISSUE(8, "tf32", "");
-    }
-#undef CONVPOOL_ISSUE
+#define CONVPOOL_A_B "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)
+#define CONVPOOL_PRODUCT(k, type, layout)                                                                                \
+    if constexpr (kFragments == 4)                                                                                       \
+        CONVPOOL_ISSUE(32, k, type, layout, CONVPOOL_R16, CONVPOOL_D16(d, 0), "{%16,%17,%18,%19}, %20", CONVPOOL_A_B);   \
+    else if constexpr (kFragments == 8)                                                                                  \
+        CONVPOOL_ISSUE(64, k, type, layout, CONVPOOL_R32_0, CONVPOOL_D32(d, 0), "{%32,%33,%34,%35}, %36", CONVPOOL_A_B); \
+    else if constexpr (kFragments == 16)                                                                                 \
+        CONVPOOL_ISSUE(128, k, type, layout, CONVPOOL_R64, CONVPOOL_D64(d), "{%64,%65,%66,%67}, %68", CONVPOOL_A_B);     \
+    else if constexpr (kFragments == 24)                                                                                 \
+        CONVPOOL_ISSUE(192, k, type, layout, CONVPOOL_R96, CONVPOOL_D96(d), "{%96,%97,%98,%99}, %100", CONVPOOL_A_B);    \
+    else CONVPOOL_ISSUE(256, k, type, layout, CONVPOOL_R128, CONVPOOL_D128(d), "{%128,%129,%130,%131}, %132", CONVPOOL_A_B)
+    CONVPOOL_OF_PRECISION(", 0")
+#undef CONVPOOL_A_B
+#undef CONVPOOL_PRODUCT
 #endif
 }
 

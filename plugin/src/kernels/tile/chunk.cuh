@@ -28,11 +28,7 @@ template <> struct Traits<Precision::kTF32> {
     static constexpr int kPerChunk = 4;
     static constexpr int kMinArch = 800;
 };
-template <> struct Traits<Precision::kTF32x3> {
-    using Element = float;
-    static constexpr int kPerChunk = 4;
-    static constexpr int kMinArch = 800;
-};
+template <> struct Traits<Precision::kTF32x3> : Traits<Precision::kTF32> {};
 
 // True where this compilation pass can hold kernels of the precision; else their bodies are empty and never launched.
 #ifdef __CUDA_ARCH__
