@@ -48,11 +48,11 @@ METHODS = {"original": original, "convpool": ours, "constant_weights": ours, "bo
 """constant_weights: convpool inside `convpool.torch.constant_weights`, in the forward pass alone."""
 
 
-def graph_time(run: Callable[[], Any], *, calls: int = 10, replays: int = 15) -> float:
-    """Microseconds of one call, from graphs of `calls` calls."""
+def captured(run: Callable[[], Any], calls: int = 1) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """A CUDA graph of `calls` calls, and what the last one returned."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
+    with torch.cuda.stream(side):  # cuDNN allocates in its first call
         for _ in range(3):
             run()
     torch.cuda.current_stream().wait_stream(side)
@@ -61,10 +61,17 @@ def graph_time(run: Callable[[], Any], *, calls: int = 10, replays: int = 15) ->
     gc.disable()
     try:
         with torch.cuda.graph(graph):
-            for _ in range(calls):
+            for _ in range(calls - 1):
                 run()
+            found = run()
     finally:
         gc.enable()
+    return graph, found
+
+
+def graph_time(run: Callable[[], Any], *, calls: int = 10, replays: int = 15) -> float:
+    """Microseconds of one call, from graphs of `calls` calls."""
+    graph, _ = captured(run, calls)
     graph.replay()
     times = []
     for _ in range(replays):

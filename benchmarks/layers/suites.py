@@ -61,17 +61,7 @@ def _batch1() -> list[Row]:
 def _networks() -> list[Row]:
     # (batch, c, m, size, kernel, prologue): the pairs of models.generators' discriminators as the optimizer leaves them.
     layers = {
-        "SNGAN": (
-            (64, 64, 64, 64, 3, False),
-            (64, 64, 128, 32, 1, False),
-            (64, 64, 128, 32, 3, False),
-            (64, 128, 256, 16, 1, False),
-            (64, 128, 256, 16, 3, False),
-            (64, 256, 512, 8, 1, False),
-            (64, 256, 512, 8, 3, False),
-            (64, 512, 1024, 4, 1, False),
-            (64, 512, 1024, 4, 3, False),
-        ),
+        "SNGAN": ((64, 64, 64, 64, 3, False), *((64, 2048 // n, 4096 // n, n, k, False) for n in (32, 16, 8, 4) for k in (1, 3))),
         "WGAN-GP": ((64, 128, 128, 32, 3, False), (64, 128, 128, 16, 1, False), (64, 128, 128, 16, 3, False)),
         "StarGAN v2": (
             (1, 64, 64, 256, 3, True),

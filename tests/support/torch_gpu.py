@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared by tests of PyTorch on a GPU.  Importing it skips a module where there is no PyTorch."""
 
-import gc
-
 import pytest
 
 from tests.support.torch import require_cuda, require_torch
 
 torch = require_torch()
+
+from benchmarks.torch_layers import captured  # noqa: E402
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
@@ -31,18 +31,5 @@ def on_gpu(shape, dtype, last=False, grad=False):
 
 def replayed(step):
     """Return a CUDA graph's results, step by step, and a function that runs it again."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):  # cuDNN allocates in its first call
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    gc.collect()  # a graph that is destroyed during a capture spoils it, and PyTorch no longer collects before one
-    gc.disable()
-    try:
-        with torch.cuda.graph(graph):
-            found = step()
-    finally:
-        gc.enable()
+    graph, found = captured(step)
     return found, graph.replay

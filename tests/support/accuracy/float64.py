@@ -4,6 +4,7 @@
 onnxruntime has no float64 convolution, and onnx's own takes minutes for a real network.
 """
 
+import functools
 import itertools
 
 import numpy as np
@@ -46,34 +47,28 @@ class Conv(OpRun):
         return (y if b is None else y + b.reshape(1, -1, *([1] * rank)),)
 
 
-class AveragePool(OpRun):
-    """Average pooling; ceil_mode must be off."""
+def pooled(x: np.ndarray, fill: float, *, kernel_shape, auto_pad=None, ceil_mode=None, dilations=None, pads=None, strides=None):
+    """The values that each tap of a pooling's window meets, by its attributes; ceil_mode must be off."""
+    rank = x.ndim - 2
+    assert auto_pad in (None, "NOTSET") and not ceil_mode
+    geometry = (kernel_shape, strides or [1] * rank, pads or [0] * 2 * rank, dilations or [1] * rank)
+    return (values for _, values in windows(x, *geometry, fill))
 
-    def _run(
-        self, x, auto_pad=None, ceil_mode=None, count_include_pad=None, dilations=None, kernel_shape=None, pads=None, strides=None
-    ):
-        rank = x.ndim - 2
-        assert auto_pad in (None, "NOTSET") and not ceil_mode
-        geometry = (kernel_shape, strides or [1] * rank, pads or [0] * 2 * rank, dilations or [1] * rank)
-        total = sum(values for _, values in windows(x, *geometry, 0.0))
+
+class AveragePool(OpRun):
+    """Average pooling."""
+
+    def _run(self, x, count_include_pad=None, **attributes):
         ones = np.ones_like(x[:1, :1])
-        count = np.prod(kernel_shape) if count_include_pad else sum(v for _, v in windows(ones, *geometry, 0.0))
-        return (total / count,)
+        count = np.prod(attributes["kernel_shape"]) if count_include_pad else sum(pooled(ones, 0.0, **attributes))
+        return (sum(pooled(x, 0.0, **attributes)) / count,)
 
 
 class MaxPool(OpRun):
-    """Maximum pooling; ceil_mode must be off."""
+    """Maximum pooling."""
 
-    def _run(
-        self, x, auto_pad=None, ceil_mode=None, dilations=None, kernel_shape=None, pads=None, storage_order=None, strides=None
-    ):
-        rank = x.ndim - 2
-        assert auto_pad in (None, "NOTSET") and not ceil_mode
-        geometry = (kernel_shape, strides or [1] * rank, pads or [0] * 2 * rank, dilations or [1] * rank)
-        best = None
-        for _, values in windows(x, *geometry, -np.inf):
-            best = values if best is None else np.maximum(best, values)
-        return (best,)
+    def _run(self, x, storage_order=None, **attributes):
+        return (functools.reduce(np.maximum, pooled(x, -np.inf, **attributes)),)
 
 
 def to_float64(model: ModelProto) -> ModelProto:
