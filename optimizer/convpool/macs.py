@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from onnx import FunctionProto, NodeProto
 
@@ -83,7 +83,9 @@ def count(scopes: Sequence[Scope]) -> ModelMacs:
             ):
                 known.update(node.output)
             elif node.op_type in COUNTED and (node.domain in STANDARD_DOMAINS or is_own(node)):
-                found.append(NodeMacs(scope.path, label(node), node.op_type in CONVOLUTIONS, _macs(scope, node, batches)))
+                sizes = _factors(scope, node, batches)
+                macs = None if None in sizes else math.prod(cast(tuple[int, ...], sizes))
+                found.append(NodeMacs(scope.path, label(node), node.op_type in CONVOLUTIONS, macs))
     return ModelMacs(tuple(found), _batch(scopes[0]) if scopes else 1)
 
 
@@ -115,21 +117,22 @@ def _initializers(scope: Scope) -> set[str]:
     return names if scope.constants_as_inputs else names - scope.inputs
 
 
-def _macs(scope: Scope, node: NodeProto, batches: frozenset[str]) -> int | None:
-    """Multiply-adds of one node, None where a size is unknown.  batches: names of sizes that count as 1."""
+def _factors(scope: Scope, node: NodeProto, batches: frozenset[str]) -> Sizes:
+    """Factors of one node's multiply-adds, None where a size is unknown.  batches: names of sizes that count as 1."""
     weights = CONVOLUTIONS.get(node.op_type)
     if weights is not None:
-        values = known_attributes(node) or {}
         w = scope.known_sizes(node.input[weights], batches)
+        values = (known_attributes(node) or {}) if node.op_type in OP_TYPES else {}
         if UPSAMPLE in values and is_own(node):
-            return _upsampled(node, values, scope.known_sizes(node.output[0], batches), w)
+            return (_upsampled(node, values, scope.known_sizes(node.output[0], batches), w),)
         positions = scope.known_sizes(node.input[0] if node.op_type == "ConvTranspose" else node.output[0], batches)
-        return _product(positions, (w or (None,))[1:])
+        return (*(positions if positions is not None else (None,)), *(w or (None, None))[1:])
     left = scope.known_sizes(node.input[0], batches)
     if not left:
-        return None
+        return (None,)
     transposed = node.op_type == "Gemm" and (known_attributes(node) or {}).get("transA", 0)
-    return _product(scope.known_sizes(node.output[0], batches), (left[0 if transposed else -1],))
+    out = scope.known_sizes(node.output[0], batches)
+    return (*(out if out is not None else (None,)), left[0 if transposed else -1])
 
 
 def _upsampled(node: NodeProto, values: dict[str, Any], out: Sizes | None, w: Sizes | None) -> int | None:
@@ -141,12 +144,6 @@ def _upsampled(node: NodeProto, values: dict[str, Any], out: Sizes | None, w: Si
     sizes = tuple(size for size in out if size is not None)
     spatial = sizes[1:-1] if LAYOUTS[layout_of(node)][1] else sizes[2:]
     return sizes[0] * kernel_macs(conv, before, w[0] or 0, (w[-1] or 0) * conv.group, spatial)
-
-
-def _product(*shapes: Sizes | None) -> int | None:
-    sizes = [size for shape in shapes for size in (shape if shape is not None else (None,))]
-    known = [size for size in sizes if size is not None]
-    return math.prod(known) if len(known) == len(sizes) else None
 
 
 def _batch(scope: Scope) -> int:

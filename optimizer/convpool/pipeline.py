@@ -212,10 +212,11 @@ class Pipeline:
         for rule, site, verdict in verdicts:
             times: Times = None
             if isinstance(verdict, Plan):
-                if verdict.own & (owned | shared) or verdict.shared & owned:
+                own, beside = verdict.own, verdict.shared
+                if own & (owned | shared) or beside & owned:
                     continue
-                owned |= verdict.own
-                shared |= verdict.shared
+                owned |= own
+                shared |= beside
                 plan: Plan | Reject = verdict
                 if self._tuner and rule.has_alternatives:
                     plan, times = self._tuner.tune(rule, site, verdict, self._context)
@@ -234,7 +235,7 @@ class Pipeline:
     def _verdict(self, rule: Rule, site: Site) -> Plan | Reject | Excluded | None:
         """Decide what is to be done or said of a site; None for nothing."""
         scope = site.scope
-        if any([self._excluded(name) for name in site.names]):  # every name: `matched` is of all patterns
+        if self._exclude and any([self._excluded(name) for name in site.names]):  # every name: `matched` is of all patterns
             return Excluded()
         if scope.opset < MIN_OPSET:
             return Reject("model", "opset", str(scope.opset), f"at least {MIN_OPSET}")
@@ -242,9 +243,11 @@ class Pipeline:
             verdict = rule.check(site, self._context)
         except AttributeReference as error:
             return reject(scope, site.root, "attributes", f"a reference to the function's '{error}'", "values")
-        if isinstance(verdict, Plan) and any(self._excluded(label(scope.nodes[index])) for index in verdict.convolutions):
+        if not isinstance(verdict, Plan):
+            return verdict
+        if self._exclude and any(self._excluded(label(scope.nodes[index])) for index in verdict.convolutions):
             return Excluded()
-        return (self._pinned(verdict) or verdict) if isinstance(verdict, Plan) else verdict
+        return self._pinned(verdict) or verdict
 
     def _pinned(self, plan: Plan) -> Reject | None:
         """Why a plan may not change a node."""

@@ -14,6 +14,7 @@ scale * (W x + b) + shift = (scale W) x + (scale b + shift), scale and shift per
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 
 import numpy as np
@@ -120,13 +121,13 @@ class Parts:
     epilogue_alpha: float = 0.0
     upsamples: bool = False
 
-    @property
+    @cached_property
     def op_type(self) -> str:
         """The operator that does this."""
         core = UPSAMPLING_OP_TYPE if self.upsamples else OP_TYPE
         return f"{'Affine' if self.affine else ''}{self.prologue}{core}{'Add' if self.residual else ''}{self.epilogue}"
 
-    @property
+    @cached_property
     def is_plain(self) -> bool:
         """True if there is no part beside."""
         return self in (PLAIN, PLAIN_UPSAMPLING)

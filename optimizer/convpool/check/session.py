@@ -32,7 +32,7 @@ from onnx import ModelProto, TensorProto, helper
 from convpool.check import session_process
 from convpool.check.inputs import Arrays, Ranges, float_types, to_float32
 from convpool.check.judge import precision_of
-from convpool.check.session_process import READY, Sessions, packed, unpacked
+from convpool.check.session_process import READY, Sessions, exchange
 from convpool.errors import ModelError, first_line
 from convpool.ir.inference import mark_layers
 from convpool.ir.model import LoadedModel
@@ -132,8 +132,7 @@ class _There(OtherProcess):
 
     def _exchange(self, *request: Any) -> Any:
         try:
-            self.write(packed(request))
-            kind, value = unpacked(self.read)
+            kind, value = exchange(request, self.write, self.read)
         except EOFError:
             self.gone = True
             raise ended(self.end()) from None

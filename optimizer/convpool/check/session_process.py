@@ -103,6 +103,12 @@ def unpacked(read: Callable[[int], Any]) -> Any:
     return pickle.loads(contents[0], buffers=contents[1:])
 
 
+def exchange(request: object, write: Callable[[Sequence[Any]], Any], read: Callable[[int], Any]) -> Any:
+    """The answer to a request.  write, read: to and from the other process.  Raises EOFError."""
+    write(packed(request))
+    return unpacked(read)
+
+
 def answer(sessions: Sessions, read: Callable[[int], Any]) -> Sequence[Any]:
     """The parts of the answer to a request; this may end the process."""
     try:

@@ -37,7 +37,7 @@ class PrintableConsole(Console):
 
     def render_str(self, text: str, **options: Any) -> Text:
         """The text of a string, which may be markup."""
-        return super().render_str(printable(text), **options)
+        return super().render_str(text if text.isprintable() else printable(text), **options)
 
 
 def make_console(*, stderr: bool, width: int = PIPE_WIDTH) -> Console:

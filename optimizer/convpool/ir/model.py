@@ -28,7 +28,17 @@ from convpool.ir import inference as notes
 from convpool.ir import schema
 from convpool.ir.files import check_external_data, external_size, is_external, read_in, tensor_bytes
 from convpool.ir.inference import infer_elsewhere
-from convpool.ir.protos import all_nodes, graphs_within, in_default_domain, in_order, is_op, label, model_nodes, opset_of, tensors
+from convpool.ir.protos import (
+    all_nodes,
+    graphs_within,
+    in_default_domain,
+    in_order,
+    label,
+    model_nodes,
+    ops_of,
+    opset_of,
+    tensors,
+)
 
 MAX_NODES = 500_000
 """Most nodes once functions are expanded.  onnx's checker takes half a minute for these; large models have 20,000."""
@@ -166,7 +176,7 @@ class LoadedModel:
 
     def read(self, tensor: TensorProto) -> np.ndarray:
         """The value of a tensor; one in an external file is read from there and not kept."""
-        if not is_external(tensor) or self.base_dir is None:
+        if tensor.data_location != TensorProto.EXTERNAL or self.base_dir is None:
             return numpy_helper.to_array(tensor)
         copy = TensorProto()
         copy.CopyFrom(tensor)
@@ -353,7 +363,8 @@ def _check_convolutions(
         for attribute in node.attribute:
             for body in (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs:
                 _check_convolutions(body, inferred=inferred, outer=shapes)
-        if not is_op(node, "Conv") or len(node.input) < 2:
+    for node in ops_of(graph.node, "Conv"):
+        if len(node.input) < 2:
             continue
         x, w = shapes.get(node.input[0]), shapes.get(node.input[1])
         group = next((a.i for a in node.attribute if a.name == "group"), 1)

@@ -37,7 +37,6 @@ from convpool.rules.neighbours.fusion import (
     Weights,
     channels_of,
     check_fusion,
-    elem_type,
     map_step,
     slope,
 )
@@ -107,7 +106,7 @@ def _fold(draft: Draft, plan: FusionPlan, step: Step) -> FusionPlan | Reject:
     if step.affine is IDENTITY:
         return plan
     assert step.affine is not None
-    m, _ = channels_of(scope, plan.node) or (0, 0)
+    m, _ = plan.channels
     if not step.affine.fits(m):
         return reject(scope, step.node, "channels", "constants that widen them", f"{m} or 1")
     weights = plan.weights or _weights(scope, plan.node)
@@ -232,7 +231,7 @@ def grow_in_front(draft: Draft) -> None:
     if _has_prologue(plan.scope, plan.node):
         return
     if (
-        _is_plain(plan.scope, plan.node, draft.context)
+        is_plain(plan.scope.nodes[plan.node], plan.channels[1], draft.context.options.limits)
         and not draft.context.options.limits.plain_prologues
         and not _only_an_activation(plan.scope, plan.x)
     ):
@@ -294,8 +293,7 @@ def _fitting(draft: Draft, index: int) -> Step | Reject:
         return reject(scope, index, "constant operands", "computed ones", "constants per channel")
     if step.affine is IDENTITY:
         return step
-    channels = channels_of(scope, draft.plan.node)
-    assert channels is not None
+    channels = draft.plan.channels
     sizes = {step.affine.scale.size, step.affine.shift.size}
     if is_op(node, "BatchNormalization"):
         return step if sizes == {channels[1]} else reject(scope, index, "parameters", sizes, f"{channels[1]} of each")
@@ -324,9 +322,12 @@ def _all_fuse(scope: Scope, x: str, node: int, inside: bool, context: Context) -
 
 
 def _may_have_prologue(scope: Scope, index: int, x: str, context: Context) -> bool:
-    if known_attributes(scope.nodes[index]) is None or _has_prologue(scope, index) or schema.layout_of(scope.nodes[index]):
+    node = scope.nodes[index]
+    values = known_attributes(node)
+    if values is None or _has_prologue(scope, index) or schema.layout_of(node):
         return False
-    free = context.options.limits.plain_prologues or not _is_plain(scope, index, context)
+    limits, channels = context.options.limits, channels_of(scope.info(node.input[1]).shape, values)
+    free = limits.plain_prologues or channels is None or not is_plain(node, channels[1], limits)
     return free or _only_an_activation(scope, x)
 
 
@@ -344,11 +345,6 @@ def _only_an_activation(scope: Scope, x: str) -> bool:
     while before is not None and _is_idle(scope.nodes[before]):
         before = scope.producer.get(scope.nodes[before].input[0])
     return before is None or not (is_map(scope, before) or is_op(scope.nodes[before], "Sum"))
-
-
-def _is_plain(scope: Scope, index: int, context: Context) -> bool:
-    channels = channels_of(scope, index)
-    return channels is not None and is_plain(scope.nodes[index], channels[1], context.options.limits)
 
 
 def _is_idle(node: NodeProto) -> bool:
@@ -383,9 +379,7 @@ def _host(scope: Scope, x: str) -> int | None:
 
 def _representable(plan: FusionPlan, affine: Affine) -> bool:
     """Return True if the type has scale and shift; channels are added up within a group."""
-    dtype = helper.tensor_dtype_to_np_dtype(elem_type(plan.scope, plan.node))
+    dtype = helper.tensor_dtype_to_np_dtype(plan.elem_type)
     group = int(attributes(plan.scope.nodes[plan.node]).get("group", 1))
-    channels = channels_of(plan.scope, plan.node)
-    assert channels is not None
-    scale = np.broadcast_to(affine.scale, (channels[1],)).reshape(group, -1)
+    scale = np.broadcast_to(affine.scale, (plan.channels[1],)).reshape(group, -1)
     return keeps(scale, dtype) and holds(affine.shift, dtype)

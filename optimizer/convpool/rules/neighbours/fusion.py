@@ -13,8 +13,9 @@ folding a shift in front of a padded convolution into its bias would not be.  Ea
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from onnx import NodeProto, helper
@@ -22,7 +23,7 @@ from onnx import NodeProto, helper
 from convpool.algebra.parts import Affine, Parts
 from convpool.ir import schema
 from convpool.ir.edit import Edit
-from convpool.ir.index import Scope
+from convpool.ir.index import Dim, Scope
 from convpool.ir.protos import attributes, is_op, known_attributes, label
 from convpool.report import Log, SiteReport
 from convpool.rules.base import Context, Plan, Reject, Rule, Site, reject
@@ -43,11 +44,14 @@ class Weights:
 class FusionPlan(Plan):
     """A node of the operator, what it becomes, and what goes into it.
 
+    channels: M and C.  elem_type: the weights' TensorProto.DataType, else X's.
     upstream: nodes that go where nothing else reads what they give; downstream: nodes that go.  weights: of the node,
     scaled: of the convolution that gives the residual; None where they stay.
     """
 
     node: int
+    channels: tuple[int, int]
+    elem_type: int
     parts: Parts
     x: str
     output: str
@@ -140,12 +144,15 @@ def check_fusion(site: Site, context: Context, grow: Callable[[Draft], None]) ->
     """Plan a fusion by `grow`, or refuse; None if no node is there.  Raises AttributeReference."""
     scope, index = site.scope, site.root
     node = scope.nodes[index]
-    rank = len(attributes(node)["kernel_shape"])
-    if channels_of(scope, index) is None or not elem_type(scope, index):
+    values, weights = attributes(node), scope.info(node.input[1])
+    kind, shape = weights.elem_type or scope.info(node.input[0]).elem_type, weights.shape
+    channels = channels_of(shape, values)
+    if channels is None or not kind:
         return reject(scope, index, "type or shape of the weights", "unknown", "known ones")
     parts = schema.parts_of(node)
     residual = node.input[-1] if parts.residual else None
-    draft = Draft(FusionPlan(scope, index, parts, node.input[0], node.output[0], residual=residual), rank, context)
+    plan = FusionPlan(scope, index, channels, kind, parts, node.input[0], node.output[0], residual=residual)
+    draft = Draft(plan, len(values["kernel_shape"]), context)
     grow(draft)
     plan = draft.plan
     if plan.upstream or plan.downstream:
@@ -166,26 +173,16 @@ def slope(scope: Scope, index: int) -> float | None:
     return float(values.get("alpha", np.float32(0.01))) if is_op(scope.nodes[index], "LeakyRelu") else 0.0
 
 
-def elem_type(scope: Scope, index: int) -> int:
-    """The TensorProto.DataType of a node of the operator; 0 where it is unknown."""
-    node = scope.nodes[index]
-    return scope.info(node.input[1]).elem_type or scope.info(node.input[0]).elem_type
-
-
-def channels_of(scope: Scope, index: int) -> tuple[int, int] | None:
-    """(M, C) of a node of the operator; None where its weights' shape is unknown."""
-    node = scope.nodes[index]
-    shape = scope.info(node.input[1]).shape or ()
-    known = [dim for dim in shape if isinstance(dim, int)]
-    if not known or len(known) != len(shape):
-        return None
-    return known[0], known[-1] * int(attributes(node).get("group", 1))
+def channels_of(shape: tuple[Dim, ...] | None, values: Mapping[str, Any]) -> tuple[int, int] | None:
+    """(M, C) of a node of the operator by its weights' shape and its attributes; None where they are unknown."""
+    known = [dim for dim in shape or () if isinstance(dim, int)]
+    return (known[0], known[-1] * int(values.get("group", 1))) if known and len(known) == len(shape or ()) else None
 
 
 def _saved_bytes(plan: FusionPlan) -> int | None:
     """Bytes that are no longer written and read again, per sample where the batch is open; None if sizes are unknown."""
     scope, total = plan.scope, 0
-    item = helper.tensor_dtype_to_np_dtype(elem_type(scope, plan.node)).itemsize
+    item = helper.tensor_dtype_to_np_dtype(plan.elem_type).itemsize
     names = [scope.nodes[i].output[0] for i in plan.upstream]
     names += [scope.nodes[plan.node].output[0], *(scope.nodes[i].output[0] for i in plan.downstream)][: len(plan.downstream)]
     for name in names:
@@ -204,8 +201,7 @@ def _fused_node(plan: FusionPlan, edit: Edit) -> list[NodeProto]:
     node.CopyFrom(scope.nodes[plan.node])
     given = dict(zip(schema.parts_of(node).inputs, node.input, strict=False))
     given["X"], stem = plan.x, node.output[0]
-    kind = scope.info(given["W"]).elem_type or scope.info(node.input[0]).elem_type
-    dtype = helper.tensor_dtype_to_np_dtype(kind)
+    dtype = helper.tensor_dtype_to_np_dtype(plan.elem_type)
 
     def constant(key: tuple, make: Callable[[], np.ndarray], wanted: str) -> str:
         return edit.shared(key, lambda: make().astype(dtype), wanted, nodes)
@@ -215,7 +211,7 @@ def _fused_node(plan: FusionPlan, edit: Edit) -> list[NodeProto]:
         given["W"] = constant(("W", plan.node), lambda: new.weight, f"{given['W']}_scaled")
         if old or new.bias.any():
             given["B"] = constant(("B", plan.node), lambda: new.bias, f"{old or stem + '_bias'}_scaled")
-    m, channels = channels_of(scope, plan.node) or (0, 0)
+    m, channels = plan.channels
     if plan.affine is not None:
         scale, shift = (np.broadcast_to(values, (channels,)) for values in (plan.affine.scale, plan.affine.shift))
         given["scale"] = constant(("scale", plan.node), lambda: scale, f"{stem}_scale")
@@ -223,7 +219,7 @@ def _fused_node(plan: FusionPlan, edit: Edit) -> list[NodeProto]:
     if plan.residual is not None:
         given["R"] = plan.residual
     if not parts.is_plain and not given.get("B"):
-        given["B"] = constant(("zeros", kind, m), lambda: np.zeros(m), f"{stem}_bias")
+        given["B"] = constant(("zeros", plan.elem_type, m), lambda: np.zeros(m), f"{stem}_bias")
     schema.give_parts(node, parts)
     del node.input[:]
     node.input.extend(given[name] for name in parts.inputs if name != "B" or given.get("B"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from onnx import NodeProto, helper
@@ -78,7 +79,7 @@ class PairPlan(Plan):
     """Why a convolution does not become the operator that is asked for."""
     shapes: Shapes = Shapes()
 
-    @property
+    @cached_property
     def own(self) -> frozenset[int]:
         """The average and everything between it and the convolutions, with what reads their shapes."""
         return frozenset((*self.pooling.nodes, *tree_nodes(self.tree), *self.shapes.nodes))
@@ -93,7 +94,7 @@ class PairPlan(Plan):
         """The pair."""
         return self.own, self.pooling.output
 
-    @property
+    @cached_property
     def convolutions(self) -> tuple[int, ...]:
         """The convolutions of the tree."""
         return tuple(leaf.node for leaf in conv_leaves(self.tree))
