@@ -9,11 +9,13 @@ import pytest
 from onnx import helper
 
 import convpool
+from convpool.algebra.geometry import ConvSpec, PoolSpec
 from convpool.check.session import make_session
 from convpool.cli.group import run
 from convpool.cli.optimize import command
 from convpool.ir import schema
 from convpool.ir.model import LoadedModel
+from convpool.ir.protos import attributes
 from tests.support import rewriting, sessions
 from tests.support.models import graph, operators, random_feeds
 from tests.support.offloaded import (
@@ -55,17 +57,8 @@ def test_numbers_of_the_node_and_of_the_report():
         ["x", "v_channels_last", "b"],
         ["s"],
     )
-    assert windows(node) == {
-        "pool_kernel_shape": [1, 1],
-        "pool_strides": [1, 1],
-        "pool_pads": [0, 0, 0, 0],
-        "pool_dilations": [1, 1],
-        "kernel_shape": [3, 3],
-        "strides": [2, 1],
-        "pads": [1, 0, 2, 1],
-        "dilations": [1, 2],
-        "weight_perm": [0, 3, 1, 2],
-    }
+    one, conv = PoolSpec((1, 1), (1, 1), (0,) * 4, (1, 1)), ConvSpec((3, 3), (2, 1), (1, 0, 2, 1), (1, 2), 1)
+    assert schema.specs_of(attributes(node)) == (one, conv) and windows(node)["weight_perm"] == [0, 3, 1, 2]
     site = convpool.optimize(model, enable="image_conv").report.sites[1]
     assert (site.conv, site.pool, site.pattern, site.status, site.lowering) == ("conv1", "", "stem", "rewritten", "convavgpool")
     assert site.macs_before == site.macs_after == 7 * 9 * 16 * 27

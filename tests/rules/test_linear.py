@@ -6,7 +6,7 @@ import pytest
 
 from convpool.rules.base import Reject
 from convpool.rules.linear import Step, known_step, pad_numbers, varies_over_space
-from convpool.rules.neighbours.fusion import slope
+from convpool.rules.neighbours.fuse import slope
 from tests.support.models import graph
 from tests.support.scopes import function_scope, index
 

@@ -178,30 +178,26 @@ CONVPOOL_DEVICE void store_tile(const Accumulators<Config> &acc, uint32_t stagin
     constexpr int kColumns = Stage::kColumns, kAcross = Config::kWarpN / kColumns;
     constexpr int kParts = Config::kFragmentsM * kAcross;
     static_assert(kParts <= 8, "a branch per part");
+// Registers have no addresses: the index into acc is a constant in every branch.
+#define CONVPOOL_STAGE_PART(i)  \
+    if constexpr (kParts > (i)) \
+        if (part == (i)) stage_part<Config, i, kMostColumns>(acc, target)
 #pragma unroll 1
     for (int part = 0; part < kParts; ++part) {
         __syncwarp();  // the part before has been read
-        // Registers have no addresses: the index into acc is a constant in every branch.
-        if constexpr (kParts > 0)
-            if (part == 0) stage_part<Config, 0, kMostColumns>(acc, target);
-        if constexpr (kParts > 1)
-            if (part == 1) stage_part<Config, 1, kMostColumns>(acc, target);
-        if constexpr (kParts > 2)
-            if (part == 2) stage_part<Config, 2, kMostColumns>(acc, target);
-        if constexpr (kParts > 3)
-            if (part == 3) stage_part<Config, 3, kMostColumns>(acc, target);
-        if constexpr (kParts > 4)
-            if (part == 4) stage_part<Config, 4, kMostColumns>(acc, target);
-        if constexpr (kParts > 5)
-            if (part == 5) stage_part<Config, 5, kMostColumns>(acc, target);
-        if constexpr (kParts > 6)
-            if (part == 6) stage_part<Config, 6, kMostColumns>(acc, target);
-        if constexpr (kParts > 7)
-            if (part == 7) stage_part<Config, 7, kMostColumns>(acc, target);
+        CONVPOOL_STAGE_PART(0);
+        CONVPOOL_STAGE_PART(1);
+        CONVPOOL_STAGE_PART(2);
+        CONVPOOL_STAGE_PART(3);
+        CONVPOOL_STAGE_PART(4);
+        CONVPOOL_STAGE_PART(5);
+        CONVPOOL_STAGE_PART(6);
+        CONVPOOL_STAGE_PART(7);
         __syncwarp();  // this part is complete
         store_rows<Config, 16, kColumns>(mine, e, view, first_row + part / kAcross * 16, channel0 + part % kAcross * kColumns,
                                          lane, pixel_of);
     }
+#undef CONVPOOL_STAGE_PART
 }
 
 }  // namespace convpool
