@@ -48,7 +48,6 @@ from convpool.ir.protos import graphs_within, is_op, known_attributes, model_nod
 from convpool.ir.schema import (
     DOMAIN,
     OP_TYPES,
-    POOL_DILATIONS_OPSET,
     SCALES,
     complete_layouts,
     functions_for,
@@ -309,6 +308,10 @@ def infer_elsewhere(model: ModelProto, strict: bool = False) -> ModelProto:
     return ModelProto.FromString(found)
 
 
+TYPES_OPSET = 22
+"""The first opset whose Conv and AveragePool take bfloat16."""
+
+
 def with_own_functions(model: ModelProto) -> ModelProto:
     """The model with functions for all its nodes of convpool's operators, in place of those that it may have for them.
 
@@ -327,9 +330,10 @@ def with_own_functions(model: ModelProto) -> ModelProto:
         }:
             node.op_type += "Unusable"  # has no function: its result stays unknown
     permuting = complete_layouts([node for node in nodes if is_operator(node)])
+    own = functions_for(used_in(copy), TYPES_OPSET, permuting)  # of the nodes in functions too
     others = [function for function in copy.functions if function.domain != DOMAIN or function.name not in OP_TYPES]
     del copy.functions[:]
-    copy.functions.extend((*others, *functions_for(used_in(copy), POOL_DILATIONS_OPSET, permuting)))
+    copy.functions.extend((*others, *own))
     return copy
 
 
