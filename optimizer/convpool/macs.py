@@ -120,19 +120,16 @@ def _initializers(scope: Scope) -> set[str]:
 def _factors(scope: Scope, node: NodeProto, batches: frozenset[str]) -> Sizes:
     """Factors of one node's multiply-adds, None where a size is unknown.  batches: names of sizes that count as 1."""
     weights = CONVOLUTIONS.get(node.op_type)
-    if weights is not None:
-        w = scope.known_sizes(node.input[weights], batches)
-        values = (known_attributes(node) or {}) if node.op_type in OP_TYPES else {}
-        if UPSAMPLE in values and is_own(node):
-            return (_upsampled(node, values, scope.known_sizes(node.output[0], batches), w),)
-        positions = scope.known_sizes(node.input[0] if node.op_type == "ConvTranspose" else node.output[0], batches)
-        return (*(positions if positions is not None else (None,)), *(w or (None, None))[1:])
-    left = scope.known_sizes(node.input[0], batches)
-    if not left:
-        return (None,)
-    transposed = node.op_type == "Gemm" and (known_attributes(node) or {}).get("transA", 0)
-    out = scope.known_sizes(node.output[0], batches)
-    return (*(out if out is not None else (None,)), left[0 if transposed else -1])
+    out, x = scope.known_sizes(node.output[0], batches), scope.known_sizes(node.input[0], batches)
+    if weights is None:
+        transposed = node.op_type == "Gemm" and (known_attributes(node) or {}).get("transA", 0)
+        return (*(out if out is not None else (None,)), x[0 if transposed else -1]) if x else (None,)
+    w = scope.known_sizes(node.input[weights], batches)
+    values = (known_attributes(node) or {}) if node.op_type in OP_TYPES else {}
+    if UPSAMPLE in values and is_own(node):
+        return (_upsampled(node, values, out, w),)
+    positions = x if node.op_type == "ConvTranspose" else out
+    return (*(positions if positions is not None else (None,)), *(w or (None, None))[1:])
 
 
 def _upsampled(node: NodeProto, values: dict[str, Any], out: Sizes | None, w: Sizes | None) -> int | None:

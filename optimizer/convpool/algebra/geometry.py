@@ -79,6 +79,10 @@ class Windows:
         r, extents = self.rank, self.extents
         return tuple((size[i] + self.pads[i] + self.pads[r + i] - extents[i]) // self.strides[i] + 1 for i in range(r))
 
+    def places(self, size: Ints) -> int:
+        """Number of outputs of a channel for the spatial input sizes `size`."""
+        return math.prod(max(n, 0) for n in self.output_size(size))
+
 
 @dataclass(frozen=True)
 class ConvSpec(Windows):

@@ -48,8 +48,7 @@ class Cost:
 @lru_cache
 def conv_cost(conv: ConvSpec, weight_shape: Ints, size: Ints, item_bytes: int) -> Cost:
     """Cost of one convolution, per sample; weight_shape: [M, C/group, kernel...]; size: spatial input sizes."""
-    positions, taps = conv.output_size(size), conv.taps
-    out = math.prod(max(n, 0) for n in positions)
+    out, taps = conv.places(size), conv.taps
     m, c = weight_shape[0], weight_shape[1] * conv.group
     macs = out * m * weight_shape[1] * taps
     moved = (math.prod(size) * c + out * m + m * weight_shape[1] * taps) * item_bytes
@@ -60,10 +59,9 @@ def conv_cost(conv: ConvSpec, weight_shape: Ints, size: Ints, item_bytes: int) -
 @lru_cache
 def pool_cost(pool: PoolSpec, channels: int, size: Ints, item_bytes: int) -> Cost:
     """Cost of one average pooling, per sample; nothing where the window is a single element at every position."""
-    positions, taps = pool.output_size(size), pool.taps
+    out, taps = pool.places(size), pool.taps
     if taps == 1 and not any(s > 1 for s in pool.strides) and not any(pool.pads):
         return Cost()
-    out = math.prod(max(n, 0) for n in positions)
     additions = out * channels * taps
     moved = (math.prod(size) + out) * channels * item_bytes
     return Cost(0, additions, additions * ADDITION_WEIGHT + moved * BYTE_WEIGHT)

@@ -32,7 +32,7 @@ from onnx import ModelProto, TensorProto, helper
 from convpool.check import session_process
 from convpool.check.inputs import Arrays, Ranges, float_types, to_float32
 from convpool.check.judge import precision_of
-from convpool.check.session_process import READY, Sessions, exchange
+from convpool.check.session_process import READY, Sessions, packed, unpacked
 from convpool.errors import ModelError, first_line
 from convpool.ir.inference import mark_layers
 from convpool.ir.model import LoadedModel
@@ -132,7 +132,7 @@ class _There(OtherProcess):
 
     def _exchange(self, *request: Any) -> Any:
         try:
-            kind, value = exchange(request, self.write, self.read)
+            kind, value = unpacked(self.read, partial(self.write, packed(request)))
         except EOFError:
             self.gone = True
             raise ended(self.end()) from None

@@ -89,8 +89,9 @@ def packed(message: object) -> list[Any]:
     return [struct.pack(f"<{1 + len(contents)}Q", len(contents), *map(len, contents)), *contents]
 
 
-def unpacked(read: Callable[[int], Any]) -> Any:
-    """The message of parts.  read: gives so many bytes, fewer at the end.  Raises EOFError."""
+def unpacked(read: Callable[[int], Any], ask: Callable[[], object] = tuple) -> Any:
+    """The message of parts.  read: gives so many bytes, fewer at the end; ask: sends a request before.  Raises EOFError."""
+    ask()
     found = read(SIZE_BYTES)
     count = int.from_bytes(found, "little") if len(found) == SIZE_BYTES else 0
     table = read(count * SIZE_BYTES)
@@ -101,12 +102,6 @@ def unpacked(read: Callable[[int], Any]) -> Any:
     if tuple(map(len, contents)) != sizes:
         raise EOFError
     return pickle.loads(contents[0], buffers=contents[1:])
-
-
-def exchange(request: object, write: Callable[[Sequence[Any]], Any], read: Callable[[int], Any]) -> Any:
-    """The answer to a request.  write, read: to and from the other process.  Raises EOFError."""
-    write(packed(request))
-    return unpacked(read)
 
 
 def answer(sessions: Sessions, read: Callable[[int], Any]) -> Sequence[Any]:

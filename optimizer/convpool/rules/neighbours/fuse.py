@@ -20,14 +20,14 @@ activation with what stays.  `plain_prologues` of the limits lifts this.
 
 The residual cannot depend on the node: only the Add reads the node's result, so that would be a cycle.  Zero padding stays exact,
 since it comes after the prologue; folding a shift in front of a padded convolution into its bias would not be.  Each step removes
-a pass over a tensor (`saved_bytes`) and adds none, so the cost only falls; onnxruntime inlines the function and runs what it ran
-before."""
+a pass over a tensor (`saved_bytes`) and adds none, so the cost only falls; onnxruntime inlines the function."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -218,23 +218,23 @@ def _fused_node(plan: FusionPlan, edit: Edit) -> list[NodeProto]:
     given["X"], stem = plan.x, node.output[0]
     dtype = helper.tensor_dtype_to_np_dtype(plan.elem_type)
 
-    def constant(key: tuple, make: Callable[[], np.ndarray], wanted: str) -> str:
-        return edit.shared(key, lambda: make().astype(dtype), wanted, nodes)
+    def constant(key: tuple, array: np.ndarray, wanted: str) -> str:
+        return edit.shared(key, partial(np.asarray, array, dtype), wanted, nodes)
 
     if plan.weights is not None:
         new, old = plan.weights, given.get("B", "")
-        given["W"] = constant(("W", plan.node), lambda: new.weight, f"{given['W']}_scaled")
+        given["W"] = constant(("W", plan.node), new.weight, f"{given['W']}_scaled")
         if old or new.bias.any():
-            given["B"] = constant(("B", plan.node), lambda: new.bias, f"{old or stem + '_bias'}_scaled")
+            given["B"] = constant(("B", plan.node), new.bias, f"{old or stem + '_bias'}_scaled")
     m, channels = plan.channels
     if plan.affine is not None:
         scale, shift = (np.broadcast_to(values, (channels,)) for values in (plan.affine.scale, plan.affine.shift))
-        given["scale"] = constant(("scale", plan.node), lambda: scale, f"{stem}_scale")
-        given["shift"] = constant(("shift", plan.node), lambda: shift, f"{stem}_shift")
+        given["scale"] = constant(("scale", plan.node), scale, f"{stem}_scale")
+        given["shift"] = constant(("shift", plan.node), shift, f"{stem}_shift")
     if plan.residual is not None:
         given["R"] = plan.residual
     if not parts.is_plain and not given.get("B"):
-        given["B"] = constant(("zeros", plan.elem_type, m), lambda: np.zeros(m), f"{stem}_bias")
+        given["B"] = constant(("zeros", plan.elem_type, m), np.zeros(m), f"{stem}_bias")
     schema.give_parts(node, parts)
     del node.input[:]
     node.input.extend(given[name] for name in parts.inputs if name != "B" or given.get("B"))
