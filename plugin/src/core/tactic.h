@@ -127,4 +127,15 @@ inline std::string stages_name(int stages, int split) {
     return "_s" + std::to_string(stages) + (split > 1 ? "_split" + std::to_string(split) : "");
 }
 
+// The tactics of the rows of a family of direct_fused that needs Hopper's own instructions.
+template <class Rows, class NameOf> std::vector<Tactic> hopper_tactics(const Family &family, const Rows &rows, NameOf name_of) {
+    std::vector<Tactic> all;
+    for (const auto &row : rows) {
+        all.push_back({row.id, &family, all.size(), name_of(row), "direct_fused", static_cast<int32_t>(row.precision), row.split,
+                       90, true});
+        if constexpr (requires { row.packed; }) all.back().packed = row.packed;
+    }
+    return all;
+}
+
 }  // namespace convpool

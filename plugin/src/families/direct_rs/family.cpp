@@ -105,20 +105,15 @@ private:
 class DirectRs : public Family {
 public:
     std::vector<Tactic> tactics() const override {
-        std::vector<Tactic> all;
-        for (const Row &row : kRows) {
+        return hopper_tactics(*this, kRows, [](const Row &row) {
             const Tile &tile = row.tile;
             const std::string size = std::to_string(tile.kernel);
-            all.push_back({row.id, this, all.size(),
-                           tile_name("direct_fused", 90, true, row.precision, tile.block_m(), tile.block_n,
-                                     is_16_bit(row.precision) ? 32 : 16) +
-                               stages_name(tile.stages, row.split) + (row.packed ? "_packed" : "") +
-                               (tile.images() == 4 ? "_of4" : "") + "_rs" + size + "x" + size +
-                               (tile.pool == 2 ? "" : "_pool" + std::to_string(tile.pool)) +
-                               (tile.channels_first ? "_nchw" + std::to_string(tile.side) : ""),
-                           "direct_fused", static_cast<int32_t>(row.precision), row.split, 90, true, row.packed});
-        }
-        return all;
+            return tile_name("direct_fused", 90, true, row.precision, tile.block_m(), tile.block_n,
+                             is_16_bit(row.precision) ? 32 : 16) +
+                   stages_name(tile.stages, row.split) + (row.packed ? "_packed" : "") + (tile.images() == 4 ? "_of4" : "") +
+                   "_rs" + size + "x" + size + (tile.pool == 2 ? "" : "_pool" + std::to_string(tile.pool)) +
+                   (tile.channels_first ? "_nchw" + std::to_string(tile.side) : "");
+        });
     }
 
     std::unique_ptr<Plan> plan(const Problem &p, const Tactic &t, const Device &device, std::string &reason) const override {

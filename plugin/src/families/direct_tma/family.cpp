@@ -38,16 +38,12 @@ double DirectTmaPlan::expected_us() const {
 class DirectTma : public Family {
 public:
     std::vector<Tactic> tactics() const override {
-        std::vector<Tactic> all;
-        for (const Row &row : kRows) {
+        return hopper_tactics(*this, kRows, [](const Row &row) {
             const std::string size = std::to_string(row.tile.kernel);
-            all.push_back({row.id, this, all.size(),
-                           tile_name("direct_fused", 90, true, row.precision, row.tile.block_m(), row.tile.block_n,
-                                     is_16_bit(row.precision) ? 32 : 16) +
-                               stages_name(row.tile.stages, 1) + "_tma" + size + "x" + size,
-                           "direct_fused", static_cast<int32_t>(row.precision), 1, 90, true});
-        }
-        return all;
+            return tile_name("direct_fused", 90, true, row.precision, row.tile.block_m(), row.tile.block_n,
+                             is_16_bit(row.precision) ? 32 : 16) +
+                   stages_name(row.tile.stages, 1) + "_tma" + size + "x" + size;
+        });
     }
 
     std::unique_ptr<Plan> plan(const Problem &p, const Tactic &t, const Device &device, std::string &reason) const override {

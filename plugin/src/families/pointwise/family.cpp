@@ -71,13 +71,10 @@ PointwiseParams params_of(const Problem &p, int split) {
 class Pointwise : public Family {
 public:
     std::vector<Tactic> tactics() const override {
-        std::vector<Tactic> all;
-        for (const Row &row : kRows)
-            all.push_back({row.id, this, all.size(),
-                           tile_name("direct_fused", 90, true, row.precision, row.tile.block_m, row.tile.block_n, 64) +
-                               stages_name(row.tile.stages, row.split) + "_1x1",
-                           "direct_fused", static_cast<int32_t>(row.precision), row.split, 90, true});
-        return all;
+        return hopper_tactics(*this, kRows, [](const Row &row) {
+            return tile_name("direct_fused", 90, true, row.precision, row.tile.block_m, row.tile.block_n, 64) +
+                   stages_name(row.tile.stages, row.split) + "_1x1";
+        });
     }
 
     std::unique_ptr<Plan> plan(const Problem &p, const Tactic &t, const Device &device, std::string &reason) const override {
