@@ -171,6 +171,13 @@ RULES = (
         ("cuda",),
     ),
     Entry(
+        "chain_upsample",
+        "1x1 Conv followed by nearest upsampling between nodes, for onnxruntime's CUDA provider",
+        "chains",
+        "cuda_chain.conv:ChainUpsample",
+        ("cuda",),
+    ),
+    Entry(
         "chain_head",
         "a sum or mean over space and the Gemm behind it, for onnxruntime's CUDA provider",
         "heads",

@@ -99,7 +99,8 @@ typedef enum {
     CONVPOOL_ACT_LEAKY_RELU = 2, /* y < 0 ? alpha * y : y */
     CONVPOOL_ACT_TANH = 3,
     CONVPOOL_ACT_SIGMOID = 4,
-    CONVPOOL_ACT_CLIP = 5 /* min(max(y, alpha), beta) */
+    CONVPOOL_ACT_CLIP = 5, /* min(max(y, alpha), beta) */
+    CONVPOOL_ACT_SILU = 6  /* y / (1 + exp(-y)) */
 } convpool_activation;
 
 /* struct_size is sizeof the struct that the caller was compiled with, at most CONVPOOL_MAX_STRUCT_SIZE. A longer one from a
@@ -133,8 +134,8 @@ typedef struct {
     int32_t has_residual;
     int32_t activation; /* convpool_activation */
     float alpha, beta;
-    int32_t prologue_affine;     /* f scales and shifts X by channel */
-    int32_t prologue_activation; /* pre: ACT_NONE, ACT_RELU or ACT_LEAKY_RELU */
+    int32_t prologue_affine;     /* f scales and shifts X: 1 by channel, scale[c]; 2 by image and channel, scale[n][c] */
+    int32_t prologue_activation; /* pre: ACT_NONE, ACT_RELU, ACT_LEAKY_RELU or ACT_SILU */
     float prologue_alpha;        /* pre's slope of LEAKY_RELU; not beyond w_dtype's largest number */
     int32_t upsample[CONVPOOL_MAX_RANK];
     int32_t reserved[2]; /* zero */

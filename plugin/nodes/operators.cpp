@@ -131,6 +131,7 @@ constexpr NamedActivation kPrologues[] = {
     {CONVPOOL_ACT_NONE, ""},
     {CONVPOOL_ACT_RELU, "Relu"},
     {CONVPOOL_ACT_LEAKY_RELU, "LeakyRelu"},
+    {CONVPOOL_ACT_SILU, "Silu"},
 };
 constexpr NamedActivation kEpilogues[] = {
     // clang-format off
@@ -139,8 +140,11 @@ constexpr NamedActivation kEpilogues[] = {
     {CONVPOOL_ACT_LEAKY_RELU, "LeakyRelu"},
     {CONVPOOL_ACT_TANH, "Tanh"},
     {CONVPOOL_ACT_SIGMOID, "Sigmoid"},
+    {CONVPOOL_ACT_SILU, "Silu"},
     // clang-format on
 };
+// What scales and shifts X, by the numbers of prologue_affine.
+constexpr const char *kAffines[] = {"", "Affine", "Modulated"};
 constexpr int32_t kLastPrologue = std::rbegin(kPrologues)->activation, kLastEpilogue = std::rbegin(kEpilogues)->activation;
 
 }  // namespace
@@ -149,16 +153,16 @@ const std::vector<Operator> &operators() {
     static const std::vector<Operator> &all = *[] {
         auto *made = new std::vector<Operator>;
         for (bool upsamples : {false, true})
-            for (bool affine : {false, true})
+            for (int32_t affine = 0; affine < static_cast<int32_t>(std::size(kAffines)); ++affine)
                 for (const NamedActivation &prologue : kPrologues)
                     for (bool residual : {false, true})
                         for (const NamedActivation &epilogue : kEpilogues) {
                             Operator op{upsamples,           affine, prologue.activation, residual,
                                         epilogue.activation, {},     {"X", "W", "B"}};
-                            op.name = std::string(affine ? "Affine" : "") + prologue.name +
+                            op.name = std::string(kAffines[affine]) + prologue.name +
                                       (upsamples ? "UpsampleConv" : "ConvAvgPool") + (residual ? "Add" : "") + epilogue.name;
                             for (const char *name : {"scale", "shift"})
-                                if (affine) op.inputs.push_back(name);
+                                if (affine != 0) op.inputs.push_back(name);
                             if (residual) op.inputs.push_back("R");
                             made->push_back(op);
                         }
@@ -186,7 +190,7 @@ const std::vector<Attribute> &Operator::attributes() const {
         {"accumulation", 0, CONVPOOL_ACCUMULATE_DEFAULT, CONVPOOL_ACCUMULATE_PACKED, false, CONVPOOL_ACCUMULATE_DEFAULT},
     };
     static constexpr Attribute parts[]{
-        {"prologue_affine", 0, 0, 1, true, 0},        {"prologue_activation", 0, 0, kLastPrologue, true, 0},
+        {"prologue_affine", 0, 0, 2, true, 0},        {"prologue_activation", 0, 0, kLastPrologue, true, 0},
         {"prologue_alpha", 0, 0, 0, true, 0, true},   {"residual", 0, 0, 1, true, 0},
         {"activation", 0, 0, kLastEpilogue, true, 0}, {"alpha", 0, 0, 0, true, 0, true}};
     static const auto &lists = *[] {  // to the very end, as operators()

@@ -209,6 +209,7 @@ template <typename Sum> Sum activated(Sum value, int32_t activation, float alpha
     case CONVPOOL_ACT_LEAKY_RELU: return value < 0 ? value * alpha : value;
     case CONVPOOL_ACT_TANH: return std::tanh(value);
     case CONVPOOL_ACT_SIGMOID: return 1 / (1 + std::exp(-value));
+    case CONVPOOL_ACT_SILU: return value / (1 + std::exp(-value));
     }
     return std::numeric_limits<Sum>::quiet_NaN();  // an operator whose activation is not here shows that it is wrong
 }
@@ -237,8 +238,9 @@ private:
     // The prologue and the pooling or upsampling of one channel of one image.
     void pool(int64_t task) {
         const int64_t n = task / p_.c, c = task % p_.c, pixels = elements(s_.in), places = elements(s_.pooled);
-        const Sum scale = p_.prologue_affine ? read(t_.scale, c) : Sum{1},
-                  shift = p_.prologue_affine ? read(t_.shift, c) : Sum{0};
+        const int64_t place = p_.prologue_affine == 2 ? task : c;
+        const Sum scale = p_.prologue_affine ? read(t_.scale, place) : Sum{1},
+                  shift = p_.prologue_affine ? read(t_.shift, place) : Sum{0};
         Sum *const x = x_.data() + task * pixels, *const pooled = pooled_.data() + task * places;
         for (int64_t at = 0; at < pixels; ++at) {
             const Sum value = read(t_.x, offset(n, c, at, p_.c, pixels, p_.x_layout));

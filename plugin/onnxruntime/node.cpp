@@ -284,8 +284,14 @@ void Node::check_inputs(const std::vector<Sizes> &sizes) const {
     if (channels >= 0) weights[rank() + 1] = channels / group;
     expect(sizes, kW, weights);
     if (count > kB) expect(sizes, kB, {outputs});
+    Sizes factors{channels};
+    if (op().affine == 2) {
+        factors.assign(dimensions, 1);
+        factors[0] = sizes[kX][kBatch];
+        factors[1] = channels;
+    }
     for (int input : {kScale, kShift})
-        if (op().affine) expect(sizes, input, {channels});
+        if (op().affine != 0) expect(sizes, input, factors);
 }
 
 // In floating point, as the product may be beyond 64 bits.  A size that is not known may be 0.

@@ -175,9 +175,19 @@ void PluginCore::check_shapes(const Tensors &tensors) const {
                std::to_string(channels) + " by W " + shape_text(w) + " and group " + std::to_string(value(kGroup)));
     if (tensors.inputs > kB && (tensors.all[kB].rank != 1 || tensors.all[kB].d[0] != w.d[0]))
         refuse("B: shape", shape_text(tensors.all[kB]), "[" + std::to_string(w.d[0]) + "]");
+    Tensor factors{};
+    factors.rank = 1;
+    factors.d[0] = channels;
+    if (op().affine == 2) {
+        factors.rank = x.rank;
+        std::fill_n(factors.d, x.rank, 1);
+        factors.d[0] = x.d[0];
+        factors.d[1] = channels;
+    }
     for (int i : {kScale, kShift})
-        if (op().affine && (tensors.all[i].rank != 1 || tensors.all[i].d[0] != channels))
-            refuse(op().inputs[i] + ": shape", shape_text(tensors.all[i]), "[" + std::to_string(channels) + "]");
+        if (op().affine != 0 &&
+            (tensors.all[i].rank != factors.rank || !std::equal(factors.d, factors.d + factors.rank, tensors.all[i].d)))
+            refuse(op().inputs[i] + ": shape", shape_text(tensors.all[i]), shape_text(factors));
     if (op().residual && tensors.residual().format != y.format)
         refuse("R: format", std::to_string(tensors.residual().format), "that of Y, " + std::to_string(y.format));
 }

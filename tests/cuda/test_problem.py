@@ -101,7 +101,7 @@ def changed(**fields) -> Problem:
         (dict(strides=0), r"strides\[0\]; got 0, expected 1"),
         (dict(pads=(0, 0, -1, 0)), r"pads\[2\]; got -1, expected 0"),
         (dict(activation="clip", alpha=2, beta=1), r"clip bounds; got alpha 2\.0+ and beta 1\.0+, expected alpha <= beta"),
-        (dict(prologue_activation="tanh"), r"prologue_activation; got 3, expected 0 \(none\), 1 \(relu\) or 2"),
+        (dict(prologue_activation="tanh"), r"prologue_activation; got 3, expected 0 \(none\), 1 \(relu\), 2 \(leaky_relu\) or 6"),
         (dict(prologue_activation="leaky_relu", prologue_alpha=65536), r"prologue_alpha.*; got 65536, expected at most 65504"),
         (dict(prologue_activation="leaky_relu", prologue_alpha=-65536), r"prologue_alpha.*; got -65536, expected at most"),
         (dict(prologue_activation="leaky_relu", prologue_alpha=3.4e38, dtype="bfloat16"), r"got 3\.4e.*, expected at most 3.38"),

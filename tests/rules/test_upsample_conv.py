@@ -117,9 +117,14 @@ def test_a_sum_of_maps_stays(target):
 
 def test_shortcuts_of_generators_are_resized_once():
     """A sum that another node reads too is not split again by the next shortcut."""
-    result = convpool.optimize(generators.generate("sngan_generator", batch=2), target="cuda")
+    model = generators.generate("sngan_generator", batch=2)
+    result = convpool.optimize(model, target="cuda", disable="chain_upsample")
     found = operators(result.model.graph)
     assert found["Resize"] == 4 and found["ConvAvgPoolAdd"] == 4 and "Add" not in found and result.report.verification.passed
+    result = convpool.optimize(model, target="cuda")
+    found = operators(result.model.graph)
+    assert found["UpsampleConv"] == 4 and "Resize" not in found and result.report.verification.passed
+    assert {schema.layout_of(node) for node in result.model.graph.node if node.op_type == "UpsampleConv"} == {1}
 
 
 def test_elementwise_nodes_between_are_done_on_the_small_map():

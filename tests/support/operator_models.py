@@ -22,6 +22,12 @@ TYPES = {
 ROUNDING = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-20, "float64": 2.0**-20}
 """Relative error of one rounding of the result to the type, doubled; of the wide types, which their means' sums need."""
 SLOPES = {"LeakyRelu": 0.25}
+SAMPLED = [
+    name
+    for number, name in enumerate(schema.OP_TYPES)
+    if number % 7 == 0 or schema.version_of(OPERATORS[name]) < schema.MODULATING_VERSION
+]
+"""The operators, but of those with a Silu or by image every seventh: both are one of several activations and maps."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +86,7 @@ class Node:
         out = conv.output_size(before.output_size(sizes))
         wide = np.float64 if self.dtype == "float64" else np.float32
         x_last, y_last = LAYOUTS[self.channels_last]
+        factors = (batch, self.channels, *(1,) * self.rank) if self.parts.modulated else (self.channels,)
 
         def numbers(*shape: int, last: bool = False) -> np.ndarray:
             array = rng.integers(-1, 2, shape).astype(wide)
@@ -89,8 +96,8 @@ class Node:
             "X": numbers(batch, self.channels, *sizes, last=x_last) * 4 ** (self.rank + 1),
             "W": numbers(self.filters, *conv.kernel_shape, self.channels // self.group),
             "B": numbers(self.filters) * 8,
-            "scale": numbers(self.channels) * 2,
-            "shift": numbers(self.channels) * 4 ** (self.rank + 1),
+            "scale": numbers(*factors) * 2,
+            "shift": numbers(*factors) * 4 ** (self.rank + 1),
             "R": numbers(batch, self.filters, *out, last=y_last) * 8,
         }
         return {name: found[name] for name in self.names}

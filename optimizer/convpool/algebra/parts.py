@@ -2,7 +2,7 @@
 """The parts of a node of the operators beside a convolution and the pooling or upsampling in front of it: a prologue, a
 residual, an activation.
 
-    [Affine][Relu | LeakyRelu](ConvAvgPool | UpsampleConv)[Add][Relu | LeakyRelu | Tanh | Sigmoid]
+    [Affine | Modulated][Relu | LeakyRelu | Silu](ConvAvgPool | UpsampleConv)[Add][Relu | LeakyRelu | Tanh | Sigmoid | Silu]
 
 Every combination is a fused variant, named after what it does in the order in which it does it.  LAYOUTS numbers
 where the channels of its tensors stand: behind the batch, as in ONNX's Conv, or last, as the kernels read them.
@@ -96,21 +96,26 @@ OP_TYPE = "ConvAvgPool"
 UPSAMPLING_OP_TYPE = "UpsampleConv"
 MAX_UPSAMPLE = 4
 """The most copies of a pixel along an axis that UpsampleConv makes."""
-ACTIVATION_NUMBERS = {"": 0, "Relu": 1, "LeakyRelu": 2, "Tanh": 3, "Sigmoid": 4}
+ACTIVATION_NUMBERS = {"": 0, "Relu": 1, "LeakyRelu": 2, "Tanh": 3, "Sigmoid": 4, "Silu": 6}
 """The number of each activation in the attributes prologue_activation and activation: that of convpool_activation."""
 ACCUMULATIONS = {"default": 0, "packed": 1}
 """How box means of 16-bit types may be summed, by the attribute accumulation: the numbers of convpool_accumulation."""
-PROLOGUES = ("Relu", "LeakyRelu")
+PROLOGUES = ("Relu", "LeakyRelu", "Silu")
 """Activations before the pooling."""
-EPILOGUES = ("Relu", "LeakyRelu", "Tanh", "Sigmoid")
+EPILOGUES = ("Relu", "LeakyRelu", "Tanh", "Sigmoid", "Silu")
 """Activations of the result."""
+
+
+AFFINES = ("", "Affine", "Modulated")
+"""Maps of X in front, by the attribute prologue_affine: nothing, numbers by channel, or by image and channel."""
 
 
 @dataclass(frozen=True)
 class Parts:
     """The parts of a node beside its convolution, and whether it upsamples in front of that or pools.
 
-    prologue, epilogue: an activation, "" for none; their alphas count for LeakyRelu only and are 0 otherwise.
+    affine: scale and shift in front, by channel, or `modulated` by image and channel.  prologue, epilogue: an activation, "" for
+    none, "Silu" for x * sigmoid(x); their alphas count for LeakyRelu only and are 0 otherwise.
     """
 
     affine: bool = False
@@ -120,12 +125,19 @@ class Parts:
     epilogue: str = ""
     epilogue_alpha: float = 0.0
     upsamples: bool = False
+    modulated: bool = False
 
     @cached_property
     def op_type(self) -> str:
         """The operator that does this."""
         core = UPSAMPLING_OP_TYPE if self.upsamples else OP_TYPE
-        return f"{'Affine' if self.affine else ''}{self.prologue}{core}{'Add' if self.residual else ''}{self.epilogue}"
+        scaled = AFFINES[self.affine_number]
+        return f"{scaled}{self.prologue}{core}{'Add' if self.residual else ''}{self.epilogue}"
+
+    @property
+    def affine_number(self) -> int:
+        """The number of AFFINES."""
+        return 2 if self.modulated else int(self.affine)
 
     @cached_property
     def is_plain(self) -> bool:
@@ -142,9 +154,9 @@ PLAIN, PLAIN_UPSAMPLING = Parts(), Parts(upsamples=True)
 OPERATORS = {
     parts.op_type: parts
     for upsamples, affine, prologue, residual, epilogue in product(
-        (False, True), (False, True), ("", *PROLOGUES), (False, True), ("", *EPILOGUES)
+        (False, True), range(len(AFFINES)), ("", *PROLOGUES), (False, True), ("", *EPILOGUES)
     )
-    for parts in (Parts(affine, prologue, 0.0, residual, epilogue, 0.0, upsamples),)
+    for parts in (Parts(affine > 0, prologue, 0.0, residual, epilogue, 0.0, upsamples, affine > 1),)
 }
 """Every operator by name, with alphas of 0: ConvAvgPool and its fused variants, UpsampleConv and its."""
 FUSED_VARIANTS = {name: parts for name, parts in OPERATORS.items() if not parts.is_plain}

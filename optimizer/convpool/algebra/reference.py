@@ -120,8 +120,8 @@ def fused_conv_avg_pool(
 ) -> np.ndarray:
     """The fused variants of ConvAvgPool and UpsampleConv, by their definition in docs/operator.md.
 
-    x, w, b and channels_last as in `conv_avg_pool`; scale, shift: [C], where parts.affine; residual: the output's shape, where
-    parts.residual.  Returns float64 [N, M, output spatial...], or with the channels last.
+    x, w, b and channels_last as in `conv_avg_pool`; scale, shift: [C], or [N, C, 1...] where parts.modulated; residual: the
+    output's shape, where parts.residual.  Returns float64 [N, M, output spatial...], or with the channels last.
     """
     x_last, y_last = LAYOUTS[channels_last]
     z = _channels_first(x, x_last).astype(np.float64)
@@ -144,6 +144,7 @@ ACTIVATIONS: dict[str, Callable[[np.ndarray, float], np.ndarray]] = {
     "LeakyRelu": lambda x, alpha: np.where(x < 0, x * alpha, x),
     "Tanh": lambda x, alpha: np.tanh(x),
     "Sigmoid": lambda x, alpha: 0.5 * (1 + np.tanh(0.5 * x)),
+    "Silu": lambda x, alpha: x * (0.5 * (1 + np.tanh(0.5 * x))),
 }
 """Every activation of a prologue or epilogue, elementwise, on x and its slope."""
 
@@ -153,7 +154,7 @@ def _channels_first(x: np.ndarray, last: bool) -> np.ndarray:
 
 
 def _per_channel(values: np.ndarray, rank: int) -> np.ndarray:
-    return values.astype(np.float64).reshape(-1, *[1] * rank)
+    return values.astype(np.float64).reshape(*values.shape[:2], *[1] * rank)
 
 
 def _pad(x: np.ndarray, pads: tuple[int, ...]) -> np.ndarray:

@@ -5,13 +5,13 @@
     Y = epilogue(Conv(Upsample(prologue(X)), OIHW(W), B) + R)
 
 Version 1 has ConvAvgPool, which has neither prologue nor residual nor epilogue; version 2 adds the fused variants
-(`convpool.algebra.parts`), version 3 those that end in Tanh or Sigmoid, version 4 UpsampleConv and its variants.
+(`convpool.algebra.parts`), version 3 those that end in Tanh or Sigmoid, version 4 UpsampleConv and its variants, version 5 those
+with a Silu or Modulated.
 docs/operator.md specifies inputs, attributes and types.  The numpy references are `convpool.algebra.reference.conv_avg_pool` and
 `fused_conv_avg_pool`.
 
 Every model that convpool writes carries the operators it uses as model-local functions of standard operators too, so that
 runtimes without the plugin run it as it stands.
-
 Users may move the operators to a domain of their own.
 """
 
@@ -108,14 +108,8 @@ def _layout(context: onnx.shape_inference.InferenceContext) -> tuple[bool, bool]
 
 
 DOMAIN = "ai.convpool"
-VERSION = 1
-"""The version that has ConvAvgPool."""
-FUSED_VARIANTS_VERSION = 2
-"""The version that adds the fused variants."""
-SATURATING_VERSION = 3
-"""The version that adds the fused variants which end in Tanh or Sigmoid."""
-UPSAMPLING_VERSION = 4
-"""The version that adds UpsampleConv and its fused variants."""
+VERSION, FUSED_VARIANTS_VERSION, SATURATING_VERSION, UPSAMPLING_VERSION, MODULATING_VERSION = range(1, 6)
+"""The versions that add ConvAvgPool, its fused variants, their Tanh and Sigmoid, UpsampleConv and its, Silu and Modulated."""
 NEAREST = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
 """Attributes of the Resize that repeats pixels."""
 MIN_IR_VERSION = 8
@@ -154,7 +148,7 @@ def _numbered(activations: tuple[str, ...]) -> str:
 
 
 _PART_INTS = {
-    "prologue_affine": "1 if the inputs scale and shift are there, else 0.",
+    "prologue_affine": "1 if there are scale and shift by channel, 2 if by image and channel, else 0.",
     "prologue_activation": f"Activation before the pooling: {_numbered(PROLOGUES)}.",
     "residual": "1 if the input R is there, else 0.",
     "activation": f"Activation of the result: {_numbered(EPILOGUES)}.",
@@ -170,6 +164,8 @@ OP_TYPES = tuple(OPERATORS)
 
 def version_of(parts: Parts) -> int:
     """The first version of the domain that has the operator."""
+    if parts.modulated or "Silu" in (parts.prologue, parts.epilogue):
+        return MODULATING_VERSION
     if parts.upsamples:
         return UPSAMPLING_VERSION
     if parts.epilogue in ("Tanh", "Sigmoid"):
@@ -216,7 +212,7 @@ def give_parts(node: NodeProto, parts: Parts) -> None:
     if parts.is_plain:
         return
     values: dict[str, int | float] = {
-        "prologue_affine": int(parts.affine),
+        "prologue_affine": parts.affine_number,
         "prologue_activation": ACTIVATION_NUMBERS[parts.prologue],
         "prologue_alpha": float(parts.prologue_alpha),
         "residual": int(parts.residual),
@@ -327,16 +323,18 @@ def function_proto(op_type: str, opset: int) -> FunctionProto:
     parts = OPERATORS[op_type]
     nodes: list[NodeProto] = []
     x = "X"
-    if parts.affine:
+    if parts.modulated:
+        nodes += [helper.make_node("Mul", [x, "scale"], ["product"]), helper.make_node("Add", ["product", "shift"], ["scaled"])]
+    elif parts.affine:
         # As BatchNormalization, which onnxruntime runs in one pass with a Relu behind it, in its blocked layout too.
         # Mean 0 and variance 1 of shift's type: folded to constants when the function is inlined.
         nodes.append(helper.make_node("Sub", ["shift", "shift"], ["mean"]))
         nodes.append(helper.make_node("Exp", ["mean"], ["variance"]))
         names = [x, "scale", "shift", "mean", "variance"]
         nodes.append(helper.make_node("BatchNormalization", names, ["scaled"], epsilon=0.0))
-        x = "scaled"
+    x = "scaled" if parts.affine else x
     if parts.prologue:
-        nodes.append(_activation(parts.prologue, x, "activated", "prologue_alpha"))
+        nodes += _activation(parts.prologue, x, "activated", "prologue_alpha")
         x = "activated"
     nodes.append(helper.make_node("Transpose", ["W"], ["weight"]))
     _refer(nodes[-1], perm="weight_perm")
@@ -349,7 +347,7 @@ def function_proto(op_type: str, opset: int) -> FunctionProto:
         nodes.append(helper.make_node("Add", [y, "R"], ["sum" if parts.epilogue else "Y"]))
         y = "sum"
     if parts.epilogue:
-        nodes.append(_activation(parts.epilogue, y, "Y", "alpha"))
+        nodes += _activation(parts.epilogue, y, "Y", "alpha")
     before = "Nearest upsampling" if parts.upsamples else "Average pooling that counts its padding"
     text = f"{before}, then convolution with channels-last weights."
     if not parts.is_plain:
@@ -465,12 +463,13 @@ def _register(name: str, version: int, parts: Parts) -> None:
     ]
     perms = [name for name in _PERMS if name != "r_perm" or parts.residual]
     attributes += [attribute(name, OpSchema.AttrType.INTS, _PERMS[name], required=False) for name in perms]
+    factors = "[N, C, 1...]" if parts.modulated else "[C]"
     texts = {
         "X": "Input, [N, C, spatial...].",
         "W": "Weights, [M, kernel..., C/group].",
         "B": "Bias, [M].",
-        "scale": "Factors of X, [C].",
-        "shift": "What is added then, [C].",
+        "scale": f"Factors of X, {factors}.",
+        "shift": f"What is added then, {factors}.",
         "R": "Added to the convolution, of Y's shape.",
     }
     option = OpSchema.FormalParameterOption
@@ -494,12 +493,14 @@ def _register(name: str, version: int, parts: Parts) -> None:
     atexit.register(onnx.defs.deregister_schema, name, version, DOMAIN)
 
 
-def _activation(op_type: str, x: str, y: str, alpha: str) -> NodeProto:
-    """An activation in a function's body; the attribute `alpha` of the function is its slope."""
+def _activation(op_type: str, x: str, y: str, alpha: str) -> list[NodeProto]:
+    """An activation in a function's body; the function's attribute `alpha` is its slope."""
+    if op_type == "Silu":
+        return [helper.make_node("Sigmoid", [x], [f"{y}_gate"]), helper.make_node("Mul", [x, f"{y}_gate"], [y])]
     node = helper.make_node(op_type, [x], [y])
     if op_type == "LeakyRelu":
         node.attribute.append(AttributeProto(name="alpha", ref_attr_name=alpha, type=AttributeProto.FLOAT))
-    return node
+    return [node]
 
 
 def _refer(node: NodeProto, **references: str) -> None:

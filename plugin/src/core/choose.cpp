@@ -110,7 +110,7 @@ const File &file() {
 
 // The row of a problem, with 0 for the tactic. Sizes past 32 bits make no row: they are -1, which no file holds.
 Row key_of(const Problem &p, const Device &device) {
-    const int32_t prologue = p.prologue_affine ? 1 : p.has_prologue() ? 2 : 0;
+    const int32_t prologue = p.prologue_form() == PrologueForm::kGeneral ? 3 : p.prologue_affine ? 1 : p.has_prologue() ? 2 : 0;
     auto narrow = [](int64_t value) { return value > INT32_MAX ? -1 : static_cast<int32_t>(value); };
     Row row{device.cc,
             device.multiprocessors,

@@ -42,8 +42,8 @@ BoxMean box_of(const Problem &p) {
 }
 
 Prologue prologue_of(const Problem &p, const convpool_tensors &t) {
-    return {p.prologue_affine ? t.scale : nullptr, p.prologue_affine ? t.shift : nullptr, p.prologue_activation,
-            p.prologue_alpha};
+    return {p.prologue_affine ? t.scale : nullptr, p.prologue_affine ? t.shift : nullptr, p.prologue_activation, p.prologue_alpha,
+            p.prologue_by_image ? static_cast<int32_t>(p.c) : 0};
 }
 
 Epilogue epilogue_of(const Problem &p, const convpool_tensors &t) {

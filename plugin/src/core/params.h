@@ -9,7 +9,7 @@ namespace convpool {
 
 enum class Precision : int32_t { kF16, kBF16, kTF32, kTF32x3 };
 inline constexpr size_t kPrecisions = 4;
-enum class Activation : int32_t { kNone, kRelu, kLeakyRelu, kTanh, kSigmoid, kClip };
+enum class Activation : int32_t { kNone, kRelu, kLeakyRelu, kTanh, kSigmoid, kClip, kSilu };
 
 // n / d and n % d for 0 <= n < 2^31 by one multiplication.
 struct FastDiv {
@@ -32,12 +32,17 @@ struct FastDiv {
 #endif
 };
 
-// f(x) = activation(scale[channel] * x + shift[channel]), before X is padded with zeros.
+// f(x) = activation(scale[channel] * x + shift[channel]), before X is padded with zeros. A kernel that does not say more takes
+// a rectifying activation, and a scale and shift that all images share.
 struct Prologue {
     const void *scale, *shift;  // null: 1 and 0
-    Activation activation;      // kNone, kRelu or kLeakyRelu
+    Activation activation;      // kNone, kRelu, kLeakyRelu or kSilu
     float alpha;
+    int32_t image_step;  // from an image's scale and shift to the next one's; 0: all share them
 };
+
+// The forms of a prologue. General: a SiLU, or scale and shift by image; the passes before an implicit GEMM have kernels for it.
+enum class PrologueForm : int32_t { kNone, kRectifying, kGeneral };
 
 struct Epilogue {
     const void *bias;      // null: none

@@ -82,7 +82,7 @@ std::string type_name(int32_t dtype) {
 }
 
 std::string describe(const Problem &p) {
-    const char *activations[] = {"", "relu", "leaky_relu", "tanh", "sigmoid", "clip"};
+    const char *activations[] = {"", "relu", "leaky_relu", "tanh", "sigmoid", "clip", "silu"};
     std::string text = type_name(p.w_dtype);
     if (p.x_dtype != p.w_dtype) text += " of " + type_name(p.x_dtype);
     if (p.y_dtype != p.w_dtype) text += " to " + type_name(p.y_dtype);
@@ -95,7 +95,7 @@ std::string describe(const Problem &p) {
     else text += ", pool " + window(p.rank, p.pool_kernel, p.pool_strides, p.pool_pads_begin, p.pool_pads_end, p.pool_dilations);
     text += ", conv " + window(p.rank, p.kernel, p.strides, p.pads_begin, p.pads_end, p.dilations);
     if (p.group != 1) text += " group " + std::to_string(p.group);
-    if (p.prologue_affine) text += ", scale and shift";
+    if (p.prologue_affine) text += p.prologue_by_image ? ", scale and shift by image" : ", scale and shift";
     if (p.prologue_activation != Activation::kNone)
         text += std::string(", prologue ") + activations[static_cast<int>(p.prologue_activation)];
     if (p.has_bias) text += ", bias";

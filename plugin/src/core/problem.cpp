@@ -80,13 +80,16 @@ Reason wrong_options(const convpool_problem *d) {
     for (auto [name, layout] : {std::pair{"x_layout", d->x_layout}, std::pair{"y_layout", d->y_layout}})
         if (layout != CONVPOOL_CHANNELS_FIRST && layout != CONVPOOL_CHANNELS_LAST)
             return mismatch(name, layout, "0 (channels first) or 1 (channels last)");
-    if (d->activation < CONVPOOL_ACT_NONE || d->activation > CONVPOOL_ACT_CLIP)
-        return mismatch("activation", d->activation, "0 to 5");
+    if (d->activation < CONVPOOL_ACT_NONE || d->activation > CONVPOOL_ACT_SILU)
+        return mismatch("activation", d->activation, "0 to 6");
     if (d->activation == CONVPOOL_ACT_CLIP && !(d->alpha <= d->beta))
         return "clip bounds; got alpha " + std::to_string(d->alpha) + " and beta " + std::to_string(d->beta) +
                ", expected alpha <= beta";
-    if (d->prologue_activation < CONVPOOL_ACT_NONE || d->prologue_activation > CONVPOOL_ACT_LEAKY_RELU)
-        return mismatch("prologue_activation", d->prologue_activation, "0 (none), 1 (relu) or 2 (leaky_relu)");
+    if (d->prologue_affine < 0 || d->prologue_affine > 2)
+        return mismatch("prologue_affine", d->prologue_affine, "0 (none), 1 (by channel) or 2 (by image and channel)");
+    if (d->prologue_activation != CONVPOOL_ACT_SILU &&
+        (d->prologue_activation < CONVPOOL_ACT_NONE || d->prologue_activation > CONVPOOL_ACT_LEAKY_RELU))
+        return mismatch("prologue_activation", d->prologue_activation, "0 (none), 1 (relu), 2 (leaky_relu) or 6 (silu)");
     // An infinity in the type would make NaN of zeros.
     const float largest = kTypes[d->w_dtype].largest;
     if (d->prologue_activation == CONVPOOL_ACT_LEAKY_RELU && !(std::fabs(d->prologue_alpha) <= largest)) {
@@ -227,6 +230,7 @@ bool check_problem(const convpool_problem *d, Problem &out, std::string &error) 
     p.alpha = d->alpha;
     p.beta = d->beta;
     p.prologue_affine = d->prologue_affine != 0;
+    p.prologue_by_image = d->prologue_affine == 2;
     p.prologue_activation = static_cast<Activation>(d->prologue_activation);
     p.prologue_alpha = d->prologue_alpha;
     for (int i = 0; i < kRank; ++i) {

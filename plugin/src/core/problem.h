@@ -41,7 +41,7 @@ struct Problem {
     int32_t upsample[kRank];  // copies of a pixel along each dimension; `pooled` is the upsampled size then
     Activation activation;
     float alpha, beta;
-    bool prologue_affine;
+    bool prologue_affine, prologue_by_image;
     Activation prologue_activation;
     float prologue_alpha;
 
@@ -61,6 +61,10 @@ struct Problem {
     // X is upsampled, and not pooled.
     bool upsamples() const { return upsample[0] > 1 || upsample[1] > 1 || upsample[2] > 1; }
     bool has_prologue() const { return prologue_affine || prologue_activation != Activation::kNone; }
+    PrologueForm prologue_form() const {
+        if (prologue_by_image || prologue_activation == Activation::kSilu) return PrologueForm::kGeneral;
+        return has_prologue() ? PrologueForm::kRectifying : PrologueForm::kNone;
+    }
     // Rows of channels are whole 16-byte chunks.
     bool x_rows_chunked() const { return x_channels_last && c % per_chunk() == 0; }
     bool w_rows_chunked() const { return (c / group) % per_chunk() == 0; }

@@ -136,6 +136,9 @@ std::string problem_reason(const Problem &p, const Tactic &t, bool takes_float_x
     if (p.upsamples() != t.upsamples)
         return refusal(t, "upsampling of X", p.upsamples() ? "some" : "none", t.upsamples ? "some" : "none",
                        t.upsamples ? "use another tactic" : "use an upsample tactic or generic");
+    if (p.prologue_form() == PrologueForm::kGeneral && !t.any_prologue)
+        return refusal(t, "prologue", p.prologue_by_image ? "scale and shift by image" : "SiLU",
+                       "scale and shift by channel, a ReLU or LeakyReLU", "use a direct_gemm or filter_fused tactic, or generic");
     if (p.rank > 2) return refusal(t, "rank", p.rank, "1 or 2", kUseGeneric);
     if (p.group != 1) return refusal(t, "group", p.group, "1", kUseGeneric);
     for (auto [name, value] : {Count{"n * output pixels", p.n * p.out_pixels()},

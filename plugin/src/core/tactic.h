@@ -42,9 +42,10 @@ struct Tactic {
     int32_t precision;        // a Precision, or kAnyPrecision
     int32_t split;            // thread blocks of a cluster that share a tile's channels
     int32_t min_cc;
-    bool sm90a;              // needs instructions that only compute capability 9.0 has
-    bool packed = false;     // box means are summed in X's type
-    bool upsamples = false;  // runs problems that upsample X, and no others
+    bool sm90a;                 // needs instructions that only compute capability 9.0 has
+    bool packed = false;        // box means are summed in X's type
+    bool upsamples = false;     // runs problems that upsample X, and no others
+    bool any_prologue = false;  // a SiLU, and scales and shifts by image, too
 
     // Roundings of an operand to the type that is multiplied. Packed: of a sum of two pixels, and of two such sums.
     int32_t roundings() const;

@@ -90,7 +90,8 @@ void choose_passes(const Problem &p, const Form &form, Operands &o) {
     const bool converted = form.format != NumberFormat::kAsIs;
     o.weight_pass = converted || !p.w_rows_chunked() || (!form.pools_x() && p.pool_size() > 1) || form.upsamples();
     // In the kernel, where the zeros around X stay zero; with a pooling, where direct_fused competes, that was not measured.
-    const bool activates = form.activates && !converted && !p.prologue_affine && !pools(p);
+    const bool activates =
+        form.activates && !converted && !p.prologue_affine && p.prologue_form() != PrologueForm::kGeneral && !pools(p);
     o.box_pass = (converted && form.pools_x()) || (form.splits_tf32() && form.upsamples()) || !p.x_rows_chunked() ||
                  (form.pools_x() && pools(p)) || (p.has_prologue() && !activates);
     o.prologue_in_kernel = p.has_prologue() && !o.box_pass;
@@ -305,7 +306,7 @@ GemmPlan::GemmPlan(const Problem &p, const Tactic &t, const Device &d, const Row
 cudaError_t GemmPlan::load() const {
     const cudaError_t error = kernel_.load(device);
     if (error != cudaSuccess) return error;
-    return outside_captures([&] { return load_passes(row_.precision, problem.has_prologue()); });
+    return outside_captures([&] { return load_passes(row_.precision, problem.prologue_form()); });
 }
 
 cudaError_t GemmPlan::launch(const convpool_tensors &t, cudaStream_t stream) const {
@@ -401,7 +402,7 @@ std::vector<Tactic> tactics_of(const Family &family, std::span<const Row> rows, 
         all.push_back({row.id, &family, all.size(),
                        tile_name(name, min_cc, wgmma, row.precision, row.tile.block_m, row.tile.block_n, channels) +
                            stages_name(row.tile.stages, row.split) + suffix,
-                       name, static_cast<int32_t>(row.precision), row.split, min_cc, wgmma, false, upsamples});
+                       name, static_cast<int32_t>(row.precision), row.split, min_cc, wgmma, false, upsamples, true});
     }
     return all;
 }

@@ -48,7 +48,7 @@ struct WeightParams {
 cudaError_t launch_box_mean(const BoxMeanParams &params, Precision precision, bool overlap, cudaStream_t stream);
 cudaError_t launch_fuse_weights(const WeightParams &params, Precision precision, cudaStream_t stream);
 // Loads the kernels that these two launch, on the current device.
-cudaError_t load_passes(Precision precision, bool prologue);
+cudaError_t load_passes(Precision precision, PrologueForm form);
 
 }  // namespace convpool
 

@@ -9,7 +9,7 @@ from onnx import helper, numpy_helper
 import convpool
 from convpool.cli.group import run
 from convpool.cli.optimize import command
-from convpool.rules.neighbours.fuse import _host, _only_an_activation
+from convpool.rules.neighbours.patterns import host_of, only_an_activation
 from tests.support import rewriting, sessions
 from tests.support.fusing import (
     BEHIND,
@@ -406,7 +406,7 @@ def test_a_node_of_the_operator_without_bias_goes_on_without_one_where_only_its_
 def test_an_activation_that_stands_alone(body, alone):
     inputs = "float[1,16,12,12] x, float[1,16,12,12] z"
     (scope,) = index(graph(f"{body}\ny = Neg(r)", {"c": np.float32(2), "ratio": np.float32(0.5)}, inputs=inputs))
-    assert _only_an_activation(scope, "r") == alone and not _only_an_activation(scope, "x")
+    assert only_an_activation(scope, "r") == alone and not only_an_activation(scope, "x")
 
 
 HOSTS = {  # what gives x: the number of the layer into which runtimes fuse a chain behind it
@@ -423,6 +423,6 @@ HOSTS = {  # what gives x: the number of the layer into which runtimes fuse a ch
 def test_layers_that_fuse_what_stands_behind_them(body):
     inputs = "float[1,16,12,12] x, float[1,32,10,10] z"
     (scope,) = index(graph(f"{body}\ny = Relu(x1)", inputs=inputs, outputs="float y"))
-    assert _host(scope, "x1") == HOSTS[body] and _host(scope, "x") is None
+    assert host_of(scope, "x1") == HOSTS[body] and host_of(scope, "x") is None
     (scope,) = index(graph(f"{body}\ny = Relu(x1)\nv = Neg(x1)", inputs=inputs, outputs="float y, float v"))
-    assert _host(scope, "x1") is None  # something else reads it
+    assert host_of(scope, "x1") is None  # something else reads it

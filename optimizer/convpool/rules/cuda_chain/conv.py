@@ -8,7 +8,8 @@ with it what stands before and behind.  Conditions: (1) a pair has become a node
 refers to a function's; (3) two spatial axes; (4) a convolution can be a node (`convs.against_node`), its weights are constants
 of a type that the kernels have, and its input channels multiples of 16 bytes or those of an image; an AveragePool has whole
 windows side by side without padding, and at most `pool_channels` channels, which the kernels multiply by the identity; (5) its
-input or result has the channels last (`layouts`), of an AveragePool both; (6) no Pad can come to stand in front (`image_conv`).
+input or result has the channels last (`layouts`), of an AveragePool both; or a SiLU or a map by image stands in front, which the
+kernels do as they turn X, and are several passes of the provider's; (6) no Pad can come to stand in front (`image_conv`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
+from convpool.algebra.expand import UpsampleSpec
 from convpool.algebra.geometry import PoolSpec
+from convpool.algebra.parts import MAX_UPSAMPLE, PROLOGUES
 from convpool.ir import schema
 from convpool.ir.edit import Edit
 from convpool.ir.index import Scope
@@ -42,7 +45,9 @@ from convpool.rules.convs import (
 )
 from convpool.rules.cuda_chain.layouts import Ports, channels_last, ports_of
 from convpool.rules.fuse_pool_conv import whole_windows
+from convpool.rules.neighbours.patterns import modulator_of, silu_of
 from convpool.rules.pool_first.pairs import PairPlan, PairRule, PairSite, macs, operator_lowering
+from convpool.rules.resampling.resize import Resample, recognise
 
 PATTERN = "chain"
 CHUNK_BYTES = 16
@@ -156,6 +161,88 @@ class ChainPool(Rule):
         log.rewritten(found, outputs[0])
 
 
+@dataclass(frozen=True)
+class ShortcutPlan(Plan):
+    """A 1x1 convolution and the upsampling behind it, which become a node of UpsampleConv."""
+
+    resize: int
+    up: UpsampleSpec
+    leaf: ConvLeaf
+    passed: frozenset[int]
+
+    operator_version = schema.UPSAMPLING_VERSION
+
+    @property
+    def own(self) -> frozenset[int]:
+        """Both nodes."""
+        return frozenset((self.resize, self.leaf.node))
+
+    @property
+    def shared(self) -> frozenset[int]:
+        """Where the scales come from."""
+        return self.passed
+
+
+class ChainUpsample(Rule):
+    """Every nearest upsampling that `resize_last` put behind a 1x1 convolution, between nodes of the operators.
+
+        x - Conv - Resize - Add        x - UpsampleConv - Add
+
+    Its kernels multiply for every copy of a pixel, which is little beside a pass over the result in another layout.
+    """
+
+    names = ("chain_upsample",)
+    needs = ("Resize",)
+    on_operators = True
+
+    def sites(self, scope: Scope, context: Context) -> Iterator[Site]:
+        """The Resizes that nodes of the operators around them keep in the kernels' layout."""
+        if context.made_operator and ports_of(scope):
+            taken = chain(scope, context)
+            yield from (Site(scope, index) for index in sorted(taken) if is_op(scope.nodes[index], "Resize"))
+
+    def check(self, site: Site, context: Context) -> ShortcutPlan | None:
+        """The plan.  Raises AttributeReference."""
+        return _shortcut(site.scope, site.root, context)
+
+    def apply(self, plan: ShortcutPlan, edit: Edit) -> None:
+        """Put the node in the place of both."""
+        scope, leaf = plan.scope, plan.leaf
+        old, output = scope.nodes[leaf.node], scope.nodes[plan.resize].output[0]
+        assert leaf.weight is not None
+        weight, m = leaf.weight, leaf.weight_shape[0]
+        dtype = helper.tensor_dtype_to_np_dtype(weight.data_type)
+        nodes: list[NodeProto] = []
+        w = edit.shared((old.input[1],), lambda: np.moveaxis(weight.array(), 1, -1), f"{old.input[1]}_channels_last", nodes)
+        b = old.input[2] if leaf.bias is not None else ""
+        b = b or edit.shared(("zeros", weight.data_type, m), lambda: np.zeros(m, dtype), f"{output}_bias", nodes)
+        nodes.append(schema.make_node([leaf.input, w, b], output, plan.up, leaf.conv, old.name))
+        edit.replace(plan.resize, plan.own, nodes)
+        edit.drop_unread(plan.passed)
+
+
+def _shortcut(scope: Scope, index: int, context: Context) -> ShortcutPlan | None:
+    """A Resize that gives what a convolution of the model gave, with the 1x1 convolution in front of it; None for another."""
+    node = scope.nodes[index]
+    if (
+        not is_op(node, "Resize")
+        or (scope.path, node.output[0]) not in context.originals
+        or not context.enabled("chain_upsample")
+    ):
+        return None
+    found, conv = recognise(scope, index, RANK), scope.producer.get(node.input[0])
+    if not isinstance(found, Resample) or found.up is None or max(found.up.factors) > MAX_UPSAMPLE or conv is None:
+        return None
+    if not is_op(scope.nodes[conv], "Conv") or scope.sole_reader(found.input) is not None:
+        return None
+    leaf = _conv(scope, conv, context)
+    if isinstance(leaf, Reject) or leaf.weight is None or leaf.conv != POINT or scope.opset < schema.UPSAMPLING_OPSET:
+        return None
+    if leaf.bias is None and any(scope.nodes[conv].input[2:]) or leaf.weight_shape[0] % chunk(leaf.weight.data_type):
+        return None
+    return ShortcutPlan(scope, index, found.up, leaf, found.nodes - {index})
+
+
 def chain(scope: Scope, context: Context) -> frozenset[int]:
     """The convolutions and poolings that nodes of the operator around them keep in the kernels' layout."""
     given = ports_of(scope)
@@ -164,19 +251,38 @@ def chain(scope: Scope, context: Context) -> frozenset[int]:
         for index, node in enumerate(scope.nodes)
         if not context.excluded(label(node)) and known_attributes(node) is not None and _may_be_taken(scope, index, context)
     }
+    for index in range(len(scope.nodes)):
+        shortcut = _shortcut(scope, index, context) if known_attributes(scope.nodes[index]) is not None else None
+        if shortcut is not None:
+            between = scope.nodes[index].input[0]
+            own |= {shortcut.leaf.node: Ports(shortcut.leaf.input, between), index: Ports(between, scope.nodes[index].output[0])}
     while own:
         last = channels_last(scope, {**given, **own}, context.options.limits, sums=False)
-        away = {index for index, item in own.items() if not _stays(scope.nodes[index], item, last)}
+        away = {index for index, item in own.items() if not _stays(scope, index, item, last)}
         if not away:
             break
         own = {index: item for index, item in own.items() if index not in away}
     return frozenset(own)
 
 
-def _stays(node: NodeProto, item: Ports, last: frozenset[str]) -> bool:
+def _stays(scope: Scope, index: int, item: Ports, last: frozenset[str]) -> bool:
     """Condition (5)."""
     ends = (item.x in last, item.y in last)
-    return any(ends) if is_op(node, "Conv") else all(ends)
+    if is_op(scope.nodes[index], "Conv") and _saves_passes(scope, item.x):
+        return True
+    return any(ends) if is_op(scope.nodes[index], "Conv", "Resize") else all(ends)
+
+
+def _saves_passes(scope: Scope, x: str) -> bool:
+    """Return True if a prologue will do what gives x: a SiLU, or an activation of a map by image."""
+    index = scope.producer.get(x)
+    if index is None or scope.sole_reader(x) is not None:
+        return False
+    if silu_of(scope, index) is not None:
+        return True
+    node = scope.nodes[index]
+    before = scope.producer.get(node.input[0]) if is_op(node, *PROLOGUES) and scope.sole_reader(node.input[0]) is None else None
+    return before is not None and modulator_of(scope, before, "Add", RANK) is not None
 
 
 def _may_be_taken(scope: Scope, index: int, context: Context) -> bool:

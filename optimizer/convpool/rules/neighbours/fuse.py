@@ -8,15 +8,17 @@ The epilogue: maps per channel, a residual, an activation.  Towards the output: 
 linear nodes with constants per channel are folded into weights and bias; with a residual already fused, into those of the
 convolution that gives it too; (3) an Add or Sum of two fuses with the other operand as the residual, if it provably has the
 same shape: nothing is broadcast; of two ConvAvgPool nodes that meet in it, the one with more taps fuses it, since the other is
-bound by memory; (4) then at most one Relu, LeakyRelu, Tanh or Sigmoid.
+bound by memory; (4) then at most one Relu, LeakyRelu, Tanh, Sigmoid or SiLU, which is a Sigmoid and a Mul that alone read it.
 
-The prologue: maps per channel, then an activation.  Towards the input: (1) at most one Relu or LeakyRelu; (2) before it any
+The prologue: maps per channel, then an activation.  Towards the input: (1) at most one Relu, LeakyRelu or SiLU; (2) before it any
 number of linear nodes (`rules.linear`) with constants, one per channel or one for all, that neither raise the rank nor widen
 the channels; (3) only the node reads what they give, or nodes that all fuse with them: then each of them recomputes it as it
 loads, and it is never written; (4) no layer before fuses with them already: behind a convolution or matrix product that nothing
 else reads, every runtime does them for free; (5) in front of a plain convolution (`rules.image_conv`) an activation only, of
 what no linear node or Add gives: the plugin's kernels for those would do a map in a pass of its own, and runtimes fuse the
-activation with what stays.  `plain_prologues` of the limits lifts this.
+activation with what stays; (6) in front of it or of an upsampling neither a SiLU, nor an Add behind a Mul by computed tensors
+[N, C, 1...], as of conditional and adaptive normalization: a pass of their own too.  `plain_prologues` of the limits lifts (5)
+and (6).  Linear nodes with constants before such a Mul change its factor and the Add's summand.
 
 The residual cannot depend on the node: only the Add reads the node's result, so that would be a cycle.  Zero padding stays exact,
 since it comes after the prologue; folding a shift in front of a padded convolution into its bias would not be.  Each step removes
@@ -25,7 +27,7 @@ a pass over a tensor (`saved_bytes`) and adds none, so the cost only falls; onnx
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -41,7 +43,8 @@ from convpool.ir.protos import attributes, is_op, known_attributes, label
 from convpool.report import Log, SiteReport
 from convpool.rules.base import Context, Plan, Reject, Rule, Site, reject, rejection
 from convpool.rules.convs import is_plain
-from convpool.rules.linear import Step, is_map, known_step, op_of
+from convpool.rules.linear import Step, is_map, known_step
+from convpool.rules.neighbours import patterns
 from convpool.rules.origins import spatial_sizes
 
 
@@ -60,8 +63,8 @@ class FusionPlan(Plan):
     """A node of the operator, what it becomes, and what goes into it.
 
     channels: M and C.  elem_type: the weights' TensorProto.DataType, else X's.
-    upstream: nodes that go where nothing else reads what they give; downstream: nodes that go.  weights: of the node,
-    scaled: of the convolution that gives the residual; None where they stay.
+    upstream: nodes that go where nothing else reads what they give; downstream: nodes that go.  affine, modulation: of the
+    prologue.  weights: of the node, scaled: of the convolution that gives the residual; None where they stay.
     """
 
     node: int
@@ -71,6 +74,7 @@ class FusionPlan(Plan):
     x: str
     output: str
     affine: Affine | None = None
+    modulation: patterns.Modulation | None = None
     residual: str | None = None
     upstream: tuple[int, ...] = ()
     downstream: tuple[int, ...] = ()
@@ -227,7 +231,11 @@ def _fused_node(plan: FusionPlan, edit: Edit) -> list[NodeProto]:
         if old or new.bias.any():
             given["B"] = constant(("B", plan.node), new.bias, f"{old or stem + '_bias'}_scaled")
     m, channels = plan.channels
-    if plan.affine is not None:
+    if plan.modulation is not None:
+        given["scale"], given["shift"] = patterns.scale_and_shift(
+            plan.modulation, stem, channels, len(attributes(node)["kernel_shape"]), constant, edit, nodes
+        )
+    elif plan.affine is not None:
         scale, shift = (np.broadcast_to(values, (channels,)) for values in (plan.affine.scale, plan.affine.shift))
         given["scale"] = constant(("scale", plan.node), scale, f"{stem}_scale")
         given["shift"] = constant(("shift", plan.node), shift, f"{stem}_shift")
@@ -280,6 +288,10 @@ def grow_behind(draft: Draft) -> None:
 def _behind(draft: Draft, plan: FusionPlan) -> FusionPlan | None:
     """The plan with one more node behind; None where there is none that can be fused."""
     scope, parts = plan.scope, plan.parts
+    silu = None if draft.context.options.for_torch or parts.epilogue else patterns.silu_behind(scope, plan.output)
+    if silu is not None:
+        y = scope.nodes[silu[1]].output[0]
+        return replace(plan, output=y, downstream=(*plan.downstream, *silu), parts=replace(parts, epilogue="Silu"))
     readers = [
         index
         for index in scope.readers.get(plan.output, [])
@@ -291,8 +303,9 @@ def _behind(draft: Draft, plan: FusionPlan) -> FusionPlan | None:
     node = scope.nodes[reader]
     others = scope.sole_reader(plan.output)
     if others is not None:
-        found = reject(scope, plan.node, f"result '{plan.output}' {others}", "other readers", f"only {node.op_type}")
-        draft.rejects.append(found)
+        draft.rejects.append(
+            reject(scope, plan.node, f"result '{plan.output}' {others}", "other readers", f"only {node.op_type}")
+        )
         return None
     taken = replace(plan, output=node.output[0], downstream=(*plan.downstream, reader))
     if is_op(node, *EPILOGUES):
@@ -426,10 +439,6 @@ def _same_origin(scope: Scope, y: str, other: str, shapes: list, rank: int) -> b
     return shapes[0][:2] == shapes[1][:2] and spatial_sizes(scope, y, rank) == spatial_sizes(scope, other, rank)
 
 
-EPILOGUE_HOSTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-"""Operators into whose own epilogue runtimes fuse what is elementwise behind them."""
-
-
 class FusePrologue(FusionRule):
     """The rule that fuses the nodes in front of a node of the operator."""
 
@@ -443,31 +452,42 @@ class FusePrologue(FusionRule):
 def grow_in_front(draft: Draft) -> None:
     """Fuse all that can be, into the plan of `draft`."""
     plan = draft.plan
-    if _has_prologue(plan.scope, plan.node):
+    if patterns.has_prologue(plan.scope, plan.node):
         return
     if (
         is_plain(plan.scope.nodes[plan.node], plan.channels[1], draft.context.options.limits)
         and not draft.context.options.limits.plain_prologues
-        and not _only_an_activation(plan.scope, plan.x)
+        and not patterns.only_an_activation(plan.scope, plan.x)
     ):
         producer = plan.scope.producer.get(plan.x)
-        if producer is not None and _may_fuse(plan.scope, producer):
-            found = "other elementwise nodes in front of a convolution without a pooling"
-            draft.rejects.append(reject(plan.scope, producer, "prologue", found, "only an activation"))
+        if producer is not None and patterns.may_fuse(plan.scope, producer):
+            got = "other elementwise nodes in front of a convolution without a pooling"
+            draft.rejects.append(reject(plan.scope, producer, "prologue", got, "only an activation"))
         return
     scope, x, parts, affine = plan.scope, plan.x, plan.parts, IDENTITY
     upstream: list[int] = []
+    mapped, modulation, passes = False, None, _in_a_pass(draft)
     while (index := scope.producer.get(x)) is not None:
         node = scope.nodes[index]
-        if not _may_fuse(scope, index):
+        if not patterns.may_fuse(scope, index):
             break
-        if not _all_fuse(scope, x, plan.node, bool(upstream), draft.context):
+        if not _all_fuse(scope, x, plan.node, upstream, draft.context):
             others = f"output '{x}' {scope.sole_reader(x)}"
             draft.rejects.append(reject(scope, index, others, "other readers", "only the convolution"))
             break
-        if is_op(node, *PROLOGUES):
+        silu = patterns.silu_of(scope, index) if passes else None
+        modulated = patterns.modulated_by(scope, index, draft.rank, plan.channels[1]) if passes else None
+        if silu is not None:
+            if parts.prologue or mapped:
+                break
+            parts, x = replace(parts, prologue="Silu"), silu[1]
+        elif modulated is not None:
+            if mapped:
+                break
+            modulation, x = patterns.Modulation(modulated[1], modulated[2]), modulated[3]
+        elif is_op(node, *PROLOGUES):
             alpha = slope(scope, index)
-            if alpha is None or parts.prologue or affine is not IDENTITY:
+            if alpha is None or parts.prologue or mapped:
                 break
             if not holds(np.asarray(alpha), np.dtype(np.float16)):  # engines compute it in X's type, a float32 model's too
                 draft.rejects.append(reject(scope, index, "slope", f"{alpha:g}", "a number of float16"))
@@ -482,19 +502,34 @@ def grow_in_front(draft: Draft) -> None:
             if step.affine is not IDENTITY:
                 affine = step.affine if affine is IDENTITY else affine.after(step.affine)
             x = node.input[step.operand]
-        upstream.append(index)
-        if affine is not IDENTITY or parts.prologue:  # only an Identity is not worth a change
-            parts = replace(parts, affine=affine is not IDENTITY)
-            given = affine if parts.affine else None
-            draft.plan = replace(plan, x=x, affine=given, parts=parts, upstream=tuple(upstream))
-    host = _host(scope, draft.plan.x) if draft.plan.upstream else None
+        upstream += [index, *(found[0] for found in (silu, modulated) if found is not None)]
+        mapped = affine is not IDENTITY or modulation is not None
+        if mapped or parts.prologue:  # only an Identity is not worth a change
+            parts = replace(parts, affine=mapped, modulated=modulation is not None)
+            by_image = None if modulation is None else replace(modulation, affine=affine)
+            found = affine if mapped else None
+            draft.plan = replace(plan, x=x, affine=found, modulation=by_image, parts=parts, upstream=(*upstream,))
+    _check_found(draft, plan)
+
+
+def _check_found(draft: Draft, before: FusionPlan) -> None:
+    """Go back to the plan before where condition (4) fails, or the type has not the numbers."""
+    scope, plan = before.scope, draft.plan
+    host = patterns.host_of(scope, plan.x) if plan.upstream and plan.modulation is None else None
     if host is not None:
         got = f"{scope.nodes[host].op_type} '{label(scope.nodes[host])}' before it, which fuses it"
-        draft.rejects.append(reject(scope, draft.plan.upstream[0], "prologue", got, "a tensor that stays as it is"))
-        draft.plan = plan
-    elif draft.plan.affine is not None and not _representable(plan, draft.plan.affine):
-        draft.rejects.append(rejection(scope, draft.plan.upstream[0], outside("scale and shift")))
-        draft.plan = plan
+        draft.rejects.append(reject(scope, plan.upstream[0], "prologue", got, "a tensor that stays as it is"))
+        draft.plan = before
+    elif plan.affine is not None and not _representable(before, plan.affine):
+        draft.rejects.append(rejection(scope, plan.upstream[0], outside("scale and shift")))
+        draft.plan = before
+
+
+def _in_a_pass(draft: Draft) -> bool:
+    """Return True if condition (6) holds; a pooling has a pass already."""
+    options, plan = draft.context.options, draft.plan
+    pools = not plan.parts.upsamples and not is_plain(plan.scope.nodes[plan.node], plan.channels[1], options.limits)
+    return not options.for_torch and (options.limits.plain_prologues or pools)
 
 
 def _fitting(draft: Draft, index: int) -> Step | Reject:
@@ -520,13 +555,13 @@ def _fitting(draft: Draft, index: int) -> Step | Reject:
     return step
 
 
-def _all_fuse(scope: Scope, x: str, node: int, inside: bool, context: Context) -> bool:
+def _all_fuse(scope: Scope, x: str, node: int, chain: Collection[int], context: Context) -> bool:
     """Return True if all readers of `x` fuse it: this chain, or nodes without a prologue yet."""
     if x in scope.outputs or x in scope.captured:
         return False
     readers = scope.readers.get(x, [])
-    if inside:
-        return len(readers) == 1
+    if chain:
+        return set(readers) <= set(chain)
     return all(
         schema.is_operator(scope.nodes[i])
         and scope.nodes[i].input[0] == x
@@ -539,57 +574,11 @@ def _all_fuse(scope: Scope, x: str, node: int, inside: bool, context: Context) -
 def _may_have_prologue(scope: Scope, index: int, x: str, context: Context) -> bool:
     node = scope.nodes[index]
     values = known_attributes(node)
-    if values is None or _has_prologue(scope, index) or schema.layout_of(node):
+    if values is None or patterns.has_prologue(scope, index) or schema.layout_of(node):
         return False
     limits, channels = context.options.limits, channels_of(scope.info(node.input[1]).shape, values)
     free = limits.plain_prologues or channels is None or not is_plain(node, channels[1], limits)
-    return free or _only_an_activation(scope, x)
-
-
-def _has_prologue(scope: Scope, index: int) -> bool:
-    parts = schema.parts_of(scope.nodes[index])
-    return parts.affine or bool(parts.prologue)
-
-
-def _only_an_activation(scope: Scope, x: str) -> bool:
-    """Return True if an activation gives `x`, and no elementwise node its input; condition (5)."""
-    index = scope.producer.get(x)
-    if index is None or not is_op(scope.nodes[index], *PROLOGUES):
-        return False
-    before = scope.producer.get(scope.nodes[index].input[0])
-    while before is not None and _is_idle(scope.nodes[before]):
-        before = scope.producer.get(scope.nodes[before].input[0])
-    return before is None or not (is_map(scope, before) or is_op(scope.nodes[before], "Sum"))
-
-
-def _is_idle(node: NodeProto) -> bool:
-    op = op_of(node)
-    return op is not None and op.idle
-
-
-def _may_fuse(scope: Scope, index: int) -> bool:
-    """Return True if a node's operator may stand in a prologue."""
-    return is_map(scope, index) or is_op(scope.nodes[index], *PROLOGUES)
-
-
-def _host(scope: Scope, x: str) -> int | None:
-    """The layer that gives `x` only to this chain, possibly by an Add, and into which runtimes fuse it; condition (4)."""
-    for _ in range(2):
-        index = scope.producer.get(x)
-        if index is None or scope.sole_reader(x) is not None:
-            return None
-        node = scope.nodes[index]
-        if is_op(node, *EPILOGUE_HOSTS):
-            return index
-        if not is_op(node, "Add", "Sum"):
-            return None
-        given = [
-            name for name in node.input if (i := scope.producer.get(name)) is not None and is_op(scope.nodes[i], *EPILOGUE_HOSTS)
-        ]
-        if not given:
-            return None
-        x = given[0]
-    return None
+    return free or patterns.only_an_activation(scope, x)
 
 
 def _representable(plan: FusionPlan, affine: Affine) -> bool:

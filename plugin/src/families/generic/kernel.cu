@@ -20,7 +20,7 @@ inline unsigned generic_blocks(int64_t outputs) {
 }
 
 // Calls, for each output of this thread: sum.start(); for each tap inside the pooled tensor and each channel of the group
-// start_channel(channel), add_pixel(its place in X) for the pixels of the window that X has, end_channel(channel in the group,
+// start_channel(place in scale and shift), add_pixel(its place in X) for the pixels of the window that X has, end_channel(channel in the group,
 // place in W), and after its channels end_tap(); at last store(m, place in Y).
 template <class Sum> CONVPOOL_DEVICE void sum_outputs(const GenericParams &p, Sum sum) {
     const int64_t in_pixels = static_cast<int64_t>(p.in[0]) * p.in[1] * p.in[2];
@@ -59,7 +59,7 @@ template <class Sum> CONVPOOL_DEVICE void sum_outputs(const GenericParams &p, Su
                 origin[d] = static_cast<int>(p.div_upsample[d].div(origin[d] * p.pool_strides[d])) - p.pool_pads[d];
             const int64_t weights = (static_cast<int64_t>(m) * taps + tap) * p.c_per_group;
             for (int c = 0; c < p.c_per_group; ++c) {
-                sum.start_channel(group * p.c_per_group + c);
+                sum.start_channel(n * p.prologue.image_step + group * p.c_per_group + c);
                 for (int i = 0; i < p.pool_kernel[0]; ++i) {
                     const int z = origin[0] + i * p.pool_dilations[0];
                     if (z < 0 || z >= p.in[0]) continue;
@@ -94,12 +94,14 @@ template <class Element> struct FloatSum {
 
     CONVPOOL_DEVICE explicit FloatSum(const GenericParams &params) : p(params) {}
     CONVPOOL_DEVICE void start() { sum = part = 0.f; }
-    CONVPOOL_DEVICE void start_channel(int channel) {
+    CONVPOOL_DEVICE void start_channel(int64_t channel) {
         scale = channel_value<Element>(p.prologue.scale, channel, 1.f);
         shift = channel_value<Element>(p.prologue.shift, channel, 0.f);
         box = 0.f;
     }
-    CONVPOOL_DEVICE void add_pixel(int64_t at) { box += activate(fmaf(pixel(at), scale, shift), p.prologue); }
+    CONVPOOL_DEVICE void add_pixel(int64_t at) {
+        box += activate<PrologueForm::kGeneral, float>(fmaf(pixel(at), scale, shift), p.prologue);
+    }
     CONVPOOL_DEVICE void end_channel(int c, int64_t weight) {
         part = fmaf(box / p.count, to_float(static_cast<const Element *>(p.w)[weight]), part);
         if (c % kChain == kChain - 1) end_tap();
@@ -191,7 +193,7 @@ template <class Type> struct ExactSum {
         sum = 0;
         nan = false;
     }
-    CONVPOOL_DEVICE void start_channel(int) { box = 0; }
+    CONVPOOL_DEVICE void start_channel(int64_t) { box = 0; }
     CONVPOOL_DEVICE void add_pixel(int64_t at) { box += read(e.problem.x, at); }
     CONVPOOL_DEVICE void end_channel(int, int64_t weight) { sum += box * read(e.problem.w, weight); }
     CONVPOOL_DEVICE void end_tap() {}

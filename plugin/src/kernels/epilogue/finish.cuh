@@ -11,7 +11,9 @@ namespace convpool {
 
 // Out of line: inlined into every fragment of an epilogue, these would be most of a kernel's code.
 static __device__ __noinline__ float activate_transcendental(float v, Activation a) {
-    return a == Activation::kTanh ? tanhf(v) : 1.f / (1.f + expf(-v));
+    if (a == Activation::kTanh) return tanhf(v);
+    const float sigmoid = 1.f / (1.f + expf(-v));
+    return a == Activation::kSilu ? v * sigmoid : sigmoid;
 }
 
 // True where the activation multiplies what is negative, by 0 or by alpha.
@@ -45,7 +47,7 @@ template <int kCount> CONVPOOL_DEVICE void clip_or_rectify(float (&v)[kCount], c
 // Any activation, of values in one place; one branch for all of them.
 template <int kCount> CONVPOOL_DEVICE void activate_all(float (&v)[kCount], const Epilogue &e) {
     if (e.activation == Activation::kNone) return;
-    if (e.activation == Activation::kTanh || e.activation == Activation::kSigmoid) {
+    if (e.activation == Activation::kTanh || e.activation == Activation::kSigmoid || e.activation == Activation::kSilu) {
 #pragma unroll
         for (int i = 0; i < kCount; ++i) v[i] = activate_transcendental(v[i], e.activation);
     } else {

@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(kThreads) merge_phases_kernel(const __grid_con
 
 // 2x2 windows one apart over chunked channels last: a thread makes one chunk of a strip. A row's pair sum serves two windows,
 // and all loads are under way before the first is used.
-template <class Element, bool kPrologue>
+template <class Element, PrologueForm kForm>
 __global__ void __launch_bounds__(kThreads) box_pairs_kernel(const __grid_constant__ BoxMeanParams p, uint32_t items) {
     constexpr Precision kPrecision = Chunked<Element>::kPrecision;
     constexpr int kPerChunk = Traits<kPrecision>::kPerChunk;
@@ -150,12 +150,12 @@ __global__ void __launch_bounds__(kThreads) box_pairs_kernel(const __grid_consta
         loaded[i][0] = inside && left ? x[at] : uint4{0, 0, 0, 0};
         loaded[i][1] = inside && right ? x[at + p.chunks] : uint4{0, 0, 0, 0};
     }
-    ChunkPrologue<kPrecision> f;
-    if constexpr (kPrologue) f.load(p.prologue, chunk * kPerChunk, p.c);
+    ChunkPrologue<kPrecision, kForm> f;
+    if constexpr (kForm != PrologueForm::kNone) f.load(p.prologue, chunk * kPerChunk, p.c, n);
     // v = f of a pixel of row i; zeros outside X stay.
     auto unpack = [&](int i, int side, float (&v)[kPerChunk]) {
         unpack_chunk<kPrecision>(loaded[i][side], v);
-        if constexpr (kPrologue)
+        if constexpr (kForm != PrologueForm::kNone)
             if (static_cast<uint32_t>(y0 + i) < static_cast<uint32_t>(p.h) && (side == 0 ? left : right)) f.apply(p.prologue, v);
     };
     // Walk down: above is the pair sum of the row before, below that of this row.
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(kThreads) box_pairs_kernel(const __grid_consta
 }
 
 // Any windows: a thread makes one chunk of one pixel, kAtOnce places of the window at a time.
-template <class Element, bool kPrologue>
+template <class Element, PrologueForm kForm>
 __global__ void __launch_bounds__(kThreads) box_mean_kernel(const __grid_constant__ BoxMeanParams p, int64_t items) {
     constexpr Precision kPrecision = Chunked<Element>::kPrecision;
     constexpr int kPerChunk = Traits<kPrecision>::kPerChunk;
@@ -197,8 +197,8 @@ __global__ void __launch_bounds__(kThreads) box_mean_kernel(const __grid_constan
         p.div_out_w.divmod(rest, rest, ox);
         p.div_out_h.divmod(rest, n, oy);
         const int c = chunk * kPerChunk;
-        ChunkPrologue<kPrecision> f;
-        if constexpr (kPrologue) f.load(p.prologue, c, p.c);
+        ChunkPrologue<kPrecision, kForm> f;
+        if constexpr (kForm != PrologueForm::kNone) f.load(p.prologue, c, p.c, n);
         float sum[kPerChunk] = {};
         const int y0 = static_cast<int>(oy) * p.box.stride_h - p.box.pad_h;
         const int x0 = static_cast<int>(ox) * p.box.stride_w - p.box.pad_w, window = p.box.ph * p.box.pw;
@@ -230,7 +230,7 @@ __global__ void __launch_bounds__(kThreads) box_mean_kernel(const __grid_constan
 #pragma unroll
                     for (int i = 0; i < kPerChunk; ++i) value[i] = c + i < p.c ? to_float(at[j][i]) : 0.f;
                 }
-                if constexpr (kPrologue) f.apply(p.prologue, value);
+                if constexpr (kForm != PrologueForm::kNone) f.apply(p.prologue, value);
 #pragma unroll
                 for (int i = 0; i < kPerChunk; ++i) sum[i] += value[i];
             }
@@ -254,7 +254,7 @@ CONVPOOL_DEVICE void store_quad(void *out, int64_t position, NumberFormat, const
 }
 
 // kStrip rows of means of one quad and column, from the row of X at y0 and the column at x0 on.
-template <class Element, bool kPrologue> struct QuadStrip {
+template <class Element, PrologueForm kForm> struct QuadStrip {
     using Loaded = Element[4];
     using Sum = float[4];
 
@@ -273,9 +273,11 @@ template <class Element, bool kPrologue> struct QuadStrip {
             planes[i] = image + channel * (p.h * p.w);
             asm("" : "+l"(planes[i]));  // or each load's address would be summed up from p.x
             __builtin_assume(__isGlobal(planes[i]));
-            if constexpr (kPrologue) {
-                scale[i] = channel_value<Element>(p.prologue.scale, channel, 1.f);
-                shift[i] = channel_value<Element>(p.prologue.shift, channel, 0.f);
+            if constexpr (kForm != PrologueForm::kNone) {
+                const int64_t at =
+                    kForm == PrologueForm::kGeneral ? static_cast<int64_t>(n) * p.prologue.image_step + channel : channel;
+                scale[i] = channel_value<Element>(p.prologue.scale, at, 1.f);
+                shift[i] = channel_value<Element>(p.prologue.shift, at, 0.f);
             }
         }
     }
@@ -293,8 +295,9 @@ template <class Element, bool kPrologue> struct QuadStrip {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             float value = to_float(loaded[i]);
-            if constexpr (kPrologue)
-                value = __uint_as_float(__float_as_uint(activate(fmaf(value, scale[i], shift[i]), p.prologue)) & mask);
+            if constexpr (kForm != PrologueForm::kNone)
+                value = __uint_as_float(__float_as_uint(activate<kForm, Element>(fmaf(value, scale[i], shift[i]), p.prologue)) &
+                                        mask);
             sum[i] += value;
         }
     }
@@ -371,7 +374,7 @@ template <class Element, bool kPrologue> struct QuadStrip {
 // A block makes `across` neighbouring quads (a power of two up to 8) of kThreads / across walks, a walk being one column of a
 // strip. A thread forms the means of one walk and quad, its neighbours those of the next walks, as X lies in memory; then it
 // gets others through shared memory to store, its neighbours the next quads of the same pixels.
-template <class Element, bool kPrologue, bool kPairs>
+template <class Element, PrologueForm kForm, bool kPairs>
 __global__ void __launch_bounds__(kThreads, 3) channels_first_kernel(const __grid_constant__ BoxMeanParams p, uint32_t walks,
                                                                      uint32_t quads, uint32_t groups, int across_log2) {
     constexpr uint32_t kLine = 128 / sizeof(Quad<Element>);  // quads that fill all banks
@@ -400,7 +403,7 @@ __global__ void __launch_bounds__(kThreads, 3) channels_first_kernel(const __gri
         split(formed_walk, n, strip, column);
         const uint32_t at = place(formed_walk, formed_quad);
         auto store = [&](int row, const Quad<Element> &quad) { means[row][at] = quad; };
-        const QuadStrip<Element, kPrologue> of(p, n, (first_quad + formed_quad) * 4, strip, column);
+        const QuadStrip<Element, kForm> of(p, n, (first_quad + formed_quad) * 4, strip, column);
         if constexpr (kPairs) of.pairs(store);
         else of.windows(store);
     }
@@ -426,14 +429,23 @@ using namespace prepasses;
 
 namespace {
 
+// body(a prologue's form as a type).
+template <class Body> cudaError_t with_form(PrologueForm form, Body body) {
+    switch (form) {
+    case PrologueForm::kNone: return body(std::integral_constant<PrologueForm, PrologueForm::kNone>{});
+    case PrologueForm::kRectifying: return body(std::integral_constant<PrologueForm, PrologueForm::kRectifying>{});
+    default: return body(std::integral_constant<PrologueForm, PrologueForm::kGeneral>{});
+    }
+}
+
 // Loads every kernel of an element type, which the first launch of each would do otherwise.
-template <class Element, bool kPrologue> cudaError_t load() {
+template <class Element, PrologueForm kForm> cudaError_t load() {
     cudaFuncAttributes attributes;
     cudaError_t error = cudaSuccess;
-    for (auto kernel : {reinterpret_cast<const void *>(box_pairs_kernel<Element, kPrologue>),
-                        reinterpret_cast<const void *>(box_mean_kernel<Element, kPrologue>),
-                        reinterpret_cast<const void *>(channels_first_kernel<Element, kPrologue, true>),
-                        reinterpret_cast<const void *>(channels_first_kernel<Element, kPrologue, false>),
+    for (auto kernel : {reinterpret_cast<const void *>(box_pairs_kernel<Element, kForm>),
+                        reinterpret_cast<const void *>(box_mean_kernel<Element, kForm>),
+                        reinterpret_cast<const void *>(channels_first_kernel<Element, kForm, true>),
+                        reinterpret_cast<const void *>(channels_first_kernel<Element, kForm, false>),
                         reinterpret_cast<const void *>(fuse_weights_kernel<Element>),
                         reinterpret_cast<const void *>(merge_phases_kernel<Element>)})
         if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, kernel);
@@ -469,29 +481,31 @@ cudaError_t launch_box_mean(const BoxMeanParams &params, Precision precision, bo
     attribute.val.programmaticStreamSerializationAllowed = 1;
     config.attrs = &attribute;
     config.numAttrs = overlap ? 1 : 0;
-    auto launch_with = [&](auto element, auto prologue) {
+    auto launch_with = [&](auto element, auto form) {
         using Element = decltype(element);
-        constexpr bool kPrologue = decltype(prologue)::value;
+        constexpr PrologueForm kForm = decltype(form)::value;
         if (!p.x_channels_last) {
             const auto kernel =
-                pairs ? channels_first_kernel<Element, kPrologue, true> : channels_first_kernel<Element, kPrologue, false>;
+                pairs ? channels_first_kernel<Element, kForm, true> : channels_first_kernel<Element, kForm, false>;
             return cudaLaunchKernelEx(&config, kernel, p, static_cast<uint32_t>(walks), quads, groups, across_log2);
         }
-        if (pairs) return cudaLaunchKernelEx(&config, box_pairs_kernel<Element, kPrologue>, p, static_cast<uint32_t>(items));
-        return cudaLaunchKernelEx(&config, box_mean_kernel<Element, kPrologue>, p, items);
+        if (pairs) return cudaLaunchKernelEx(&config, box_pairs_kernel<Element, kForm>, p, static_cast<uint32_t>(items));
+        return cudaLaunchKernelEx(&config, box_mean_kernel<Element, kForm>, p, items);
     };
     auto launch = [&](auto element) {
-        return is_present(p.prologue) ? launch_with(element, std::true_type{}) : launch_with(element, std::false_type{});
+        return with_form(form_of(p.prologue), [&](auto form) { return launch_with(element, form); });
     };
     if (precision == Precision::kF16) return launch(__half{});
     if (precision == Precision::kBF16) return launch(__nv_bfloat16{});
     return launch(float{});
 }
 
-cudaError_t load_passes(Precision precision, bool prologue) {
-    if (precision == Precision::kF16) return prologue ? load<__half, true>() : load<__half, false>();
-    if (precision == Precision::kBF16) return prologue ? load<__nv_bfloat16, true>() : load<__nv_bfloat16, false>();
-    return prologue ? load<float, true>() : load<float, false>();
+cudaError_t load_passes(Precision precision, PrologueForm form) {
+    return with_form(form, [&](auto known) {
+        constexpr PrologueForm kForm = decltype(known)::value;
+        if (precision == Precision::kF16) return load<__half, kForm>();
+        return precision == Precision::kBF16 ? load<__nv_bfloat16, kForm>() : load<float, kForm>();
+    });
 }
 
 cudaError_t launch_fuse_weights(const WeightParams &params, Precision precision, cudaStream_t stream) {

@@ -12,11 +12,11 @@ __host__ __device__ __forceinline__ bool is_present(const Prologue &p) {
 }
 
 // scale or shift of a channel, `neutral` where there is none.
-template <class Element> CONVPOOL_DEVICE float channel_value(const void *values, int channel, float neutral) {
+template <class Element> CONVPOOL_DEVICE float channel_value(const void *values, int64_t channel, float neutral) {
     return values == nullptr ? neutral : to_float(static_cast<const Element *>(values)[channel]);
 }
 
-// The activation of a prologue: none, ReLU or LeakyReLU.
+// The activation of a rectifying prologue: none, ReLU or LeakyReLU.
 CONVPOOL_DEVICE float activate(float v, const Prologue &p) {
     // No branches: there would be one for each value of a chunk.
     const float slope = p.activation == Activation::kLeakyRelu ? p.alpha : 1.f;
@@ -24,19 +24,33 @@ CONVPOOL_DEVICE float activate(float v, const Prologue &p) {
     return v < 0.f ? negative : v;
 }
 
+inline PrologueForm form_of(const Prologue &p) {
+    if (p.activation == Activation::kSilu || p.image_step != 0) return PrologueForm::kGeneral;
+    return is_present(p) ? PrologueForm::kRectifying : PrologueForm::kNone;
+}
+
+// The activation of a prologue of a form.
+template <PrologueForm kForm, class Element> CONVPOOL_DEVICE float activate(float v, const Prologue &p) {
+    if constexpr (kForm == PrologueForm::kGeneral)
+        if (p.activation == Activation::kSilu)
+            return sizeof(Element) == 4 ? v / (1.f + expf(-v)) : __fdividef(v, 1.f + __expf(-v));
+    return activate(v, p);
+}
+
 // f of one chunk of channels, in fp32. Channels that X does not have stay zero, which they are.
-template <Precision P> struct ChunkPrologue {
+template <Precision P, PrologueForm kForm = PrologueForm::kRectifying> struct ChunkPrologue {
     static constexpr int kPerChunk = Traits<P>::kPerChunk;
     float scale[kPerChunk], shift[kPerChunk];
 
-    CONVPOOL_DEVICE void load(const Prologue &p, int first_channel, int channels) {
-        load_values(scale, p.scale, 1.f, first_channel, channels);
-        load_values(shift, p.shift, 0.f, first_channel, channels);
+    CONVPOOL_DEVICE void load(const Prologue &p, int first_channel, int channels, int64_t image = 0) {
+        load_values(scale, p.scale, 1.f, first_channel, channels, image * p.image_step);
+        load_values(shift, p.shift, 0.f, first_channel, channels, image * p.image_step);
     }
     // Scale or shift of the chunk: 16 bytes at once where they are whole and aligned, else one by one, zeros past the last.
     CONVPOOL_DEVICE static void load_values(float (&out)[kPerChunk], const void *values, float neutral, int first_channel,
-                                            int channels) {
+                                            int channels, int64_t offset) {
         const auto *src = static_cast<const typename Traits<P>::Element *>(values) + first_channel;
+        if constexpr (kForm == PrologueForm::kGeneral) src += offset;
         if (values != nullptr && first_channel + kPerChunk <= channels && reinterpret_cast<uintptr_t>(src) % 16 == 0) {
             unpack_chunk<P>(*reinterpret_cast<const uint4 *>(src), out);
         } else {
@@ -47,7 +61,8 @@ template <Precision P> struct ChunkPrologue {
     }
     CONVPOOL_DEVICE void apply(const Prologue &p, float (&v)[kPerChunk]) const {
 #pragma unroll
-        for (int i = 0; i < kPerChunk; ++i) v[i] = activate(fmaf(v[i], scale[i], shift[i]), p);
+        for (int i = 0; i < kPerChunk; ++i)
+            v[i] = activate<kForm, typename Traits<P>::Element>(fmaf(v[i], scale[i], shift[i]), p);
     }
 };
 

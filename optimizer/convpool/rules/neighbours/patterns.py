@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nodes beside one of the operator: a map by image, a SiLU, a layer that fuses what is behind it.
+
+    x - Mul (factor) - Add (summand)        x - Sigmoid - Mul
+                                              +-----------+
+
+Factor and summand are computed tensors [N, C, 1...], as of conditional and adaptive normalization.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import NodeProto, helper
+
+from convpool.algebra.parts import IDENTITY, PROLOGUES, Affine
+from convpool.ir import schema
+from convpool.ir.edit import Edit
+from convpool.ir.index import Scope
+from convpool.ir.protos import is_op
+from convpool.rules.linear import is_map, op_of
+
+
+@dataclass(frozen=True)
+class Modulation:
+    """The map by image and channel y = factor * (affine of x) + summand; factor and summand are tensors [N, C, 1...]."""
+
+    factor: str
+    summand: str
+    affine: Affine = IDENTITY
+
+
+def silu_of(scope: Scope, index: int) -> tuple[int, str] | None:
+    """The Sigmoid and the x of x * sigmoid(x), where node `index` is that Mul and alone reads the Sigmoid; else None."""
+    node = scope.nodes[index]
+    for x, gate in zip(node.input, reversed(node.input), strict=True) if is_op(node, "Mul") else ():
+        sigmoid = scope.producer.get(gate)
+        if sigmoid is None or not is_op(scope.nodes[sigmoid], "Sigmoid") or scope.sole_reader(gate) is not None:
+            continue
+        if scope.nodes[sigmoid].input[0] == x:
+            return sigmoid, x
+    return None
+
+
+def silu_behind(scope: Scope, y: str) -> tuple[int, int] | None:
+    """The Sigmoid and the Mul of y * sigmoid(y), where nothing else reads y or the Sigmoid."""
+    readers = scope.readers.get(y, [])
+    for product in readers if y not in scope.outputs and y not in scope.captured and len(set(readers)) == 2 else ():
+        found = silu_of(scope, product)
+        if found is not None and found[1] == y:
+            return found[0], product
+    return None
+
+
+def modulator_of(scope: Scope, index: int, op_type: str, rank: int) -> tuple[str, str] | None:
+    """The two operands of node `index`, first the one of x, then one [N, C, 1...] that is computed; None for other nodes."""
+    node = scope.nodes[index]
+    if not is_op(node, op_type) or len(node.input) != 2:
+        return None
+    for x, other in zip(node.input, reversed(node.input), strict=True):
+        shapes = [scope.info(name).shape for name in (x, other)]
+        if None in shapes or any(len(shape or ()) != rank + 2 for shape in shapes) or scope.constant(other) is not None:
+            continue
+        given, wanted = (tuple(shape or ()) for shape in shapes)
+        column = (*given[:2], *(1,) * rank)
+        if None not in column and wanted == column != given:
+            return x, other
+    return None
+
+
+def modulated_by(scope: Scope, index: int, rank: int, channels: int) -> tuple[int, str, str, str] | None:
+    """The Mul before the Add `index`, its factor, the Add's summand and what it multiplies; None for other nodes.
+
+    channels: of what it multiplies.
+    """
+    added = modulator_of(scope, index, "Add", rank)
+    product = scope.producer.get(added[0]) if added is not None else None
+    if added is None or product is None or scope.sole_reader(added[0]) is not None:
+        return None
+    multiplied = modulator_of(scope, product, "Mul", rank)
+    if multiplied is None or (scope.info(multiplied[0]).shape or (None, None))[1] != channels:
+        return None
+    return product, multiplied[1], added[1], multiplied[0]
+
+
+def scale_and_shift(
+    found: Modulation, stem: str, channels: int, rank: int, constant: Callable[..., str], edit: Edit, nodes: list[NodeProto]
+) -> tuple[str, str]:
+    """Scale and shift by image and channel: what the model computes, after a map by constants where there is one.
+
+    constant: makes one, by a key, its values and a name.
+    """
+    if found.affine is IDENTITY:
+        return found.factor, found.summand
+
+    def column(what: str, values: np.ndarray) -> str:
+        made = np.broadcast_to(values, (channels,)).reshape(1, channels, *(1,) * rank)
+        return constant((what, stem), made, f"{stem}_{what}_column")
+
+    names = column("scale", found.affine.scale), column("shift", found.affine.shift)
+    scale, product, shift = (edit.fresh(f"{stem}_{what}") for what in ("scale", "product", "shift"))
+    nodes += [
+        helper.make_node("Mul", [found.factor, names[0]], [scale]),
+        helper.make_node("Mul", [found.factor, names[1]], [product]),
+        helper.make_node("Add", [product, found.summand], [shift]),
+    ]
+    return scale, shift
+
+
+EPILOGUE_HOSTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+"""Operators into whose own epilogue runtimes fuse what is elementwise behind them."""
+
+
+def host_of(scope: Scope, x: str) -> int | None:
+    """The layer that gives `x` only to this chain, possibly by an Add, and into which runtimes fuse it; condition (4)."""
+    for _ in range(2):
+        index = scope.producer.get(x)
+        if index is None or scope.sole_reader(x) is not None:
+            return None
+        node = scope.nodes[index]
+        if is_op(node, *EPILOGUE_HOSTS):
+            return index
+        if not is_op(node, "Add", "Sum"):
+            return None
+        given = [
+            name for name in node.input if (i := scope.producer.get(name)) is not None and is_op(scope.nodes[i], *EPILOGUE_HOSTS)
+        ]
+        if not given:
+            return None
+        x = given[0]
+    return None
+
+
+def only_an_activation(scope: Scope, x: str) -> bool:
+    """Return True if an activation gives `x`, and no elementwise node its input; condition (5)."""
+    index = scope.producer.get(x)
+    if index is None or not is_op(scope.nodes[index], *PROLOGUES):
+        return False
+    before = scope.producer.get(scope.nodes[index].input[0])
+    while before is not None and _is_idle(scope.nodes[before]):
+        before = scope.producer.get(scope.nodes[before].input[0])
+    return before is None or not (is_map(scope, before) or is_op(scope.nodes[before], "Sum"))
+
+
+def _is_idle(node: NodeProto) -> bool:
+    op = op_of(node)
+    return op is not None and op.idle
+
+
+def may_fuse(scope: Scope, index: int) -> bool:
+    """Return True if a node's operator may stand in a prologue."""
+    return is_map(scope, index) or is_op(scope.nodes[index], *PROLOGUES)
+
+
+def has_prologue(scope: Scope, index: int) -> bool:
+    """Return True if a node of the operator has a prologue."""
+    parts = schema.parts_of(scope.nodes[index])
+    return parts.affine or bool(parts.prologue)
