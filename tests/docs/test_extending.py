@@ -301,7 +301,7 @@ def test_a_variant(copy, tmp_path):
     assert after["error"] < ROUNDING
     checked = python(copy, REFERENCE)
     assert checked["error"] < 1e-12
-    assert sorted(variants_of_the_plugin(copy, tmp_path)) == sorted(checked["names"]) and len(checked["names"]) == 144
+    assert sorted(variants_of_the_plugin(copy, tmp_path)) == sorted(checked["names"]) and len(checked["names"]) == 336
 
 
 def test_a_variant_that_is_only_in_the_optimizer_is_missed(copy, tmp_path):
@@ -309,8 +309,8 @@ def test_a_variant_that_is_only_in_the_optimizer_is_missed(copy, tmp_path):
     assert set(python(copy, REFERENCE)["names"]) - set(variants_of_the_plugin(copy, tmp_path)) == {
         f"{affine}{prologue}{operator}{add}Softsign"
         for operator in ("ConvAvgPool", "UpsampleConv")
-        for affine in ("", "Affine")
-        for prologue in ("", "Relu", "LeakyRelu")
+        for affine in ("", "Affine", "Modulated")
+        for prologue in ("", "Relu", "LeakyRelu", "Silu")
         for add in ("", "Add")
     }
 
@@ -322,14 +322,14 @@ def test_the_kernels_of_a_variant(extended):
 problem = Problem(**LAYER, activation="softsign")
 answer = dict(us=expected_us(problem), number=problem.struct.activation,
               families=sorted({t.family for t in tactics() if why_not(problem, t) is None}))
-problem.struct.activation = 7
+problem.struct.activation = 8
 status = lib.convpool_output_shape(problem.struct, (ctypes.c_int64 * 3)())
 answer["unknown"] = lib.convpool_last_error().decode()
 """,
     )
-    assert 1 < answer["us"] < 1e6 and answer["number"] == 6
+    assert 1 < answer["us"] < 1e6 and answer["number"] == 7
     assert "generic" in answer["families"]
-    assert answer["unknown"] == "problem: activation; got 7, expected 0 to 6"
+    assert answer["unknown"] == "problem: activation; got 8, expected 0 to 7"
 
 
 # ---- (e) an element type --------------------------------------------------------------------------------------------
