@@ -37,6 +37,8 @@ NODE = "upsample_conv"
 """The form of PyTorch's graphs: one node of a domain of theirs, with weights of each call."""
 GPU_FORMS, GPU_CHANNELS = ("conv_first", "fused"), 64
 """Forms measured on an H100: a ConvTranspose of 64 channels or more is 1.2 to 1.8 times as fast as Resize and Conv."""
+GPU_BYTES_PER_US, GPU_MACS_PER_US, LAUNCH_US = 2e6, 2e8, 5.0
+"""An H100's rates in 1x1 convolutions and sums, and the time between two launches of onnxruntime."""
 OPERATOR = "upsampleconv"
 """The form that is a node of UpsampleConv."""
 ENOUGH = 0.95
@@ -353,11 +355,10 @@ def _unmeasured(plan: ResizePlan) -> Reject | None:
         if len(ups) < len(plan.groups) and sum(len(group.channels) for group in plan.groups) > channels_in(leaf):
             return reject(scope, leaf.node, "sum of maps", "one of them not resampled", "all resampled, for this target")
         resized = sum(len(group.channels) for group in plan.groups if group.resample is not None)
-        if len(ups) * channels_out(leaf) <= resized:
-            return None
-        return reject(
-            scope, leaf.node, "channels that are resized", len(ups) * channels_out(leaf), f"at most {resized}, for this target"
-        )
+        if len(ups) * channels_out(leaf) > resized:
+            got = len(ups) * channels_out(leaf)
+            return reject(scope, leaf.node, "channels that are resized", got, f"at most {resized}, for this target")
+        return _many_launches(plan, resized) if len(plan.groups) > 1 else None
     if len(plan.groups) > 1:
         return reject(scope, leaf.node, "maps of different sizes", len(plan.groups), "one, for this target")
     (up,) = ups
@@ -368,6 +369,34 @@ def _unmeasured(plan: ResizePlan) -> Reject | None:
             scope, leaf.node, "upsampled map", got, f"factors [2, 2], at least {GPU_CHANNELS} channels, for this target"
         )
     return None
+
+
+def _many_launches(plan: ResizePlan, resized: int) -> Reject | None:
+    """The reason why convolutions of several maps, and a sum, are no faster on a GPU than one of all channels.
+
+    resized: channels that are.  Each further node is a launch, and a map of the result's size is read and written for each sum.
+    """
+    scope, leaf, count = plan.scope, plan.leaf, len(plan.groups)
+    shape, m, c, large = scope.info(leaf.input).shape or (), channels_out(leaf), channels_in(leaf), math.prod(_large(plan))
+    images = shape[0] if shape and isinstance(shape[0], int) else 1
+    item_bytes = 2 if scope.info(leaf.input).elem_type in (TensorProto.FLOAT16, TensorProto.BFLOAT16) else 4
+    summed = sum(len(group.channels) for group in plan.groups) > c
+    maps = [(len(g.channels), math.prod(work_of(plan, g).size) if g.resample else large) for g in plan.groups]
+
+    def time(elements: int, macs: int) -> float:
+        return images * (elements * item_bytes / GPU_BYTES_PER_US + macs / GPU_MACS_PER_US)
+
+    before = time(large * (resized + c * (3 * count - 3 if summed else 2) + c + m), large * c * m)
+    after = time(
+        sum(n * (channels + m) for channels, n in maps)
+        + large * m * (sum(g.resample is not None for g in plan.groups) + 3 * count - 3),
+        sum(n * channels * m for channels, n in maps),
+    )
+    after += LAUNCH_US * (count - 1 if summed else 2 * count - 3)
+    if after <= ENOUGH * before:
+        return None
+    got = f"{after:.0f} of {before:.0f} microseconds by the cost model"
+    return reject(scope, leaf.node, "several maps, time on a GPU", got, f"at most {ENOUGH:.0%}, for this target")
 
 
 def _cost(form: str, work: Work, resample: Resample) -> Cost:
