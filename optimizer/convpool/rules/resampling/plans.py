@@ -356,8 +356,8 @@ def _unmeasured(plan: ResizePlan) -> Reject | None:
             return reject(scope, leaf.node, "sum of maps", "one of them not resampled", "all resampled, for this target")
         resized = sum(len(group.channels) for group in plan.groups if group.resample is not None)
         if len(ups) * channels_out(leaf) > resized:
-            got = len(ups) * channels_out(leaf)
-            return reject(scope, leaf.node, "channels that are resized", got, f"at most {resized}, for this target")
+            moved = len(ups) * channels_out(leaf)
+            return reject(scope, leaf.node, "channels that are resized", moved, f"at most {resized}, for this target")
         return _many_launches(plan, resized) if len(plan.groups) > 1 else None
     if len(plan.groups) > 1:
         return reject(scope, leaf.node, "maps of different sizes", len(plan.groups), "one, for this target")
