@@ -160,4 +160,4 @@ def test_what_applies_a_plan_names_no_pattern_and_no_kernel(name, tree):
 
 
 def test_every_pass_applies_something():
-    assert {"edit", "Emitter", "pairs.apply", "fusion.apply", "fusion._fused_node", "chain_concats.apply"} <= set(applying())
+    assert {"edit", "Emitter", "pairs.apply", "fuse.apply", "fuse._fused_node", "chain_concats.apply"} <= set(applying())

@@ -428,10 +428,15 @@ void Fuzzer::say_name(const std::string &op) {
         return all.size() >= end.size() && all.compare(all.size() - end.size(), end.size(), end) == 0;
     };
     const auto activation = [&](const std::string &name) {
-        return ends(name, "LeakyRelu") ? 2 : ends(name, "Relu") ? 1 : ends(name, "Tanh") ? 3 : ends(name, "Sigmoid") ? 4 : 0;
+        return ends(name, "LeakyRelu") ? 2
+               : ends(name, "Relu")    ? 1
+               : ends(name, "Tanh")    ? 3
+               : ends(name, "Sigmoid") ? 4
+               : ends(name, "Silu")    ? 6
+                                       : 0;
     };
     if (before.empty() && behind.empty()) return;
-    set("prologue_affine", static_cast<int64_t>(before.find("Affine") == 0));
+    set("prologue_affine", before.find("Affine") == 0 ? 1 : before.find("Modulated") == 0 ? 2 : 0);
     set("prologue_activation", activation(before));
     set("residual", static_cast<int64_t>(behind.find("Add") == 0));
     set("activation", activation(behind));
@@ -469,7 +474,10 @@ void Fuzzer::sizes(const OrtCustomOp &op) {
         return spatial.insert(last ? spatial.end() : spatial.begin() + 1, channels), spatial;
     };
     w.insert(w.begin(), m), w.push_back(c / group_);
-    shapes_ = {tensor(x, c, layouts == 1 || layouts == 3), w, {m}, {c}, {c}};
+    const auto scales = node_.attributes.find("prologue_affine");
+    const bool by_image = scales != node_.attributes.end() && scales->second.numbers == Sizes{2};
+    const Sizes scale = by_image ? tensor(Sizes(rank_, 1), c, false) : Sizes{c};
+    shapes_ = {tensor(x, c, layouts == 1 || layouts == 3), w, {m}, scale, scale};
     const size_t count = op.GetInputTypeCount(&op);
     shapes_.resize(count > 4 ? 5 : 3);
     if (count % 2 == 0) shapes_.push_back(tensor(y, m, layouts == 1 || layouts == 2));

@@ -142,10 +142,12 @@ private:
         }
         w.push_back(c / a.group[0]);
         auto upto = [&](std::vector<int64_t> sizes) { return sizes[0] = most, sizes; };
+        std::vector<int64_t> scale{c};
+        if (a.around.affine == 2) scale = {n, c}, scale.resize(x.size(), 1);
         Tensors all;
         all.out = dynamic<T>(y, upto(y), type, format);
         all.in = a.inputs(dynamic<T>(x, upto(x), type, format), dynamic<T>(w, type, linear), dynamic<T>({m}, type, linear),
-                          dynamic<T>({c}, type, linear), all.out);
+                          dynamic<T>(scale, a.around.affine == 2 ? upto(scale) : scale, type, linear), all.out);
         for (typename T::Dynamic *tensor : pointers(all)) tensor->desc.dims = random_.one_in(2) ? tensor->min : tensor->max;
         for (int change = random_.one_in(2) ? 0 : 1 + random_.below(3); change > 0; --change) {
             const auto every = pointers(all);

@@ -162,7 +162,7 @@ CONTRADICTIONS = (
         "ReluConvAvgPool: prologue_activation; got 3, expected 1 by the operator's name",
     ),
     ("ConvAvgPoolTanh", {"activation": 4}, "ConvAvgPoolTanh: activation; got 4, expected 3 by the operator's name"),
-    ("ConvAvgPoolSigmoid", {"activation": 5}, "activation; got 5, expected 4 by the operator's name"),
+    ("ConvAvgPoolSigmoid", {"activation": 5}, "ConvAvgPoolSigmoid: activation; got 5, expected 4 by the operator's name"),
     ("ConvAvgPoolRelu", {"alpha": 0.5}, "ConvAvgPoolRelu: alpha; got 0.5, expected 0, as the operator's name has no"),
     ("LeakyReluConvAvgPool", {"prologue_alpha": 1e39}, "LeakyReluConvAvgPool: prologue_alpha; got inf, expected a finite"),
     ("ConvAvgPoolLeakyRelu", {"alpha": 1}, "alpha: type of the field; got 5, expected float"),
@@ -207,7 +207,7 @@ except TensorRTError as error:
     print(json.dumps(str(error)))
 """
     message, _ = run(plugin, code)
-    assert "plugins; got no TanhConvAvgPool in TensorRT" in message and "expected 121; build the library" in message
+    assert "plugins; got no TanhConvAvgPool in TensorRT" in message and "expected 289; build the library" in message
 
 
 def test_a_missing_library_says_what_to_do(plugin, monkeypatch, tmp_path):

@@ -45,7 +45,8 @@ def test_spatial_axes_of_a_convolution(weights, attributes, rank):
     x = "float[1,16,8]" if weights == "float[8,16,3]" else "float[1,16,8,8]"
     node = f"y = Conv<{attributes}>(x, k)" if attributes else "y = Conv(x, k)"
     (scope,) = index(graph(node, inputs=f"{x} x, {weights} k", outputs="float y"))
-    assert conv_rank(scope, 0) == rank
+    found = conv_rank(scope, 0)
+    assert found == rank or rank is None and found.condition == "shape of the weights" and found.got == "unknown"
 
 
 def test_what_goes_behind_a_pooling():

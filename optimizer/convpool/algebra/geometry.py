@@ -28,7 +28,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 import numpy as np
 
@@ -59,17 +59,17 @@ class Windows:
     pads: Ints
     dilations: Ints
 
-    @cached_property
+    @property
     def rank(self) -> int:
         """Number of spatial axes."""
         return len(self.kernel_shape)
 
-    @cached_property
+    @property
     def extents(self) -> Ints:
         """Input positions that the window spans, per axis."""
         return tuple(d * (k - 1) + 1 for k, d in zip(self.kernel_shape, self.dilations, strict=True))
 
-    @cached_property
+    @property
     def taps(self) -> int:
         """Elements of the window; of a kernel, per input channel."""
         return math.prod(self.kernel_shape)

@@ -14,7 +14,6 @@ scale * (W x + b) + shift = (scale W) x + (scale b + shift), scale and shift per
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import product
 
 import numpy as np
@@ -127,7 +126,7 @@ class Parts:
     upsamples: bool = False
     modulated: bool = False
 
-    @cached_property
+    @property
     def op_type(self) -> str:
         """The operator that does this."""
         core = UPSAMPLING_OP_TYPE if self.upsamples else OP_TYPE
@@ -139,7 +138,7 @@ class Parts:
         """The number of AFFINES."""
         return 2 if self.modulated else int(self.affine)
 
-    @cached_property
+    @property
     def is_plain(self) -> bool:
         """True if there is no part beside."""
         return self in (PLAIN, PLAIN_UPSAMPLING)

@@ -51,10 +51,10 @@ template <class T> void contradictions(const Attributes &right) {
         const char *attribute;
         int32_t right, most;
     };
-    for (const Case &c : {Case{"prologue_affine", around.affine, 1},
-                          {"prologue_activation", around.before, 2},
+    for (const Case &c : {Case{"prologue_affine", around.affine, 2},
+                          {"prologue_activation", around.before, CONVPOOL_ACT_SILU},
                           {"residual", around.residual, 1},
-                          {"activation", around.after, 4}}) {
+                          {"activation", around.after, CONVPOOL_ACT_SILU}}) {
         for (int32_t wrong = 0; wrong <= c.most; ++wrong)
             if (wrong != c.right)
                 refuse(c.attribute, &wrong,

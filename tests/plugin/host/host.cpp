@@ -77,18 +77,23 @@ Attributes upsampled(Attributes a) {
 }
 
 std::string Attributes::op_type() const {
-    static const char *const names[] = {"", "Relu", "LeakyRelu", "Tanh", "Sigmoid"};
-    return std::string(around.affine ? "Affine" : "") + names[around.before] + core() + (around.residual ? "Add" : "") +
+    static const char *const names[] = {"", "Relu", "LeakyRelu", "Tanh", "Sigmoid", "", "Silu"};
+    static const char *const affines[] = {"", "Affine", "Modulated"};
+    return std::string(affines[around.affine]) + names[around.before] + core() + (around.residual ? "Add" : "") +
            names[around.after];
 }
 
 std::vector<Attributes> every_operator() {
     std::vector<Attributes> all;
     for (const Attributes &core : {Attributes{}, upsampled()})
-        for (int i = 0; i < 60; ++i) {
-            const int before = i / 2 % 3, after = i / 12;
-            all.push_back(with({i % 2, before, before == 2 ? 0.25f : 0.f, i / 6 % 2, after, after == 2 ? 0.1f : 0.f}, core));
-        }
+        for (int affine : {0, 1, 2})
+            for (int before : {CONVPOOL_ACT_NONE, CONVPOOL_ACT_RELU, CONVPOOL_ACT_LEAKY_RELU, CONVPOOL_ACT_SILU})
+                for (int residual : {0, 1})
+                    for (int after = 0; after <= CONVPOOL_ACT_SILU; ++after) {
+                        if (after == CONVPOOL_ACT_CLIP) continue;
+                        const float slopes[] = {before == 2 ? 0.25f : 0.f, after == 2 ? 0.1f : 0.f};
+                        all.push_back(with({affine, before, slopes[0], residual, after, slopes[1]}, core));
+                    }
     return all;
 }
 

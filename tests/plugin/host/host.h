@@ -41,7 +41,8 @@ inline void refuses(bool failed, const std::string &word, const char *file, int 
                   __LINE__)
 #define REFUSES(failed, word) ((logged.clear()), ::host::refuses((failed), (word), __FILE__, __LINE__))
 
-// What a fused variant does around pooling and convolution; ConvAvgPool does none of it.  before, after: convpool_activation.
+// What a fused variant does around pooling and convolution; ConvAvgPool does none of it.  affine: 1 by channel, 2 by image too.
+// before, after: convpool_activation.
 struct Around {
     int32_t affine = 0, before = 0;
     float before_alpha = 0.f;
@@ -61,8 +62,8 @@ struct Attributes {
     const char *core() const { return upsample.empty() ? "ConvAvgPool" : "UpsampleConv"; }
     bool plain() const { return !around.affine && !around.before && !around.residual && !around.after; }
     std::string op_type() const;
-    // X, W, B and what the operator has beside them: scale and shift, which are vectors of as many channels, and R, as Y.
-    int input_count() const { return 3 + 2 * around.affine + around.residual; }
+    // X, W, B and what the operator has beside them: scale and shift, of as many channels, and R, as Y.
+    int input_count() const { return 3 + 2 * (around.affine != 0) + around.residual; }
     template <typename Desc> std::vector<Desc> inputs(Desc x, Desc w, Desc b, Desc scale, Desc y) const {
         std::vector<Desc> all{x, w, b};
         if (around.affine) all.insert(all.end(), 2, scale);
