@@ -236,7 +236,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "h200_trt86_networks_float.json": lambda: networks(load("h200_trt86_networks_float.json")),
     "the papers' tables on record": papers.coverage,
     **{f"claims of {name}": functools.partial(papers.markdown, name) for name in papers.PAPERS},
-    "h200_ort.json": lambda: onnxruntime_times.markdown(load("h200_ort.json"), NETWORKS),
+    **{
+        name: lambda name=name: onnxruntime_times.markdown(load(name), NETWORKS)
+        for name in ("h200_ort.json", "h100_ort_generators.json")
+    },
     "h200_trt86_engines.json": lambda: engines(load("h200_trt86_engines.json")),
 }
 """The tables by the names in their markers."""
