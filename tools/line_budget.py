@@ -17,8 +17,8 @@ SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
     "optimizer": 27280,
     "plugin": 18030,
-    "tests": 41700,
-    "benchmarks": 8340,
+    "tests": 41735,
+    "benchmarks": 8375,
     "tools": 1000,
     "examples": 1180,
     "models": 2190,

@@ -14,6 +14,7 @@ from convpool.ir.model import LoadedModel
 from convpool.tensorrt import PRECISIONS, TensorRTError
 from models.generators import generate
 from tests.support.accuracy.half_io import from_channels_last, to_channels_last
+from tests.support.accuracy.limits import LIMITS
 
 
 def row(network: str, batch: int = 1, **us: float) -> dict:
@@ -82,6 +83,46 @@ def test_a_network_is_checked_before_it_is_timed(name, monkeypatch, tmp_path):
     assert (found["batch"], found["input_sets"], found["half_channels_last"]) == (1, 4, NETWORKS[name].inside)
 
 
+LIMIT = LIMITS["wgan_gp"].relative("fp16", engine=True)
+
+
+@pytest.mark.parametrize(
+    ("original", "ours", "standard", "timed"),
+    [
+        (0.5, 0.9, 1.9, ("original", "direct", "plugin")),  # in units of the limit: below it
+        (0.5, 1.1, 2.1, ("original",)),
+        (5.0, 4.9, 4.9, ("original", "direct", "plugin")),  # the original's own engine is beyond it
+        (5.0, 5.1, 5.1, ("original",)),
+        (np.inf, 1.1, 2.1, ()),  # an original that is not finite allows nothing
+        (np.inf, 0.9, 1.9, ("direct", "plugin")),
+    ],
+)
+@pytest.mark.parametrize("order", [("original", "direct", "plugin"), ("plugin", "direct", "original")])
+def test_an_engine_may_be_as_far_off_as_the_originals_own(original, ours, standard, timed, order, monkeypatch, tmp_path):
+    errors = {"original": original, "plugin": ours, "direct": standard}
+
+    def get_engine(name, lowering, model, batch, options):
+        return FakeEngine(model, False, 1 + errors[lowering] * LIMIT)
+
+    def pretend(engines, model, inside, rounds, found):
+        for lowering in engines:
+            found[lowering].update(summarize([3.0, 4.0, 5.0]))
+        return 4
+
+    monkeypatch.setattr(network_times, "get_engine", get_engine)
+    monkeypatch.setattr(network_times, "_time", pretend)
+    found = time_network("wgan_gp", Options(tmp_path, order, batch=1))["lowerings"]
+    assert {lowering for lowering, one in found.items() if "us" in one} == set(timed)
+    for lowering, one in found.items():
+        assert one["error" if lowering in timed else "wrong"] == pytest.approx(errors[lowering] * LIMIT, rel=1e-2)
+
+
+def test_without_an_engine_of_the_original_the_limit_decides(monkeypatch, tmp_path):
+    monkeypatch.setattr(network_times, "get_engine", lambda name, lowering, model, *_: FakeEngine(model, False, 1 + 1.1 * LIMIT))
+    found = time_network("wgan_gp", Options(tmp_path, ("plugin",), batch=1))
+    assert set(found["lowerings"]["plugin"]) == {"wrong"} and "input_sets" not in found
+
+
 def test_convolutions_without_a_pooling_are_the_plugins_in_16_bits_and_tf32():
     model = generate("wgan_gp", batch=1)
     forms = {
@@ -123,18 +164,19 @@ def test_rows_are_added_in_order_and_replaced(tmp_path):
 
 def test_the_table_compares_with_the_original_and_the_best_standard_form():
     whole = row("sngan64", 64, original=360, direct=300, fused=270, plugin=250, fused_variants=180)
+    whole["lowerings"]["fused_variants"]["error"] = 4e-4
     part = row("wgan_gp", 64, original=100, plugin=50)
     part["lowerings"] |= {"fused": {"wrong": 0.5}, "fused_variants": {"skipped": "no builder"}}
     record = {"rows": [whole, part]}
     assert network_times.markdown(record).splitlines() == [
         "| network, batch, precision | original | direct | fused | plugin | fused_variants | over original | asked | "
-        "over best of direct, fused |",
-        "|---|---|---|---|---|---|---|---|---|",
-        "| sngan64, 64, fp16 | 360.0 | 300.0 | 270.0 | 250.0 | 180.0 | 2.00 | 2.1 | 1.50 |",
-        "| wgan_gp, 64, fp16 | 100.0 |  |  | 50.0 |  | 2.00 | 1.9 |  |",
+        "over best of direct, fused | error, original | error, plugin | limit |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "| sngan64, 64, fp16 | 360.0 | 300.0 | 270.0 | 250.0 | 180.0 | 2.00 | 2.1 | 1.50 | 0.001 | 0.0004 | 0.002 |",
+        "| wgan_gp, 64, fp16 | 100.0 |  |  | 50.0 |  | 2.00 | 1.9 |  | 0.001 | 0.001 | 0.002 |",
     ]
     assert network_times.problems(record) == [
-        "wgan_gp, fp16: fused: error 0.5, limit 0.002",
+        "wgan_gp, fp16: fused: error 0.5, limit 0.002, the original's 0.001",
         "wgan_gp, fp16: fused_variants: not run: no builder",
     ]
 
