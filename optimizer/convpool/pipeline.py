@@ -199,11 +199,8 @@ class Pipeline:
 
     def _plans(self, scope: Scope, rules: list[Rule], kept: list) -> list[Found]:
         """Plans for one scope that share no node.  A site in the way of another is seen again in the next round."""
-        verdicts = [
-            (rule, site, self._verdict(rule, site))
-            for rule in self._rules_for(scope, rules)
-            for site in rule.sites(scope, self._context)
-        ]
+        sites = [(rule, site) for rule in self._rules_for(scope, rules) for site in rule.sites(scope, self._context)]
+        verdicts = [(rule, site, self._verdict(rule, site)) for rule, site in sites]
         if self._tuner:
             self._tuner.expect(sum(isinstance(verdict, Plan) and rule.has_alternatives for rule, _, verdict in verdicts))
         plans: list[Found] = []

@@ -19,7 +19,7 @@ from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, TypeProto, 
 from convpool.errors import ConvpoolError, ModelError, OptionError
 from convpool.ir.index import Dim
 from convpool.ir.model import LoadedModel, at_shapes, infer_shapes
-from convpool.ir.protos import graphs_within, is_op, known_attributes, label, model_nodes, tensors
+from convpool.ir.protos import graphs_within, is_op, known_attributes, model_nodes, named, tensors
 
 
 def overhang(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> str:
@@ -46,7 +46,7 @@ def _overhang(node: NodeProto, kind: TypeProto) -> str:
     sizes = [dim.dim_value for dim in dims]
     for k, d, size, before, after in zip(kernel, dilations, sizes, pads, pads[len(kernel) :], strict=False):
         if size and (k - 1) * d + 1 > size + before + after:
-            return f"{node.op_type} '{label(node)}': window; got {list(kernel)} on a map of {sizes}; give larger inputs"
+            return f"{named(node)}: window; got {list(kernel)} on a map of {sizes}; give larger inputs"
     return ""
 
 

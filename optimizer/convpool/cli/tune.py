@@ -22,7 +22,7 @@ from convpool.cli.group import SHAPE, NamedShape, SectionedCommand, StepBar, com
 from convpool.errors import ConvpoolError, OptionError, OutputError, printable
 from convpool.ir import schema
 from convpool.ir.files import check_output, write_atomically
-from convpool.ir.protos import attributes, label
+from convpool.ir.protos import attributes, label, named
 from convpool.macs import scopes_at
 
 PRECISIONS = {"fp16": "float16", "bf16": "bfloat16", "tf32": "float32", "fp32": "float32"}
@@ -118,7 +118,7 @@ def problems_of(model: str, shapes: dict[str, list[int]], precision: str, layout
     for node in filter(schema.is_operator, scope.nodes):
         x, w = (scope.info(name).shape for name in node.input[:2])
         if x is None or w is None or not all(isinstance(size, int) for size in (*x, *w)):
-            raise OptionError(f"{node.op_type} '{label(node)}': sizes of X; got {x}, expected numbers; give --input-shape")
+            raise OptionError(f"{named(node)}: sizes of X; got {x}, expected numbers; give --input-shape")
         problem = _problem(node, x, w, precision, layout)
         if problem not in found.values():
             found[f"{label(node)} ({precision})"] = problem

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from onnx import ModelProto, NodeProto, SparseTensorProto, TensorProto, ValueInfoProto, helper, numpy_helper
@@ -47,13 +48,22 @@ UNIT_ROUNDOFF: dict[int, float] = {
 """Largest relative error of a number that is rounded to a type."""
 
 
+@dataclass(frozen=True)
 class Constant:
     """A value that no caller can change: an initializer or a Constant node, read only when asked for."""
 
-    def __init__(self, tensor: TensorProto, read: Callable[[TensorProto], np.ndarray]) -> None:
-        self._tensor, self._read = tensor, read
-        self.shape = tuple(tensor.dims)
-        self.data_type: int = tensor.data_type
+    tensor: TensorProto
+    read: Read
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes."""
+        return tuple(self.tensor.dims)
+
+    @property
+    def data_type(self) -> int:
+        """The TensorProto.DataType."""
+        return self.tensor.data_type
 
     @property
     def unit_roundoff(self) -> float:
@@ -62,7 +72,7 @@ class Constant:
 
     def array(self) -> np.ndarray:
         """The value; external data is read from its file here."""
-        return self._read(self._tensor)
+        return self.read(self.tensor)
 
 
 def folded(node: NodeProto, name: str, inputs: Mapping[str, np.ndarray], opset: int) -> TensorProto | None:

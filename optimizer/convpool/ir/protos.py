@@ -34,6 +34,11 @@ def label(node: NodeProto) -> str:
     return node.name or next((name for name in node.output if name), node.op_type)
 
 
+def named(node: NodeProto) -> str:
+    """The operator and `label`, as messages have them."""
+    return f"{node.op_type} '{label(node)}'"
+
+
 class AttributeReference(Exception):
     """An attribute takes its value from the function that the node stands in, so it is unknown here."""
 

@@ -11,8 +11,7 @@ docs/operator.md specifies inputs, attributes and types.  The numpy references a
 `fused_conv_avg_pool`.
 
 Every model that convpool writes carries the operators it uses as model-local functions of standard operators too, so that
-runtimes without the plugin run it as it stands.
-Users may move the operators to a domain of their own.
+runtimes without the plugin run it as it stands.  Users may move the operators to a domain of their own.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ from convpool.algebra.parts import (
     ACCUMULATIONS,
     ACTIVATION_NUMBERS,
     EPILOGUES,
+    FUSED_VARIANTS,
     LAYOUTS,
     MAX_UPSAMPLE,
     OP_TYPE,
@@ -42,7 +42,7 @@ from convpool.algebra.parts import (
     function_perms,
 )
 from convpool.errors import ModelError
-from convpool.ir.protos import label, model_nodes, opset_of
+from convpool.ir.protos import model_nodes, named, opset_of
 
 _WINDOW = ("kernel_shape", "strides", "pads", "dilations")
 """The attributes of a convolution; those of a pooling are these behind `pool_`."""
@@ -188,7 +188,7 @@ def is_own(part: NodeProto | FunctionProto) -> bool:
 def parts_of(node: NodeProto) -> Parts:
     """Return the parts of a node of these operators; its name and attributes say the same."""
     kind = OPERATORS[node.op_type]
-    if kind.is_plain:
+    if node.op_type not in FUSED_VARIANTS:
         return kind
     alphas = {item.name: item.f for item in node.attribute if item.name in _PART_FLOATS}
     return replace(kind, prologue_alpha=alphas["prologue_alpha"], epilogue_alpha=alphas["alpha"])
@@ -587,7 +587,7 @@ def check_meaning(model: ModelProto) -> None:
         }
         rank, layout = len(given.get("kernel_shape", ())), layout_of(node)
         perms = function_perms(layout, rank, True) if layout in LAYOUTS else {}
-        factors, opset, where = tuple(given.get(UPSAMPLE, ())), opset_of(model.opset_import), f"{node.op_type} '{label(node)}'"
+        factors, opset, where = tuple(given.get(UPSAMPLE, ())), opset_of(model.opset_import), named(node)
         if factors and (len(factors) != rank or not all(1 <= factor <= MAX_UPSAMPLE for factor in factors)):
             raise ModelError(f"{where}: {UPSAMPLE}; got {list(factors)}, expected {rank} factors from 1 to {MAX_UPSAMPLE}")
         if factors and opset < UPSAMPLING_OPSET:

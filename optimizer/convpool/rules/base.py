@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from convpool.algebra.geometry import Refusal
 from convpool.ir.index import Scope
-from convpool.ir.protos import label
+from convpool.ir.protos import label, named
 from convpool.options import OptimizeOptions
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Reject:
 
 def reject(scope: Scope, node: int, condition: str, got: object, expected: object) -> Reject:
     """A Reject that names node number `node` of `scope`."""
-    return Reject(f"{scope.nodes[node].op_type} '{label(scope.nodes[node])}'", condition, str(got), str(expected))
+    return Reject(named(scope.nodes[node]), condition, str(got), str(expected))
 
 
 def rejection(scope: Scope, node: int, refusal: Refusal) -> Reject:

@@ -39,7 +39,7 @@ from onnx import NodeProto, TensorProto
 
 from convpool.algebra.geometry import Ints
 from convpool.algebra.parts import IDENTITY, Affine
-from convpool.ir.index import Scope, spatial_size
+from convpool.ir.index import Dim, Scope, spatial_size
 from convpool.ir.protos import AttributeReference, attributes, is_op
 from convpool.rules.base import BETWEEN, Reject, reject
 
@@ -253,12 +253,9 @@ def known_step(scope: Scope, index: int, rank: int) -> Step | Reject | None:
         return reject(scope, index, "attributes", f"a reference to the function's '{error}'", "values")
 
 
-def varies_over_space(scope: Scope, name: str, rank: int) -> bool:
-    """Return True if `name`, broadcast to [N, C, spatial...], may differ between positions."""
-    shape = scope.info(name).shape
-    if shape is None or len(shape) > rank + 2:
-        return True
-    return any(dim != 1 for dim in shape[-rank:])
+def varies_over_space(shape: tuple[Dim, ...] | None, rank: int) -> bool:
+    """Return True if a tensor, broadcast to [N, C, spatial...], may differ between positions.  shape: None if unknown."""
+    return shape is None or len(shape) > rank + 2 or not set(shape[-rank:]) <= {1}
 
 
 def _identity(scope: Scope, index: int, rank: int) -> Step:
@@ -342,7 +339,7 @@ def _finite(scope: Scope, index: int, affine: Affine | None) -> Reject | None:
 def _binary(scope: Scope, index: int, rank: int) -> Step | Reject | None:
     """None when neither operand is the same at every position: then it joins two feature maps."""
     node = scope.nodes[index]
-    uniform = [not varies_over_space(scope, name, rank) for name in node.input]
+    uniform = [not varies_over_space(info.shape, rank) for info in map(scope.info, [*node.input])]
     if not any(uniform):
         if node.op_type in ("Mul", "Div"):
             return reject(scope, index, "operands", "two that vary over space", "one that does not")

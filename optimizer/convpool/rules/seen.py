@@ -115,7 +115,7 @@ def _way(scope: Scope, start: int, ends: set[str]) -> list[int]:
 
 def _ends_search(node: NodeProto) -> bool:
     """Return True if a node's output is no longer the map of the convolution in front."""
-    return is_op(node, "Shape", "Size") or _stands_for(node) in ("Conv", "ConvTranspose")
+    return _stands_for(node) in ("Shape", "Size", "Conv", "ConvTranspose")
 
 
 def _judge(scope: Scope, way: list[int], seen: Seen) -> None:

@@ -39,7 +39,7 @@ from convpool.algebra.parts import EPILOGUES, IDENTITY, PROLOGUES, Affine, Parts
 from convpool.ir import schema
 from convpool.ir.edit import Edit
 from convpool.ir.index import Dim, Scope
-from convpool.ir.protos import attributes, is_op, known_attributes, label
+from convpool.ir.protos import attributes, is_op, known_attributes, label, named
 from convpool.report import Log, SiteReport
 from convpool.rules.base import Context, Plan, Reject, Rule, Site, reject, rejection
 from convpool.rules.convs import is_plain
@@ -99,7 +99,7 @@ class FusionPlan(Plan):
 
     def described(self, nodes: tuple[int, ...]) -> tuple[str, ...]:
         """Nodes as a report names them."""
-        return tuple(f"{self.scope.nodes[i].op_type} '{label(self.scope.nodes[i])}'" for i in nodes)
+        return tuple(map(named, map(self.scope.nodes.__getitem__, nodes)))
 
 
 @dataclass
@@ -204,8 +204,7 @@ def _saved_bytes(plan: FusionPlan) -> int | None:
     item = helper.tensor_dtype_to_np_dtype(plan.elem_type).itemsize
     names = [scope.nodes[i].output[0] for i in plan.upstream]
     names += [scope.nodes[plan.node].output[0], *(scope.nodes[i].output[0] for i in plan.downstream)][: len(plan.downstream)]
-    for name in names:
-        shape = scope.info(name).shape
+    for shape in [info.shape for info in map(scope.info, names)]:
         if shape is None or not all(isinstance(dim, int) for dim in shape[1:]):
             return None
         total += 2 * item * math.prod(dim if isinstance(dim, int) else 1 for dim in shape)
@@ -454,11 +453,9 @@ def grow_in_front(draft: Draft) -> None:
     plan = draft.plan
     if patterns.has_prologue(plan.scope, plan.node):
         return
-    if (
-        is_plain(plan.scope.nodes[plan.node], plan.channels[1], draft.context.options.limits)
-        and not draft.context.options.limits.plain_prologues
-        and not patterns.only_an_activation(plan.scope, plan.x)
-    ):
+    options = draft.context.options
+    plain = is_plain(plan.scope.nodes[plan.node], plan.channels[1], options.limits)
+    if plain and not options.limits.plain_prologues and not patterns.only_an_activation(plan.scope, plan.x):
         producer = plan.scope.producer.get(plan.x)
         if producer is not None and patterns.may_fuse(plan.scope, producer):
             got = "other elementwise nodes in front of a convolution without a pooling"
@@ -466,7 +463,9 @@ def grow_in_front(draft: Draft) -> None:
         return
     scope, x, parts, affine = plan.scope, plan.x, plan.parts, IDENTITY
     upstream: list[int] = []
-    mapped, modulation, passes = False, None, _in_a_pass(draft)
+    mapped, modulation = False, None
+    # Condition (6); a pooling has a pass already.
+    passes = not options.for_torch and (options.limits.plain_prologues or not (parts.upsamples or plain))
     while (index := scope.producer.get(x)) is not None:
         node = scope.nodes[index]
         if not patterns.may_fuse(scope, index):
@@ -517,19 +516,12 @@ def _check_found(draft: Draft, before: FusionPlan) -> None:
     scope, plan = before.scope, draft.plan
     host = patterns.host_of(scope, plan.x) if plan.upstream and plan.modulation is None else None
     if host is not None:
-        got = f"{scope.nodes[host].op_type} '{label(scope.nodes[host])}' before it, which fuses it"
+        got = f"{named(scope.nodes[host])} before it, which fuses it"
         draft.rejects.append(reject(scope, plan.upstream[0], "prologue", got, "a tensor that stays as it is"))
         draft.plan = before
     elif plan.affine is not None and not _representable(before, plan.affine):
         draft.rejects.append(rejection(scope, plan.upstream[0], outside("scale and shift")))
         draft.plan = before
-
-
-def _in_a_pass(draft: Draft) -> bool:
-    """Return True if condition (6) holds; a pooling has a pass already."""
-    options, plan = draft.context.options, draft.plan
-    pools = not plan.parts.upsamples and not is_plain(plan.scope.nodes[plan.node], plan.channels[1], options.limits)
-    return not options.for_torch and (options.limits.plain_prologues or pools)
 
 
 def _fitting(draft: Draft, index: int) -> Step | Reject:

@@ -123,10 +123,11 @@ def box_filter(scope: Scope, index: int, rank: int, size: Ints | None) -> Poolin
 def _box_weight(scope: Scope, index: int) -> float | None:
     """The one number in the weights of a depthwise convolution of more than one tap; None where it is none, or they differ."""
     weight = scope.constant(scope.nodes[index].input[1])
-    if weight is None or len(weight.shape) < 3 or weight.shape[1] != 1 or math.prod(weight.shape[2:]) < 2:
+    shape = () if weight is None else weight.shape
+    if weight is None or len(shape) < 3 or shape[1] != 1 or math.prod(shape[2:]) < 2:
         return None
     values = known_attributes(scope.nodes[index])
-    if values is None or values.get("group", 1) != weight.shape[0]:
+    if values is None or values.get("group", 1) != shape[0]:
         return None
     array = weight.array()
     number = float(array.reshape(-1)[0])

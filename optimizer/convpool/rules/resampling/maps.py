@@ -182,7 +182,7 @@ class Walk:
         scope, rank = self._scope, self._rank
         node = scope.nodes[index]
         names = list(node.input) if is_op(node, *BROADCASTING) else list(node.input[:1])
-        data = [position for position, name in enumerate(names) if varies_over_space(scope, name, rank)]
+        data = [position for position, name in enumerate(names) if varies_over_space(scope.info(name).shape, rank)]
         maps = [self.map(names[position], depth + 1) for position in data]
         if not any(item.resampled for item in maps):
             return None
@@ -236,7 +236,8 @@ class Walk:
         kinds = [
             [(part.first, single or part.channels, part.resample and part.resample.key) for part in item.parts] for item in maps
         ]
-        data = [position for position, name in enumerate(node.input) if varies_over_space(self._scope, name, self._rank)]
+        known = [self._scope.info(name).shape for name in node.input]
+        data = [position for position, shape in enumerate(known) if varies_over_space(shape, self._rank)]
         alike = all(kind == kinds[0] for kind in kinds) and not any(item.summed for item in maps)
         picks = all(part.resample is None or part.resample.picks for item in maps for part in item.parts)
         same = {part.resample.input for item in maps for part in item.parts if part.resample and part.resample.up is None}
@@ -244,7 +245,7 @@ class Walk:
             return self._applied(index, data, maps, nodes)
         if not is_op(node, "Add", "Sum") or len(data) < len(node.input):
             return None
-        shapes = [self._scope.info(name).shape or () for name in node.input]
+        shapes = [shape or () for shape in known]
         channels = {
             channel_count(self._scope, name) if len(shape) == rank + 2 else None
             for name, shape in zip(node.input, shapes, strict=True)
