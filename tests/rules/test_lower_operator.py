@@ -26,6 +26,8 @@ BODIES = {
     "affine prologue": f"n = BatchNormalization(x, g, b, m, v)\np = Relu(n)\n{PAIR.replace('(x,', '(p,')}",
     "epilogue": f"{PAIR.replace('y =', 'q =')}\ns = Add(q, r)\ny = LeakyRelu<alpha=0.5>(s)",
     "tanh": f"{PAIR.replace('y =', 'q =')}\ny = Tanh(q)".replace("w)", "small)"),
+    "silu": f"g0 = Sigmoid(x)\np = Mul(x, g0)\n{PAIR.replace('(x,', '(p,').replace('y =', 'q =')}\ns = Sigmoid(q)\ny = Mul(s, q)",
+    "by image": f"t = Mul(f, x)\np = Add(t, s)\n{PAIR.replace('(x,', '(p,')}",
 }
 KINDS = {
     "a pair": ("ConvAvgPool", {}),
@@ -33,12 +35,14 @@ KINDS = {
     "affine prologue": ("AffineReluConvAvgPool", {"BatchNormalization": 1, "Relu": 1}),
     "epilogue": ("ConvAvgPoolAddLeakyRelu", {"Add": 1, "LeakyRelu": 1}),
     "tanh": ("ConvAvgPoolTanh", {"Tanh": 1}),
+    "silu": ("SiluConvAvgPoolSilu", {"Mul": 2, "Sigmoid": 2}),
+    "by image": ("ModulatedConvAvgPool", {"Add": 1, "Mul": 1}),
 }
 
 
 def original(name: str) -> onnx.ModelProto:
-    residual = ", float[1,32,6,6] r" if name == "epilogue" else ""
-    return graph(BODIES[name], {**NORM, "small": SMALL}, inputs=f"float[1,16,12,12] x{residual}")
+    more = {"epilogue": ", float[1,32,6,6] r", "by image": ", float[1,16,1,1] f, float[1,16,1,1] s"}.get(name, "")
+    return graph(BODIES[name], {**NORM, "small": SMALL}, inputs=f"float[1,16,12,12] x{more}")
 
 
 def assert_equal(one: onnx.ModelProto, other: onnx.ModelProto) -> None:

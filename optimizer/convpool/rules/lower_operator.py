@@ -6,7 +6,8 @@
 
 A prologue and an epilogue become nodes of their own; pooling and convolution become AveragePool and Conv, or, where that is asked
 for or cheaper, the one Conv that equals both (`geometry.pool_last`).  An upsampling becomes a Resize; other rules go on from it.
-Conditions: (1) no attribute refers to a function's; (2) of a scale and shift, the number of channels and the type are known.
+Conditions: (1) no attribute refers to a function's; (2) of a scale and shift by channel, their number and the
+type are known.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class LowerOperator(Rule):
         for spec in (conv,) if isinstance(before, UpsampleSpec) else (before, conv):
             if {len(spec.strides), len(spec.dilations), len(spec.pads) // 2} != {conv.rank} or len(spec.pads) % 2:
                 return reject(scope, site.root, "attributes", str(spec), f"numbers for {conv.rank} axes")
-        if parts.affine:
+        if parts.affine and not parts.modulated:
             shift = scope.info(node.input[4])
             if not shift.elem_type or not shift.shape or not isinstance(shift.shape[0], int):
                 return reject(scope, site.root, "type and shape of the shift", "unknown", "known ones")
@@ -206,10 +207,11 @@ class _Writer:
         x_last, y_last = LAYOUTS[schema.layout_of(self._old)]
         rank = self._plan.conv.rank
         x = self._permute(names["X"], x_last, to_channels_first(rank))
-        if parts.affine:
+        if parts.modulated:
+            x = self._add("Add", [self._add("Mul", [x, names["scale"]], "product"), names["shift"]], "scaled")
+        elif parts.affine:
             x = self._affine(x, names["scale"], names["shift"])
-        if parts.prologue:
-            x = self._add(parts.prologue, [x], "activated", **_alpha(parts.prologue, parts.prologue_alpha))
+        x = self._activation(parts.prologue, x, "activated", parts.prologue_alpha)
         if (pool := self._plan.lowering.pool) is not None:
             more = {"dilations": pool.dilations} if any(d > 1 for d in pool.dilations) else {}
             windows = {"kernel_shape": pool.kernel_shape, "strides": pool.strides, "pads": pool.pads, **more}
@@ -227,8 +229,7 @@ class _Writer:
         node.metadata_props.extend(self._old.metadata_props)
         if parts.residual:
             y = self._add("Add", [y, self._permute(names["R"], y_last, to_channels_first(rank))], "sum")
-        if parts.epilogue:
-            y = self._add(parts.epilogue, [y], "result", **_alpha(parts.epilogue, parts.epilogue_alpha))
+        y = self._activation(parts.epilogue, y, "result", parts.epilogue_alpha)
         self._permute(y, y_last, to_channels_last(rank))
         self._nodes[-1].output[0] = self._old.output[0]
         return self._nodes
@@ -245,6 +246,13 @@ class _Writer:
         output = self._edit.fresh(f"{self._old.output[0]}_{what}")
         self._nodes.append(helper.make_node(op_type, inputs, [output], **values))
         return output
+
+    def _activation(self, name: str, x: str, what: str, alpha: float) -> str:
+        """The result of an activation of the operator; x for none."""
+        if name == "Silu":
+            return self._add("Mul", [x, self._add("Sigmoid", [x], "gate")], what)
+        values = {"alpha": alpha} if name == "LeakyRelu" else {}
+        return self._add(name, [x], what, **values) if name else x
 
     def _affine(self, x: str, scale: str, shift: str) -> str:
         """Write the map like the operator's function: a BatchNormalization, mean 0, variance 1."""
@@ -273,7 +281,3 @@ class _Writer:
             return fuse_kernel(array, *box).astype(array.dtype)
 
         return self._edit.shared((name, plan.conv, plan.before), fused, f"{name}_fused", self._nodes)
-
-
-def _alpha(activation: str, alpha: float) -> dict[str, float]:
-    return {"alpha": alpha} if activation == "LeakyRelu" else {}
