@@ -15,9 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
-    "optimizer": 27280,
+    "optimizer": 27330,
     "plugin": 18030,
-    "tests": 41735,
+    "tests": 41900,
     "benchmarks": 8375,
     "tools": 1000,
     "examples": 1180,

@@ -321,6 +321,27 @@ def test_sums_of_weights_beyond_the_type_stay():
     assert "sums of weights; got numbers too large or small" in reason(given)
 
 
+@pytest.mark.parametrize(("kernel", "mean", "folds"), [(3, 200, True), (3, 320, False), (1, 320, False)])
+def test_a_norm_whose_shift_is_beyond_the_type_is_not_folded(kernel, mean, folds):
+    """300 * (c - 320) is a number of float16, the bias -96000 is none."""
+    norm = {name: np.full(64, n, np.float16) for name, n in (("g", 300), ("z", 0), ("m", mean), ("v", 1))}
+    w = np.full((64, 64, kernel, kernel), 0.5, np.float16)
+    body = UP + f"c = Conv<pads={[kernel // 2] * 4}>(u, w)\ny = BatchNormalization<epsilon=0.0>(c, g, z, m, v)"
+    given = graph(body, {**SCALES, **norm, "w": w}, inputs="float16[1,64,12,12] x", outputs="float16[a,b,c,d] y")
+    written = convpool.optimize(given, target="cpu", upsampling="fused" if kernel > 1 else None, check=0)
+    assert written.changed and ("BatchNormalization" not in operators(written.model.graph)) == folds
+
+
+def test_bounds_that_stand_behind_the_convolution():
+    """TorchScript's exporter writes a Constant in front of each Clip."""
+    body = "low = Constant<value = float {0}>()\nhigh = Constant<value = float {6}>()\ny = Clip(c, low, high)"
+    for conv, form in (("Conv<pads=[1,1,1,1]>(u, w)", "subpixel"), ("Conv(u, v)", "conv_first")):
+        given = graph(f"{UP}c = {conv}\n{body}", {**SCALES, "w": whole((64, 64, 3, 3)), "v": whole((64, 64, 1, 1))})
+        result = rewrite(given, upsampling=form, exact=True)
+        ops = [node.op_type for node in result.graph.node]
+        assert ops.index("Clip") < ops.index("Resize" if form == "conv_first" else "DepthToSpace") and "Constant" not in ops
+
+
 def test_computed_weights_stay():
     assert "weights; got computed" in reason(graph(UP + CONV, SCALES, inputs="float[1,64,12,12] x, float[8,64,3,3] w"))
 

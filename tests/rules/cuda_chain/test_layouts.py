@@ -172,6 +172,14 @@ def test_a_norm_with_parameters_of_another_type():
     assert {kinds[node.input[1]] for node in maps} == {onnx.TensorProto.FLOAT16}
 
 
+@pytest.mark.parametrize(("mean", "joins"), [(200, True), (300, False)])
+def test_a_norm_whose_shift_the_type_has_not_keeps_its_layout(mean, joins):
+    constants = {name: np.full(16, n, np.float16) for name, n in (("g", 300), ("b", 0), ("m", mean), ("d", 1))}
+    text = "y = BatchNormalization<epsilon=0.0>(x, g, b, m, d)"
+    (scope,) = index(graph(text, constants, inputs="float16[2,16,8,8] x", outputs="float16[2,16,8,8] y"))
+    assert (joined(scope, 0) is not None) == joins
+
+
 @pytest.mark.parametrize(
     ("shape", "same"),
     [("2,1,8,8", True), ("2,16,1,1", True), ("2,16,1,8", False), ("1,16,8,8", False), ("2,16", False), ("2,1", False)],

@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto, helper
 
-from convpool.algebra.parts import LAYOUTS, to_channels_last
+from convpool.algebra.parts import LAYOUTS, Affine, holds, keeps, to_channels_last
 from convpool.ir import schema
 from convpool.ir.edit import Edit
 from convpool.ir.index import Dim, Scope
@@ -43,7 +43,7 @@ from convpool.ir.protos import is_op, known_attributes
 from convpool.options import Limits
 from convpool.rules.base import Reject
 from convpool.rules.convs import KERNEL_TYPES
-from convpool.rules.linear import pad_numbers
+from convpool.rules.linear import Step, known_step, pad_numbers
 
 To = Callable[[int], list[int]]
 """A layout: gives the permutation into it for a number of spatial axes, as those of `algebra.parts` do."""
@@ -76,7 +76,7 @@ def joined(scope: Scope, index: int, to: To = to_channels_last) -> tuple[str, ..
     names: Sequence[str] = ()
     if is_op(node, *UNARY) or to is to_channels_last and is_op(node, "GlobalAveragePool", "BatchNormalization"):
         names = (node.input[0], node.output[0])
-        if is_op(node, "BatchNormalization") and not _is_plain_norm(scope, node, values):
+        if is_op(node, "BatchNormalization") and _norm(scope, index) is None:
             return None
     elif is_op(node, *ELEMENTWISE):
         names = (*(name for name in node.input if scope.constant(name) is None), node.output[0])
@@ -91,10 +91,15 @@ def joined(scope: Scope, index: int, to: To = to_channels_last) -> tuple[str, ..
     return tuple(names) if len(axes) == 1 and (axes.pop() or 0) > 2 else None
 
 
-def _is_plain_norm(scope: Scope, node: NodeProto, values: dict[str, Any]) -> bool:
-    """Return True if a BatchNormalization is a map per channel by constants."""
-    per_channel = values.get("spatial", 1) and not values.get("training_mode", 0)
-    return bool(per_channel) and all(scope.constant(name) is not None for name in node.input[1:])
+def _norm(scope: Scope, index: int) -> Affine | None:
+    """A BatchNormalization as a map per channel by constants that its type has; None where it is no such map."""
+    node = scope.nodes[index]
+    step = known_step(scope, index, (rank_of(scope, node.input[0]) or 2) - 2)
+    kind = elem_type_of(scope, node.input[0]) or elem_type_of(scope, node.input[1])
+    if not isinstance(step, Step) or step.affine is None or not kind:
+        return None
+    dtype, factors = helper.tensor_dtype_to_np_dtype(kind), step.affine.scale.reshape(-1, 1)
+    return step.affine if keeps(factors, dtype) and holds(step.affine.shift, dtype) else None
 
 
 def axes_of(scope: Scope, index: int) -> tuple[int, ...] | None:
@@ -165,7 +170,7 @@ def turned(edit: Edit, index: int, rank: int, x: bool, y: bool, to: To) -> list[
     if is_op(node, "Transpose"):
         return [_permuted(node, rank, x, y, to)]
     if is_op(node, "BatchNormalization"):
-        return _scaled(edit, node, rank)
+        return _scaled(edit, index, node)
     if is_op(node, "GlobalAveragePool"):
         return _mean(edit, node, rank)
     if is_op(node, "Concat"):
@@ -237,20 +242,15 @@ def _mean(edit: Edit, node: NodeProto, rank: int) -> list[NodeProto]:
     return [*nodes, mean]
 
 
-def _scaled(edit: Edit, node: NodeProto, rank: int) -> list[NodeProto]:
+def _scaled(edit: Edit, index: int, node: NodeProto) -> list[NodeProto]:
     """BatchNormalization as Mul and Add along the last axis."""
-    scope = edit.scope
     nodes: list[NodeProto] = []
-    parameters = [scope.constant(name) for name in node.input[1:]]
-    kinds = [constant.data_type for constant in parameters if constant is not None]
-    scale, bias, mean, variance = (constant.array().astype(np.float64) for constant in parameters if constant is not None)
-    epsilon = (known_attributes(node) or {}).get("epsilon", 1e-5)
-    dtype = helper.tensor_dtype_to_np_dtype(scope.info(node.input[0]).elem_type or kinds[0])
-    factor = scale / np.sqrt(variance + epsilon)
-    y = node.output[0]
+    norm, y = _norm(edit.scope, index), node.output[0]
+    assert norm is not None
+    kind = elem_type_of(edit.scope, node.input[0]) or elem_type_of(edit.scope, node.input[1])
+    dtype = helper.tensor_dtype_to_np_dtype(kind)
     names = [
-        edit.constant(array.astype(dtype), f"{y}_{what}", nodes)
-        for what, array in (("scale", factor), ("shift", bias - mean * factor))
+        edit.constant(array.astype(dtype), f"{y}_{what}", nodes) for what, array in (("scale", norm.scale), ("shift", norm.shift))
     ]
     product = edit.fresh(f"{y}_scaled")
     nodes.append(helper.make_node("Mul", [node.input[0], names[0]], [product], name=node.name or None))

@@ -236,6 +236,10 @@ class Emitter:
             node = NodeProto()
             node.CopyFrom(old)
             node.input[0] = name
+            for position, bound in enumerate(old.input):
+                constant = self._scope.constant(bound) if position and bound in self._scope.producer else None
+                if constant is not None:  # its node may stand behind the convolution
+                    node.input[position] = self.constant(constant.array(), "bound")
             name = node.output[0] = self._edit.fresh(f"{old.output[0]}_small")
             self.nodes.append(node)
         return name

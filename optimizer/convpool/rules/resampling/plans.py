@@ -475,8 +475,9 @@ def with_nodes_behind(plan: ResizePlan) -> ResizePlan:
     if not isinstance(step, Step) or step.affine is None or not step.affine.fits(channels_out(leaf)):
         return plan
     dtype = helper.tensor_dtype_to_np_dtype(leaf.weight.data_type)
-    weight, _ = fold(leaf.weight.array(), None, step.affine)
-    return replace(plan, folded=index, affine=step.affine) if keeps(weight * _copies(plan.groups), dtype) else plan
+    weight, bias = fold(leaf.weight.array(), None if leaf.bias is None else leaf.bias.array(), step.affine)
+    fits = keeps(weight * _copies(plan.groups), dtype) and (bias is None or holds(bias, dtype))
+    return replace(plan, folded=index, affine=step.affine) if fits else plan
 
 
 def with_activations(plan: ResizePlan) -> ResizePlan:
