@@ -38,6 +38,7 @@ from convpool.tensorrt import PRECISIONS, Engine, build_engine, plugin_path
 from convpool.tensorrt.graph_timing import TIMING_ITERATIONS, choose_patiently, time_in_turn
 from convpool.tensorrt.package import tensorrt_module
 from convpool.tensorrt.policy import OFFLOADING
+from models.builder import Net
 from models.decoders import PAPER_SIZES
 from models.generators import generate, random_inputs
 from tests.support.accuracy.half_io import Arrays, from_channels_last, half_channels_last, to_channels_last
@@ -49,11 +50,15 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Network:
-    """A row: its batch, how many times as fast as the original it is to be in fp16, whether it is a piece of a network."""
+    """A row: its batch, how many times as fast as the original it is to be in fp16, whether it is a piece of a network.
+
+    layer: of one upsampled layer, C, M, the small map's size and the kernel.
+    """
 
     batch: int
     bar: float
     inside: bool = False
+    layer: tuple[int, int, int, int] | None = None
 
 
 NETWORKS = {
@@ -72,8 +77,14 @@ NETWORKS = {
     "stargan_v2_generator": Network(8, 1.25),
     "unet_nearest": Network(1, 1.2),
     "vae_decoder": Network(1, 1.12),
+    "upsampled_512_64": Network(1, 1.2, layer=(512, 512, 64, 3)),
+    "upsampled_256_16": Network(64, 1.2, layer=(256, 256, 16, 3)),
+    "upsampled_256_256": Network(1, 1.2, layer=(256, 256, 256, 3)),
+    "upsampled_64_256": Network(1, 1.2, layer=(64, 64, 256, 3)),
+    "upsampled_640_32": Network(2, 1.2, layer=(640, 640, 32, 3)),
 }
-"""Rows by generator; those that enlarge maps have the sizes of `PAPER_SIZES`."""
+"""Rows by generator; those that enlarge maps have the sizes of `PAPER_SIZES`.  Layers stand between 1x1 convolutions of as many
+channels; standard operators are to reach the bar in their geometric mean."""
 STANDARD, OURS = ("direct", "fused"), ("plain_conv", "stem", "fused_variants", "plugin", "concats_kept")
 LOWERINGS: dict[str, dict[str, Any] | None] = {
     "original": None,
@@ -107,6 +118,17 @@ class Options:
     rounds: int = 30
     layers: bool = False
     max_aux_streams: int | None = None
+
+
+def make_model(name: str, batch: int) -> onnx.ModelProto:
+    """The model of a row."""
+    if (found := NETWORKS[name].layer) is None:
+        return generate(name, batch=batch, **PAPER_SIZES.get(name, {}))
+    c, m, size, kernel = found
+    net = Net(name, batch=batch, seed=0, opset=17, dtype="float32")
+    x = net.upsample(net.conv(net.input("x", c, size, size), "before", c, 1), "up")
+    net.output(net.conv(net.conv(x, "conv", m, kernel), "after", m, 1), "y")
+    return net.model()
 
 
 def lowered(model: onnx.ModelProto, lowering: str, precision: str) -> onnx.ModelProto:
@@ -184,8 +206,8 @@ def time_network(name: str, options: Options) -> Row:
     """
     network, batch = NETWORKS[name], options.batch or NETWORKS[name].batch
     inside = network.inside and options.precision == "fp16"
-    model = generate(name, batch=batch, **PAPER_SIZES.get(name, {}))
-    limit = LIMITS[name].relative(options.precision, engine=True)
+    model = make_model(name, batch)
+    limit = LIMITS["upsampled" if network.layer else name].relative(options.precision, engine=True)
     inputs = random_inputs(model)
     if inside:
         inputs = {key: x.astype(np.float16).astype(np.float32) for key, x in inputs.items()}
@@ -256,7 +278,7 @@ def _time(engines: dict[str, Engine], model: onnx.ModelProto, inside: bool, roun
 
 
 def timed(row: Row) -> dict[str, dict[str, Any]]:
-    """What was found of the lowerings that were timed, or are the same as one that was."""
+    """Errors and times of the lowerings that were timed, or are the same as one that was."""
     found = {name: row["lowerings"].get(one.get("same_as"), one) for name, one in row["lowerings"].items()}
     return {lowering: one for lowering, one in found.items() if "us" in one}
 

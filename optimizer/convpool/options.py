@@ -172,10 +172,10 @@ RULES = (
     ),
     Entry(
         "chain_upsample",
-        "1x1 Conv followed by nearest upsampling between nodes, for onnxruntime's CUDA provider",
+        "1x1 Conv followed by nearest upsampling, beside nodes of UpsampleConv",
         "chains",
         "cuda_chain.conv:ChainUpsample",
-        ("cuda",),
+        ("tensorrt", "cuda"),
     ),
     Entry(
         "chain_head",

@@ -149,7 +149,7 @@ class Pipeline:
         """Rewrite the model."""
         self.macs_before = count(self._graphs.scopes())
         self.seen = survey(self._graphs.scopes())
-        if any(map(self._context.enabled, ("image_conv", "plain_conv", "chain_conv"))):
+        if any(map(self._context.enabled, ("image_conv", "plain_conv", "chain_conv", "chain_upsample"))):
             self._context = replace(self._context, originals=_convolutions(self._graphs.scopes()))
         for stage in stages:
             rules = [rule for rule in stage.rules if self._runs(rule)]

@@ -179,6 +179,13 @@ class Log:
             self._giver[site.scope, output] = len(self._rewritten)
         self._rewritten.append(site)
 
+    def upsamples(self, scope: str, conv: str, output: str, operator: str) -> None:
+        """A convolution that was rewritten has become, with the upsampling behind it, the operator's node that gives `output`."""
+        for number, site in enumerate(self._rewritten):
+            if (site.scope, site.conv, site.operator) == (scope, conv, None):
+                self._rewritten[number] = replace(site, operator=operator, lowering="upsampleconv", macs_after=site.macs_before)
+                self._giver[scope, output] = number
+
     def kept(self, site: SiteReport) -> None:
         """A candidate stays as it is."""
         self._kept.append(site)

@@ -127,6 +127,61 @@ def test_shortcuts_of_generators_are_resized_once():
     assert {schema.layout_of(node) for node in result.model.graph.node if node.op_type == "UpsampleConv"} == {1}
 
 
+SHORTCUT = (
+    UP + 'h = Conv<pads=[1,1,1,1]>(u, w)\nk = Conv<pads=[1,1,1,1]>(h, w2)\nv = Resize<mode="nearest", '
+    'coordinate_transformation_mode="asymmetric", nearest_mode="floor">(x, , s)\nc = Conv(v, w1, b1)\n'
+)
+SUM = "a = Add(k, c)\nn = BatchNormalization(a, p, p, p, p)\ny = Relu(n)"
+GIVEN = {
+    **SCALES,
+    **ONES,
+    "w": whole((32, 32, 3, 3)),
+    "w2": whole((32, 32, 3, 3)),
+    "w1": whole((32, 32, 1, 1)),
+    "b1": whole((32,)),
+}
+
+
+def test_a_shortcut_fuses_the_sum_and_what_is_behind_in_tensorrt():
+    result = convpool.optimize(graph(SHORTCUT + SUM, GIVEN), target="tensorrt")
+    assert result.report.verification.passed
+    assert operators(result.model.graph) == {"UpsampleConv": 1, "Conv": 1, "UpsampleConvAddRelu": 1}
+    site = result.report.sites[1]
+    assert (site.conv, site.lowering, site.operator) == ("c", "upsampleconv", "UpsampleConvAddRelu")
+    assert site.macs_after == site.macs_before == 2 * 32 * 32 * 20 * 24 // 2
+    exact = rewrite(graph(SHORTCUT + "y = Add(k, c)", GIVEN), 2, target="tensorrt", exact=True, disable="plain_conv")
+    assert operators(exact.graph) == {"UpsampleConv": 1, "Conv": 1, "UpsampleConvAdd": 1}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        SHORTCUT + "m = Mul(k, c)\ny = Relu(m)",  # no Add
+        SHORTCUT + "a = Add(k, c)\nt = Tanh(c)\ny = Mul(a, t)",  # another reader
+        SHORTCUT + "g = GlobalAveragePool(k)\ny = Add(g, c)",  # an Add that broadcasts
+        SHORTCUT + "a = Add(c, z)\ny = Add(k, a)",  # an Add of a constant
+    ],
+)
+def test_other_shortcuts_are_resized_in_tensorrt(body):
+    model = graph(body, {**GIVEN, "z": whole((2, 32, 20, 24))})
+    made = convpool.optimize(model, target="tensorrt", check=0).model
+    assert operators(made.graph)["Resize"] == 1 and operators(made.graph)["UpsampleConv"] == 1
+
+
+@pytest.mark.parametrize(("channels", "resized"), [(40, 0), (44, 1)])
+def test_a_shortcut_of_channels_without_a_fast_kernel_is_resized_in_tensorrt(channels, resized):
+    body = SHORTCUT.replace("(x, , s)\nc", "(z, , s)\nc") + "y = Add(k, c)"
+    inputs = f"float[2,32,10,12] x, float[2,{channels},10,12] z"
+    model = graph(body, {**GIVEN, "w1": whole((32, channels, 1, 1))}, inputs=inputs)
+    assert operators(convpool.optimize(model, target="tensorrt", check=0).model.graph).get("Resize", 0) == resized
+
+
+@GPU
+def test_a_silu_in_front_is_fused(target):
+    body = "t = Sigmoid(x)\nr = Mul(x, t)\n" + UP.replace("(x,", "(r,") + CONV
+    assert operators(rewrite(graph(body, SCALES), target=target).graph) == {"SiluUpsampleConv": 1}
+
+
 def test_elementwise_nodes_between_are_done_on_the_small_map():
     model = graph(UP + "r = Relu(u)\ny = Conv<pads=[1,1,1,1]>(r, w)", SCALES)
     assert operators(rewrite(model, target="cuda", exact=True).graph) == {"ReluUpsampleConv": 1}

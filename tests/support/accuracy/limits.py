@@ -76,6 +76,7 @@ LIMITS = {
         "there: the chain's share is small, and normalisation keeps it so; TensorRT's engine "
         "of the original is 4.02e-3 off in float16",
     ),
+    "upsampled": Limit(3, 1, "a convolution behind an upsampling, between two of 1x1"),
     "densenet_transition1": Limit(1, 1, "one convolution of 256 terms"),
     "densenet_transition2": Limit(1, 1, "one convolution of 512 terms"),
     "densenet_transition3": Limit(1, 1, "one convolution of 1024 terms"),

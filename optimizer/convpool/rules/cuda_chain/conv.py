@@ -23,7 +23,7 @@ from onnx import NodeProto, TensorProto, helper
 
 from convpool.algebra.expand import UpsampleSpec
 from convpool.algebra.geometry import PoolSpec
-from convpool.algebra.parts import MAX_UPSAMPLE, PROLOGUES
+from convpool.algebra.parts import MAX_UPSAMPLE, PROLOGUES, UPSAMPLING_OP_TYPE
 from convpool.ir import schema
 from convpool.ir.edit import Edit
 from convpool.ir.index import Scope
@@ -48,6 +48,7 @@ from convpool.rules.fuse_pool_conv import whole_windows
 from convpool.rules.neighbours.patterns import modulator_of, silu_of
 from convpool.rules.pool_first.pairs import PairPlan, PairRule, PairSite, macs, operator_lowering
 from convpool.rules.resampling.resize import Resample, recognise
+from convpool.rules.upsample_last.rule import has_fast_kernel
 
 PATTERN = "chain"
 CHUNK_BYTES = 16
@@ -188,7 +189,9 @@ class ChainUpsample(Rule):
 
         x - Conv - Resize - Add        x - UpsampleConv - Add
 
-    Its kernels multiply for every copy of a pixel, which is little beside a pass over the result in another layout.
+    Its kernels multiply for every copy of a pixel, which is little beside a pass over the result in another layout.  A target
+    without chains has it where an Add alone reads the result, which `fuse_epilogue` then fuses, with what is behind it: TensorRT
+    runs the Resize channels first, and copies it into the layout of the Add's other operand.
     """
 
     names = ("chain_upsample",)
@@ -197,13 +200,17 @@ class ChainUpsample(Rule):
 
     def sites(self, scope: Scope, context: Context) -> Iterator[Site]:
         """The Resizes that nodes of the operators around them keep in the kernels' layout."""
-        if context.made_operator and ports_of(scope):
-            taken = chain(scope, context)
-            yield from (Site(scope, index) for index in sorted(taken) if is_op(scope.nodes[index], "Resize"))
+        if not context.made_operator or not ports_of(scope):
+            return
+        taken = chain(scope, context) if context.enabled("chain_conv") else None
+        for index, node in enumerate(scope.nodes):
+            if is_op(node, "Resize") and (_is_added(scope, node.output[0]) if taken is None else index in taken):
+                yield Site(scope, index)
 
     def check(self, site: Site, context: Context) -> ShortcutPlan | None:
         """The plan.  Raises AttributeReference."""
-        return _shortcut(site.scope, site.root, context)
+        plan = _shortcut(site.scope, site.root, context)
+        return plan if context.enabled("chain_conv") or plan is None or has_fast_kernel(*plan.leaf.weight_shape[:2]) else None
 
     def apply(self, plan: ShortcutPlan, edit: Edit) -> None:
         """Put the node in the place of both."""
@@ -219,6 +226,19 @@ class ChainUpsample(Rule):
         nodes.append(schema.make_node([leaf.input, w, b], output, plan.up, leaf.conv, old.name))
         edit.replace(plan.resize, plan.own, nodes)
         edit.drop_unread(plan.passed)
+
+    def rewritten(self, plan: ShortcutPlan, outputs: list[str], times: dict[str, float] | None, log: Log) -> None:
+        """Change the report of the convolution, which gave what the Resize gives."""
+        name = plan.scope.nodes[plan.leaf.node].name or plan.scope.nodes[plan.resize].output[0]
+        log.upsamples(plan.scope.path, name, outputs[0], UPSAMPLING_OP_TYPE)
+
+
+def _is_added(scope: Scope, name: str) -> bool:
+    """Return True if only an Add reads a tensor, of two computed maps of its shape."""
+    shape, reader = scope.info(name).shape, next(iter(scope.readers.get(name, ())), None)
+    if reader is None or scope.sole_reader(name) is not None or not is_op(scope.nodes[reader], "Add") or not shape:
+        return False
+    return all(scope.info(other).shape == shape and scope.constant(other) is None for other in scope.nodes[reader].input)
 
 
 def _shortcut(scope: Scope, index: int, context: Context) -> ShortcutPlan | None:

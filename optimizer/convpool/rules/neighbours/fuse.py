@@ -16,8 +16,8 @@ the channels; (3) only the node reads what they give, or nodes that all fuse wit
 loads, and it is never written; (4) no layer before fuses with them already: behind a convolution or matrix product that nothing
 else reads, every runtime does them for free; (5) in front of a plain convolution (`rules.image_conv`) an activation only, of
 what no linear node or Add gives: the plugin's kernels for those would do a map in a pass of its own, and runtimes fuse the
-activation with what stays; (6) in front of it or of an upsampling neither a SiLU, nor an Add behind a Mul by computed tensors
-[N, C, 1...], as of conditional and adaptive normalization: a pass of their own too.  `plain_prologues` of the limits lifts (5)
+activation with what stays; (6) in front of it neither a SiLU, nor an Add behind a Mul by computed tensors [N, C, 1...], as of
+conditional and adaptive normalization: a pass of their own too.  `plain_prologues` of the limits lifts (5)
 and (6).  Linear nodes with constants before such a Mul change its factor and the Add's summand.
 
 The residual cannot depend on the node: only the Add reads the node's result, so that would be a cycle.  Zero padding stays exact,
@@ -464,8 +464,8 @@ def grow_in_front(draft: Draft) -> None:
     scope, x, parts, affine = plan.scope, plan.x, plan.parts, IDENTITY
     upstream: list[int] = []
     mapped, modulation = False, None
-    # Condition (6); a pooling has a pass already.
-    passes = not options.for_torch and (options.limits.plain_prologues or not (parts.upsamples or plain))
+    # Condition (6); a pooling and an upsampling have a pass already.
+    passes = not options.for_torch and (options.limits.plain_prologues or not plain)
     while (index := scope.producer.get(x)) is not None:
         node = scope.nodes[index]
         if not patterns.may_fuse(scope, index):

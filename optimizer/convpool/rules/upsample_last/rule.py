@@ -126,11 +126,16 @@ def _against_operator(plan: ResizePlan, context: Context) -> Reject | None:
         return reject(scope, leaf.node, "window", got, "dilations of 1 and no crop, for this target")
     assert resampled[0].resample is not None and resampled[0].resample.up is not None
     up = resampled[0].resample.up
-    if max(up.factors) > MAX_UPSAMPLE or any(n < OPERATOR_CHANNELS or n % OPERATOR_MULTIPLE for n in (m, c)):
+    if max(up.factors) > MAX_UPSAMPLE or not has_fast_kernel(m, c):
         expected = f"factors up to {MAX_UPSAMPLE}, at least {OPERATOR_CHANNELS} channels in multiples of {OPERATOR_MULTIPLE}"
         got = f"factors {list(up.factors)}, {c} to {m} channels"
         return reject(scope, leaf.node, "upsampled map", got, f"{expected}, for this target")
     return None
+
+
+def has_fast_kernel(*channels: int) -> bool:
+    """Return True if the plugin's fast kernels for upsampled maps take so many channels."""
+    return not any(n < OPERATOR_CHANNELS or n % OPERATOR_MULTIPLE for n in channels)
 
 
 def _skip_is_node(plan: ResizePlan, context: Context) -> bool:
