@@ -15,9 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
-    "optimizer": 27330,
+    "optimizer": 27430,
     "plugin": 18030,
-    "tests": 41900,
+    "tests": 41960,
     "benchmarks": 8440,
     "tools": 1000,
     "examples": 1180,

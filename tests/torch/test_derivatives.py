@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import convpool.torch  # noqa: E402
-from convpool.torch import gradients  # noqa: E402
+from convpool.torch import gradients, pairs  # noqa: E402
 
 torch.set_num_threads(1)  # of layers this small more would wait for one another
 FUNCTIONS = {rank: getattr(convpool.torch, f"conv_avg_pool{rank}d") for rank in (1, 2, 3)}
@@ -43,7 +43,7 @@ def test_a_plain_convolution_and_two_derivatives(seed):
     conv = [layer.conv[name] for name in ("stride", "padding", "dilation", "groups")]
 
     def function(x, weight, bias=None):
-        return gradients.convolve(x, weight, tuple(conv), bias)
+        return pairs.convolve(x, weight, bias, *conv)
 
     given = tensors(layer, seed=seed)
     expected = getattr(F, f"conv{layer.rank}d")(given[0], given[1], given[2] if layer.bias else None, *conv)
@@ -184,7 +184,7 @@ def test_while_a_graph_is_captured_only_gradients_that_are_asked_for_are_made(ca
     weights, biases = zip(*((weight.clone().requires_grad_(), torch.randn(3).requires_grad_()) for _ in range(3)), strict=True)
     y = x
     for one, bias in zip(weights, biases, strict=True):
-        y = gradients.convolve(y, one, ((1, 1), (0, 0), (1, 1), 1), bias)
+        y = pairs.convolve(y, one, bias, (1, 1), (0, 0), (1, 1), 1)
     torch.autograd.grad(y.sum(), biases)
     exact = [[True, False, True], [True, False, True], [False, False, True]]
     assert asked == (exact if captures else [[True, False, True], [True, True, True], [False, True, True]])
@@ -201,7 +201,7 @@ def test_several_gradients_at_once(last, prologue, epilogue):
         x, weight = (t.contiguous(memory_format=torch.channels_last) for t in (x, weight))
     given = [t.requires_grad_() for t in (x, weight, bias)]
     window, rest = ([2, 2], [1, 1], [1, 1, 1, 1], [1, 1]), ([2, 2], [0, 0, 0, 0], [1, 1], 1, prologue, 0.2, epilogue, 0.0)
-    hidden = gradients.convolve(x, weight.transpose(0, 1).repeat(1, 2, 1, 1)[:, :4], ((1, 1), (1, 1), (1, 1), 1))
+    hidden = pairs.convolve(x, weight.transpose(0, 1).repeat(1, 2, 1, 1)[:, :4], None, (1, 1), (1, 1), (1, 1), 1)
     y = pooled_conv(hidden, weight, bias, None, None, None, *window, *rest)
     many = torch.randn(3, *y.shape, dtype=torch.float64, generator=generator)
     got = torch.autograd.grad(y, given, many, retain_graph=True, is_grads_batched=True)

@@ -12,31 +12,24 @@ from __future__ import annotations
 
 import hashlib
 import linecache
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from convpool.errors import ModelError, OptionError
 from convpool.options import OptimizeOptions
 from convpool.report import Report
-from convpool.torch import gpu
+from convpool.torch import eager, gpu
 from convpool.torch.changes import changes, is_of_module, value_of
 from convpool.torch.functional import checked
-from convpool.torch.kernels import frozen
-from convpool.torch.pairs import pooled_conv_of
-from convpool.torch.plain import ACTIVATIONS, NONE, torch_pads
 from convpool.torch.plan import FUSED, PAIRS, plan
-from convpool.torch.rebuild import CONVS, POOLED_CONV, POOLS, Unmapped
+from convpool.torch.rebuild import Unmapped
 from convpool.types import Accumulation
-
-_TENSORS = 6
-"""The first arguments of the operator; the others are numbers."""
 
 
 @dataclass
@@ -75,22 +68,46 @@ class PoolFirst:
             module.recompile()
             return self.inner(module, example_inputs)
         _keep_checkpoints(module)
-        for name, child in list(module.named_children()):  # such as the body of a checkpoint of activations
+        for child in module.children():  # such as the body of a checkpoint of activations
             if isinstance(child, fx.GraphModule) and (inside := self._rewritten(child, seen)) is not None:
-                setattr(module, name, fx.GraphModule(child, inside))
-        graph = self._rewritten(module, seen)
-        if graph is None:
-            return module.forward
-        return _guarded(module.graph, fx.GraphModule(module, graph).forward, module.forward)
+                child.forward = inside
+        run = self._rewritten(module, seen)
+        return module.forward if run is None else _guarded(module.graph, run, module.forward)
 
-    def _rewritten(self, module: fx.GraphModule, seen: Captured) -> fx.Graph | None:
-        """A copy of the module's graph, rewritten; None where nothing changes.  Without gradients pairs fuse their neighbours."""
+    def _rewritten(self, module: fx.GraphModule, seen: Captured) -> Callable | None:
+        """A function that runs the module's graph rewritten; None where nothing changes.
+
+        Without gradients pairs fuse their neighbours.  With them a GPU has two graphs: for captures, and for eager steps."""
+        changed: bool | None = None
         for rules in (PAIRS,) if torch.is_grad_enabled() else (FUSED, FUSED - {"fuse_prologue"}):
-            copied, _ = _copy(module.graph)
-            found = _planned(copied, replace(self.options, passes=rules), seen)
-            if found is not None:
-                return _eager(copied, module) if found else None
-        return None
+            options = replace(self.options, passes=rules)
+            graph, copies = _copy(module.graph)
+            changed, pairs = _planned(graph, options, seen)
+            if changed is not None:
+                break
+        if not changed:
+            return None
+        inputs = enumerate(map(value_of, graph.find_nodes(op="placeholder")))
+        place = next((number for number, value in inputs if isinstance(value, torch.Tensor) and value.is_cuda), None)
+        if place is None or not torch.is_grad_enabled():
+            return eager.ready(module, graph)
+        gpu.give_derivatives(graph)
+        originals = {copy: node for node, copy in copies.items()}
+        alone = _in_eager_steps(module, {originals[node] for node in pairs}, options)
+        return eager.by_stream(alone, eager.ready(module, graph, first=True), place)
+
+
+def _in_eager_steps(module: fx.GraphModule, pairs: set[fx.Node], options: OptimizeOptions) -> Callable:
+    """The module's graph with what an eager step on a GPU gains from alone; pairs: the convolutions that can be rewritten."""
+    taken = eager.gaining(module.graph, pairs)
+    graph, copies = _copy(module.graph)
+    changed, _ = _planned(graph, options, Captured(""), [copies[node] for node in pairs - taken]) if taken else (None, [])
+    if changed is None:
+        return module.forward
+    if eager.may_have_penalty(graph):  # for those that are asked for, and those that the rules have made of pairs
+        kept = {copies[node] for node in module.graph.nodes if node in copies and node not in taken}
+        gpu.give_derivatives(graph, [node for node in graph.nodes if node not in kept])
+    return eager.ready(module, graph)
 
 
 def _copy(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
@@ -99,25 +116,29 @@ def _copy(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
     return copied, values
 
 
-def _planned(graph: fx.Graph, options: OptimizeOptions, seen: Captured) -> bool | None:
-    """Whether the graph has been rewritten; None where it is of no use, and the original is to run: whatever is wrong with it."""
+def _planned(
+    graph: fx.Graph, options: OptimizeOptions, seen: Captured, stay: Collection[fx.Node] = ()
+) -> tuple[bool | None, list[fx.Node]]:
+    """Whether the graph has been rewritten, and the convolutions that were, without those that are to stay.
+
+    None where the graph is of no use, and the original is to run: whatever is wrong with it."""
     if any(isinstance(value := value_of(node), torch.Tensor) and value.is_complex() for node in graph.nodes):
         seen.errors.append("complex numbers: the graph stays as it is")
-        return False
+        return False, []
     try:
-        changed, report = plan(graph, options)
+        changed, report, pairs = plan(graph, options, stay)
     except (Unmapped, ModelError) as error:
         seen.errors.append(f"the graph stays as it is: {error}")
-        return None
+        return None, []
     seen.reports.append(report)
     seen.errors.clear()
-    return changed
+    return changed, pairs
 
 
 def _rewrite_in_place(graph: fx.Graph, options: OptimizeOptions, seen: Captured) -> None:
     """Rewrite the pairs of a graph for a compiler.  Its inputs stay: TorchDynamo has attributes of its own on them."""
     copied, values = _copy(graph)
-    if not _planned(copied, replace(options, passes=PAIRS), seen):
+    if not _planned(copied, replace(options, passes=PAIRS), seen)[0]:
         return
     gpu.run_by_library(copied)
     originals = {copy: node for node, copy in values.items()}
@@ -130,61 +151,6 @@ def _rewrite_in_place(graph: fx.Graph, options: OptimizeOptions, seen: Captured)
 
 
 # ---- eager calls ----
-
-
-def _eager(graph: fx.Graph, module: fx.GraphModule) -> fx.Graph:
-    """The graph with calls of its pairs that take the host little time.
-
-    On a CPU, and for small pairs on a GPU, these are PyTorch's own operators, in the new order: no Python runs in the backward
-    pass.  Where an argument needs a gradient a penalty may follow, whose second derivatives PyTorch computes slowly; there, and
-    for large pairs on a GPU, they are convpool's.
-    """
-    arguments = [value_of(node) for node in graph.find_nodes(op="placeholder") if not is_of_module(node)]
-    penalty = any(isinstance(value, torch.Tensor) and value.requires_grad for value in arguments)
-    if torch.is_grad_enabled():
-        gpu.give_derivatives(graph, penalty)
-    for node in graph.find_nodes(op="call_function", target=POOLED_CONV):
-        tensors, geometry = node.args[:_TENSORS], frozen(node.args[_TENSORS:])
-        x = value_of(tensors[0])
-        calls = _operators(tensors, geometry) if isinstance(x, torch.Tensor) and not penalty else None
-        if calls is not None and len(calls) == 2 and gpu.is_small(x) and torch.is_grad_enabled():
-            node.target, node.args = gpu.small_pair(calls, geometry), tensors
-            continue
-        if calls is None or x.device.type != "cpu":
-            node.target, node.args = pooled_conv_of, (tensors, geometry)
-            continue
-        made = tensors[0]
-        with graph.inserting_before(node):
-            for function, *args in calls:
-                made = graph.call_function(function, (made, *args))
-        node.replace_all_uses_with(made)
-        graph.erase_node(node)
-    if torch.is_grad_enabled():
-        gpu.compute_weights_first(module, graph)
-    graph.lint()
-    return graph
-
-
-def _operators(tensors: Sequence[Any], geometry: tuple) -> list[tuple] | None:
-    """PyTorch's operators that do the same one after the other: each with its arguments but the first; None if it has no such."""
-    (_, weight, bias, scale, _, residual), (kernel, strides, pads, dilations, *convolution) = tensors, geometry[:8]
-    prologue, epilogue = geometry[8:10], geometry[10:12]
-    rank, (steps, zeros, spread, groups) = len(kernel), convolution
-    if scale is not None or geometry[12:] not in ((), (0,)) or any(d != 1 for d in dilations):
-        return None
-    calls: list[tuple] = [_activation(*prologue)] if prologue[0] else []
-    if pads[:rank] != pads[rank:] or any(2 * pad > size for pad, size in zip(pads, kernel, strict=False)):
-        calls, pads = [*calls, (F.pad, torch_pads(pads))], (0,) * rank
-    calls.append((POOLS[rank], kernel, strides, pads[:rank], False, True))
-    if zeros[:rank] != zeros[rank:]:
-        calls, zeros = [*calls, (F.pad, torch_pads(zeros))], (0,) * rank
-    calls.append((CONVS[rank], weight, bias, steps, zeros[:rank], spread, groups))
-    calls += [(torch.add, residual)] if residual is not None else []
-    return [*calls, _activation(*epilogue)] if epilogue[0] != NONE else calls
-
-
-def _activation(code: int, slope: float) -> tuple:
-    return (ACTIVATIONS[code],) if code in ACTIVATIONS else (F.leaky_relu, slope)
 
 
 def _guarded(graph: fx.Graph, run: Callable, original: Callable) -> Callable:

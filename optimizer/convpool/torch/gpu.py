@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a GPU gains beside the pairs: other convolutions, weights that forward computes, and small pairs of eager steps.
+"""What a GPU gains beside the pairs: other convolutions, and weights that forward computes.
 
 Where forward's input needs a gradient, a penalty may follow: PyTorch's second derivative of a convolution has kernels as large as
 the images.  In a CUDA graph the host does not count: there the gradients of a convolution are two branches, and so are weights
@@ -11,26 +11,22 @@ from __future__ import annotations
 import functools
 import math
 import operator
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import fx
 
-from convpool.torch import calls, gradients, kernels, plain
+from convpool.torch import gradients, kernels, plain
 from convpool.torch.changes import changes, is_of_module, value_of
 from convpool.torch.contexts import contexts_of
-from convpool.torch.pairs import POOLED_CONV, pooled_conv_of, unwatched
+from convpool.torch.pairs import POOLED_CONV, convolve, pooled_conv_of, single, unwatched
 
-SMALL_BYTES = 4 << 20
-"""Bytes of a pair's input up to which PyTorch's two operators take an H100 less than the host's time for a Python node.
-
-Its pooling of stride 1 takes 3 and 5 microseconds a MB, forward and backward, with the channels last."""
 IMAGE_CHANNELS, PLAIN_MACS = 16, 2.5e9
 """Channels up to which, or multiply-adds with more, the library's convolution is faster than cuDNN under a compiler."""
 BRANCHES = 4
+Ints = Sequence[int]
 
 
 def named(function: Callable) -> Callable:
@@ -44,56 +40,28 @@ def named(function: Callable) -> Callable:
     return call
 
 
-# ---- small pairs ----
-
-
-def is_small(x: torch.Tensor) -> bool:
-    """Whether a pair of this input waits for the host in an eager step on a GPU."""
-    return x.is_cuda and math.prod(plain.hints(x.shape)) * x.element_size() <= SMALL_BYTES
-
-
-def small_pair(operators: Sequence[tuple], geometry: tuple) -> Callable:
-    """A pair by PyTorch's two operators in an eager step, by convpool's in a CUDA graph and the steps before it.
-
-    Those run on a stream of their own, as PyTorch's manual asks, and make ready what the graph needs.  operators: the pooling and
-    the convolution, each with its arguments but the first."""
-    (pool, kernel, strides, pads, *counted), (convolve, _, _, *rest) = operators
-    around, none = plain.torch_pads((*pads, *pads)), (0,) * len(pads)
-    ran: list[bool] = []
-
-    def pair(x: torch.Tensor, weight: torch.Tensor, bias: Any, *others: Any) -> torch.Tensor:
-        captures = torch.cuda.is_current_stream_capturing()
-        if captures and not ran:
-            warnings.warn("convpool: captured without kernels of its own; run a step on a side stream first", stacklevel=2)
-        if not (ran if captures else calls.raw_stream(x.get_device())):
-            if plain.pools_rightly(x, pads):
-                return convolve(pool(x, kernel, strides, pads, *counted), weight, bias, *rest)
-            return convolve(pool(F.pad(x, around), kernel, strides, none, *counted), weight, bias, *rest)
-        ran[:] = [True]
-        return pooled_conv_of((x, weight, bias, *others), geometry)
-
-    return named(pair)
-
-
 # ---- convolutions of no pair ----
 
 
 def convolved(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, geometry: gradients.Geometry, penalty: bool
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    strides: Ints,
+    padding: Ints,
+    dilations: Ints,
+    groups: int,
+    captures: bool,
 ) -> torch.Tensor:
-    """A convolution in training.  penalty: whether the network's input needs a gradient."""
-    if unwatched(x, weight, "cuda") and x.dim() == weight.dim():
-        captures = calls.raw_stream(x.get_device()) != 0  # or it is a step that makes a capture ready
-        if captures and bias is not None and _suits(x, weight):
-            strides, padding, dilations, groups = geometry
-            ones = (1,) * len(strides)
-            window = (ones, ones, (0, 0) * len(ones), ones)
-            options = (strides, padding * 2, dilations, groups, plain.NONE, 0.0, plain.NONE, 0.0, 0)
-            return pooled_conv_of((x, weight, bias, None, None, None), (*window, *options))
-        if captures or penalty:
-            return gradients.convolve(x, weight, geometry, bias)
-    strides, padding, dilations, groups = geometry
-    return torch.convolution(x, weight, bias, strides, padding, dilations, False, (0,) * len(strides), groups)
+    """A convolution in training with second derivatives that are fast on a GPU.
+
+    captures: whether a CUDA graph is captured or made ready, so that the library may add the bias."""
+    convolution = (strides, padding, dilations, groups)
+    if not unwatched(x, weight, "cuda") or x.dim() != weight.dim():
+        return torch.convolution(x, weight, bias, strides, padding, dilations, False, (0,) * len(strides), groups)
+    if captures and bias is not None and _suits(x, weight):
+        return pooled_conv_of((x, weight, bias, None, None, None), (*single(*convolution), *plain.NOTHING, 0))
+    return convolve(x, weight, bias, *convolution)
 
 
 def _suits(x: torch.Tensor, weight: torch.Tensor) -> bool:
@@ -124,12 +92,12 @@ def _of_convolution(node: fx.Node) -> tuple | None:
     return x, weight, bias, (*sizes, groups)
 
 
-def give_derivatives(graph: fx.Graph, penalty: bool) -> None:
-    """Let the graph's calls of convolutions be calls of `convolved`."""
+def give_derivatives(graph: fx.Graph, asked: Collection[fx.Node] | None = None) -> None:
+    """Let convolutions of the graph be calls of `convolved`: those that are asked for, or all, for captures."""
     for node in list(graph.nodes):
-        found = _of_convolution(node)
+        found = _of_convolution(node) if asked is None or node in asked else None
         if found is not None:
-            node.target, node.args, node.kwargs = convolved, (*found, penalty), {}
+            node.target, node.args, node.kwargs = convolved, (*found[:3], *found[3], asked is None), {}
 
 
 def run_by_library(graph: fx.Graph) -> None:

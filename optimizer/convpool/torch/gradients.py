@@ -1,11 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gradients of a convolution Y = Z * W as functions that are differentiable by one another.
-
-    input_gradient(G, W): dZ        weight_gradient(G, Z): dW        convolve(Z, W): Y
-
-All three are linear in both arguments, and the derivative of each is made of the other two.  PyTorch's own derivative of a
-convolution's backward computes the weights' part as a convolution with kernels as large as the images, many times slower.
-"""
+"""The gradients of a convolution, and what a backward pass has to know: what it is asked for, and who follows it."""
 
 from __future__ import annotations
 
@@ -140,8 +134,8 @@ def side_of(main: torch.cuda.Stream, number: int = 0) -> torch.cuda.Stream:
     return _sides[key]
 
 
-def _backward(grad: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, geometry: Geometry, number: int) -> torch.Tensor:
-    """The gradient of the input (0) or of the weight (1)."""
+def one_of(number: int, grad: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, geometry: Geometry) -> torch.Tensor:
+    """The gradient of a convolution's input (0), from the weight and of z's kind, or of its weight (1), from z."""
     found = _of_few_channels(grad, z, weight, geometry, False) if number == 1 else None
     if found is not None:
         return found[0]
@@ -169,82 +163,7 @@ def _of_few_channels(
     return kernels.few_channels_gradients(grad, z, weight, geometry, bias)
 
 
-# ---- functions of autograd ----
-
-
-class _Convolve(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, z: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, geometry: Geometry) -> torch.Tensor:
-        ctx.save_for_backward(z, weight)
-        ctx.are_tensors, ctx.geometry = (True, True, bias is not None), geometry
-        strides, padding, dilations, groups = geometry
-        return torch.convolution(z, weight, bias, strides, padding, dilations, False, [0] * len(strides), groups)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
-        z, weight = ctx.saved_tensors
-        needs, grad = wanted(ctx, ctx.are_tensors), dense(grads[0], z, weight)
-        return *of_convolution(grad, z, weight, ctx.geometry, needs), None
-
-
-class _InputGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, grad: torch.Tensor, weight: torch.Tensor, like: torch.Tensor, geometry: Geometry) -> torch.Tensor:
-        ctx.save_for_backward(grad, weight)
-        ctx.geometry = geometry
-        return _backward(grad, like, weight, geometry, 0)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
-        (grad, weight), (outer,) = ctx.saved_tensors, grads
-        needs = wanted(ctx, (True, True))
-        (d_weight,), d_grad = side_by_side(
-            grad,
-            lambda: (weight_gradient(grad, outer, weight, ctx.geometry) if needs[1] else None,),
-            lambda: convolve(outer, weight, ctx.geometry) if needs[0] else None,
-        )
-        return d_grad, d_weight, None, None
-
-
-class _WeightGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, grad: torch.Tensor, z: torch.Tensor, like: torch.Tensor, geometry: Geometry) -> torch.Tensor:
-        ctx.save_for_backward(grad, z)
-        ctx.geometry = geometry
-        return _backward(grad, z, like, geometry, 1)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
-        (grad, z), (outer,) = ctx.saved_tensors, grads
-        needs = wanted(ctx, (True, True))
-        (d_z,), d_grad = side_by_side(
-            grad,
-            lambda: (input_gradient(grad, outer, z, ctx.geometry) if needs[1] else None,),
-            lambda: convolve(z, outer, ctx.geometry) if needs[0] else None,
-        )
-        return d_grad, d_z, None, None
-
-
-def convolve(z: torch.Tensor, weight: torch.Tensor, geometry: Geometry, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """The convolution."""
-    return _Convolve.apply(z, weight, bias, geometry)
-
-
-def input_gradient(grad: torch.Tensor, weight: torch.Tensor, like: torch.Tensor, geometry: Geometry) -> torch.Tensor:
-    """The gradient at the convolution's input, which has the shape, type and memory order of `like`; its values do not matter."""
-    if not _recorded(grad):
-        return _backward(grad, like, weight, geometry, 0)
-    return _InputGradient.apply(grad, weight, like.detach(), geometry)
-
-
-def weight_gradient(grad: torch.Tensor, z: torch.Tensor, like: torch.Tensor, geometry: Geometry) -> torch.Tensor:
-    """The gradient at the weights, which are as `like`, from the convolution's input z."""
-    if not _recorded(grad):
-        return _backward(grad, z, like, geometry, 1)
-    return _WeightGradient.apply(grad, z, like.detach(), geometry)
-
-
-def _recorded(grad: torch.Tensor) -> bool:
+def recorded(grad: torch.Tensor) -> bool:
     """Whether derivatives are recorded for PyTorch's own autograd, and not by a compiler."""
     return torch.is_grad_enabled() and type(grad) is torch.Tensor
 
@@ -253,31 +172,27 @@ def _of_parameters(
     grad: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, geometry: Geometry, needs: Sequence[bool]
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """The gradients at weight and bias, None for those that are not asked for."""
-    found = _of_few_channels(grad, z, weight, geometry, True) if needs[1] and needs[2] and not _recorded(grad) else None
+    found = _of_few_channels(grad, z, weight, geometry, True) if needs[1] and needs[2] else None
     if found is not None:
         return found
-    return weight_gradient(grad, z, weight, geometry) if needs[1] else None, channel_sums(grad) if needs[2] else None
+    return one_of(1, grad, z, weight, geometry) if needs[1] else None, channel_sums(grad) if needs[2] else None
 
 
 def of_convolution(
     grad: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, geometry: Geometry, needs: Sequence[bool]
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """The gradients at input, weight and bias, None for those that are not asked for; by one call where that is possible."""
-    captured = is_captured(grad)
-    if captured or _recorded(grad):
-        pair = (
-            side_by_side if captured and needs[0] and (needs[1] or needs[2]) else lambda grad, first, second: (first(), second())
-        )
-        (d_weight, d_bias), d_z = pair(
+    if is_captured(grad):
+        (d_weight, d_bias), d_z = side_by_side(
             grad,
             lambda: _of_parameters(grad, z, weight, geometry, needs),
-            lambda: input_gradient(grad, weight, z, geometry) if needs[0] else None,
+            lambda: one_of(0, grad, z, weight, geometry) if needs[0] else None,
         )
         return d_z, d_weight, d_bias
     strides, padding, dilations, groups = geometry
     found = _of_few_channels(grad, z, weight, geometry, needs[2]) if needs[1] else None
     if found is not None:
-        return input_gradient(grad, weight, z, geometry) if needs[0] else None, *found
+        return one_of(0, grad, z, weight, geometry) if needs[0] else None, *found
     apart = needs[2] and _sums_by_product(grad, 4 * MANY)
     mask = [needs[0], needs[1], needs[2] and not apart]
     options = ([weight.shape[0]], strides, padding, dilations, False, [0] * len(strides), groups)

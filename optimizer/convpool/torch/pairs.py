@@ -7,8 +7,11 @@ PyTorch's operators.  The pair is Y = conv(Z, W) + b of the box means Z = box_me
     dZ, dW, db = gradients of the small convolution at Z      (PyTorch's own operator: cuDNN)
     dX = box_mean_adjoint(dZ)
 
-The box mean and its adjoint are one another's derivative, as both are linear, and so are the parts of a convolution's
-(`convpool.torch.gradients`).  Without derivatives one kernel computes all parts.
+dX is linear in dY and W, and dW in dY and X, as Y is in X and W.  So three nodes are one another's derivatives, to any order:
+the pair, its gradient at X and its gradient at W.  PyTorch's own second derivative of a convolution computes the weights' part as
+a convolution with kernels as large as the images, many times slower.  A plain convolution is a pair of windows of one value.
+
+Without derivatives one kernel computes all parts.
 """
 
 from __future__ import annotations
@@ -84,6 +87,16 @@ class Small(NamedTuple):
             d_z = d_z.narrow(axis, begin, d_z.shape[axis] - begin - end)
         return d_z
 
+    def at_input(self, d_z: torch.Tensor, x: torch.Tensor, boxes: Any) -> torch.Tensor:
+        """A gradient at `input` as one at x."""
+        d_z = self.at_box_means(d_z)
+        return d_z if self.is_single else boxes.box_mean_adjoint(d_z, None, 0.0, x.shape[2:], *self.window)
+
+    def convolve(self, z: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """The convolution of `input`."""
+        strides, padding, dilations, groups = self.convolution
+        return torch.convolution(z, weight, bias, strides, padding, dilations, False, [0] * len(strides), groups)
+
 
 @functools.lru_cache(4096)
 def _small(geometry: tuple) -> Small:
@@ -110,7 +123,7 @@ def pair_gradients(
     grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, geometry: tuple, needs: Sequence[bool]
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """The gradients at x, weight and bias, None for those that are not asked for; differentiable."""
-    small, boxes, grad = _small(geometry), _boxes(grad), gradients.dense(grad, x, weight)
+    small, grad = _small(geometry), gradients.dense(grad, x, weight)
     if gradients.is_compiled(grad):
         # A compiler fuses the bias's sums with what is around them; with those of few channels they cost nothing.
         together = needs[1] and needs[2] and gradients.has_few_channels(weight, True)
@@ -118,31 +131,89 @@ def pair_gradients(
         d_x = d_z if small.is_single or not needs[0] else _fusible_adjoint(d_z, x, *small.window)
         alone = gradients.channel_sums(grad) if needs[2] and not together else None
         return d_x if needs[0] else None, d_weight if needs[1] else None, d_bias if together else alone
+    if gradients.recorded(grad):
+        d_input = _of_input(grad, weight, x.detach(), geometry) if needs[0] else None
+        d_weight = _of_weight(grad, x, weight.detach(), geometry) if needs[1] else None
+        return d_input, d_weight, gradients.channel_sums(grad) if needs[2] else None
+    boxes = _boxes(grad)
     z = small.input(x, boxes) if needs[1] else small.like_input(x)
     d_z, d_weight, d_bias = gradients.of_convolution(grad, z, weight, small.convolution, needs)
-    if d_z is None:
-        return None, d_weight, d_bias
-    d_z = small.at_box_means(d_z)
-    d_x = d_z if small.is_single else boxes.box_mean_adjoint(d_z, None, 0.0, x.shape[2:], *small.window)
-    return d_x, d_weight, d_bias
+    return None if d_z is None else small.at_input(d_z, x, boxes), d_weight, d_bias
 
 
 class _Pair(torch.autograd.Function):
-    """A pair with its own backward."""
+    """A pair.  run: what computes it."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, geometry: tuple) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: Any, geometry: tuple, run: Callable) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
         ctx.are_tensors, ctx.geometry = (True, True, bias is not None), geometry
-        return _run((x, weight, bias, None, None, None), geometry)
+        return run((x, weight, bias, None, None, None), geometry)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
         x, weight = ctx.saved_tensors
-        return *pair_gradients(grads[0], x, weight, ctx.geometry, gradients.wanted(ctx, ctx.are_tensors)), None
+        return *pair_gradients(grads[0], x, weight, ctx.geometry, gradients.wanted(ctx, ctx.are_tensors)), None, None
 
 
-_apply: Any = super(torch.autograd.Function, _Pair).apply  # without its question for transforms, which has been answered
+class _InputGradient(torch.autograd.Function):
+    """A pair's gradient at x, of the shape, type and memory order of `like`, whose values do not matter."""
+
+    @staticmethod
+    def forward(ctx: Any, grad: torch.Tensor, weight: torch.Tensor, like: torch.Tensor, geometry: tuple) -> torch.Tensor:
+        ctx.save_for_backward(grad, weight)
+        ctx.geometry, small = geometry, _small(geometry)
+        d_z = gradients.one_of(0, grad, small.like_input(like), weight, small.convolution)
+        return small.at_input(d_z, like, _boxes(grad))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
+        (grad, weight), (outer,), geometry = ctx.saved_tensors, grads, ctx.geometry
+        needs, small = gradients.wanted(ctx, (True, True)), _small(geometry)
+        if gradients.recorded(outer):
+            d_grad = _apply(outer, weight, None, geometry, _by_cudnn) if needs[0] else None
+            return d_grad, _of_weight(grad, outer, weight.detach(), geometry) if needs[1] else None, None, None
+        z = small.input(outer, _boxes(outer))
+        (d_weight,), d_grad = gradients.side_by_side(
+            grad,
+            lambda: (gradients.one_of(1, grad, z, weight, small.convolution) if needs[1] else None,),
+            lambda: small.convolve(z, weight) if needs[0] else None,
+        )
+        return d_grad, d_weight, None, None
+
+
+class _WeightGradient(torch.autograd.Function):
+    """A pair's gradient at the weight, which is as `like`."""
+
+    @staticmethod
+    def forward(ctx: Any, grad: torch.Tensor, x: torch.Tensor, like: torch.Tensor, geometry: tuple) -> torch.Tensor:
+        ctx.save_for_backward(grad, x)
+        ctx.geometry, small = geometry, _small(geometry)
+        return gradients.one_of(1, grad, small.input(x, _boxes(grad)), like, small.convolution)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
+        (grad, x), (outer,), geometry = ctx.saved_tensors, grads, ctx.geometry
+        needs, small = gradients.wanted(ctx, (True, True)), _small(geometry)
+        if gradients.recorded(outer):
+            d_grad = _apply(x, outer, None, geometry, _by_cudnn) if needs[0] else None
+            return d_grad, _of_input(grad, outer, x.detach(), geometry) if needs[1] else None, None, None
+        boxes = _boxes(outer)
+
+        def at_x() -> tuple:
+            if not needs[1]:
+                return (None,)
+            d_z = gradients.one_of(0, grad, small.like_input(x), outer, small.convolution)
+            return (small.at_input(d_z, x, boxes),)
+
+        (d_x,), d_grad = gradients.side_by_side(
+            grad, at_x, lambda: small.convolve(small.input(x, boxes), outer) if needs[0] else None
+        )
+        return d_grad, d_x, None, None
+
+
+# Without PyTorch's question for transforms, which has been answered.
+_apply, _of_input, _of_weight = (super(torch.autograd.Function, f).apply for f in (_Pair, _InputGradient, _WeightGradient))
 
 
 # ---- calls ----
@@ -151,7 +222,7 @@ _apply: Any = super(torch.autograd.Function, _Pair).apply  # without its questio
 def _run(tensors: Any, geometry: tuple) -> torch.Tensor:
     """The operator without derivatives."""
     x = tensors[0]
-    if type(x) not in _TYPES or torch._C._len_torch_dispatch_stack():
+    if type(x) not in _TYPES or torch._C._len_torch_dispatch_stack() or gradients.is_batched(x):
         with torch._C._AutoDispatchBelowAutograd():
             return _ops.pooled_conv(*tensors, *geometry)
     if not x.is_cuda:
@@ -160,7 +231,30 @@ def _run(tensors: Any, geometry: tuple) -> torch.Tensor:
     return plain.pooled_conv(*tensors, *geometry, mean=kernels.box_mean) if y is None else y
 
 
-def _recorded(tensors: Any, geometry: tuple, pair: Callable = _apply) -> torch.Tensor:
+def _by_cudnn(tensors: Any, geometry: tuple) -> torch.Tensor:
+    """A pair without derivatives: the box means, then PyTorch's convolution."""
+    (x, weight, bias), small = tensors[:3], _small(geometry)
+    return small.convolve(small.input(x, _boxes(x)), weight, bias)
+
+
+def _pair(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, geometry: tuple) -> torch.Tensor:
+    return _apply(x, weight, bias, geometry, _run)
+
+
+def convolve(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, strides: Ints, padding: Ints, dilations: Ints, groups: int
+) -> torch.Tensor:
+    """PyTorch's convolution with the derivatives of a pair.  Nothing intercepts operators."""
+    return _apply(x, weight, bias, single(strides, padding, dilations, groups), _by_cudnn)
+
+
+def single(strides: Ints, padding: Ints, dilations: Ints, groups: int) -> tuple:
+    """A plain convolution as a pair: windows of one value, then what PyTorch takes."""
+    ones = (1,) * len(strides)
+    return (ones, ones, (0, 0) * len(ones), ones, tuple(strides), tuple(padding) * 2, tuple(dilations), groups)
+
+
+def _recorded(tensors: Any, geometry: tuple, pair: Callable = _pair) -> torch.Tensor:
     """The operator with derivatives: `pair`, and PyTorch's operators for its other parts."""
     x, weight, bias, scale, shift, residual = tensors
     prologue, prologue_alpha, epilogue, epilogue_alpha = geometry[8:12]
@@ -224,7 +318,7 @@ def pooled_conv_of(tensors: tuple, geometry: tuple) -> torch.Tensor:
             return _run(tensors, geometry)
         if geometry[8] or geometry[10] or tensors[3] is not None or tensors[5] is not None:
             return _recorded(tensors, geometry)
-        return _apply(*tensors[:3], geometry)
+        return _apply(*tensors[:3], geometry, _run)
     if is_exporting() or not torch.compiler.is_compiling() and are_transforms_active():
         tensors = (*cast_for_autocast(tensors[:5]), tensors[5])
         return _recorded(tensors, geometry, lambda x, w, b, g: plain.pooled_conv(x, w, b, None, None, None, *g))

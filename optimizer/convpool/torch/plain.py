@@ -56,15 +56,6 @@ def result_format(x: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
     return memory_format(weight) if found == torch.contiguous_format else found
 
 
-def pools_rightly(x: torch.Tensor, pads: Ints) -> bool:
-    """Return True if PyTorch's average pooling with these pads has the right gradient.
-
-    On a GPU, with the channels last, that of avg_pool2d leaves the pads out where windows overlap (PyTorch 2.11)."""
-    if not x.is_cuda or x.dim() != 4 or not any(pads):
-        return True
-    return x.is_contiguous() and not x.is_contiguous(memory_format=torch.channels_last)
-
-
 def gated(x: torch.Tensor, gate: torch.Tensor, slope: float) -> torch.Tensor:
     """x where the gate is positive or NaN, else slope * x; 0 for a slope of 0, whatever x is."""
     return torch.where(gate <= 0, x * slope if slope else torch.zeros((), dtype=x.dtype, device=x.device), x)

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import onnx
 from torch import fx
 
+from convpool.algebra.geometry import refuse
 from convpool.api import rewrite
 from convpool.ir.model import LoadedModel
 from convpool.options import OptimizeOptions
@@ -23,9 +25,11 @@ FUSED = PAIRS | {"fuse_epilogue", "fuse_prologue"}
 """The rules where no gradients are recorded."""
 
 
-def plan(graph: fx.Graph, options: OptimizeOptions) -> tuple[bool, Report]:
-    """Rewrite the graph; whether it has changed, and the report.  Raises Unmapped, ModelError; the graph is of no use then."""
-    held = held_by_changes(graph)
+def plan(graph: fx.Graph, options: OptimizeOptions, stay: Collection[fx.Node] = ()) -> tuple[bool, Report, list[fx.Node]]:
+    """Rewrite the graph; whether it has changed, the report, and the convolutions that were rewritten.
+
+    stay: nodes that are not.  Raises Unmapped, ModelError; the graph is of no use then."""
+    held = {**dict.fromkeys(stay, refuse("time", "the host's", "the GPU's")), **held_by_changes(graph)}
     skeleton = Skeleton(graph)
     for node in graph.nodes:
         if node.op in ("placeholder", "get_attr"):
@@ -47,4 +51,5 @@ def plan(graph: fx.Graph, options: OptimizeOptions) -> tuple[bool, Report]:
     result = rewrite(given, replace(options, passes=passes, pinned=skeleton.pinned, for_torch=True), {})
     if result.changed:
         rebuild(skeleton, result.model)
-    return result.changed, result.report
+    rewritten = [site.conv for site in result.report.sites if site.status == "rewritten"]
+    return result.changed, result.report, [skeleton.labels[name] for name in rewritten if name in skeleton.labels]

@@ -26,7 +26,7 @@ from convpool.torch.changes import changes, value_of
 from convpool.torch.skeleton import DOMAIN, Skeleton
 from convpool.torch.upsampling import upsample_conv_of
 
-POOLED_CONV = torch.ops.convpool.pooled_conv
+POOLED_CONV, BOX_MEAN = torch.ops.convpool.pooled_conv, torch.ops.convpool.box_mean
 CONVS = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
 POOLS = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 
@@ -234,9 +234,9 @@ class _Rebuilding:
             pads[:rank] == pads[rank:] and dilations == ones and all(2 * p <= k for p, k in zip(pads[:rank], kernel, strict=True))
         )
         value = value_of(x)
-        if fits and (not any(pads) or isinstance(value, torch.Tensor) and value.device.type == "cpu"):  # plain.pools_rightly
+        if fits and (not any(pads) or isinstance(value, torch.Tensor) and value.device.type == "cpu"):  # see eager.py
             return POOLS[rank], (x, kernel, strides, pads[:rank], False, True)
-        return torch.ops.convpool.box_mean, (x, None, 0.0, kernel, strides, pads, dilations)
+        return BOX_MEAN, (x, None, 0.0, kernel, strides, pads, dilations)
 
     def _spatial(self, name: str) -> tuple[int, ...]:
         """The spatial axes of a tensor that is pooled as a whole and read by a convolution."""

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an eager step runs of a rewritten graph: PyTorch's operators where it waits for the host, kernels where it does not.
+
+On a GPU a node of Python takes the host longer than PyTorch's two operators, whose derivatives are C++.  A step takes little
+more than the longer of two times: the host's, by the number of operators, and the GPU's, by their multiply-adds and bytes.
+So the pairs that gain most are rewritten, as long as that makes the step shorter; the others stay as the module has them.
+The same holds for second derivatives of convolutions, which a penalty asks for where the network's input needs a gradient:
+PyTorch computes the weights' part by kernels as large as the images.
+
+In a CUDA graph the host does not count.  There, and in the steps before a capture, all pairs run by kernels.  On a CPU pairs are
+PyTorch's operators, in the new order.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx
+
+from convpool.torch import calls, gpu, plain
+from convpool.torch.changes import is_of_module, value_of
+from convpool.torch.kernels import frozen
+from convpool.torch.pairs import POOLED_CONV, pooled_conv_of
+from convpool.torch.plain import ACTIVATIONS, NONE, torch_pads
+from convpool.torch.rebuild import CONVS, POOLS
+
+# Of a training step on an H100, without and with a penalty.
+HOST_US = {False: (8, 55), True: (20, 200)}
+"""The host's time for an operator of PyTorch's, without and with derivatives."""
+PAIR_US, CONVOLUTION_US = {False: 150, True: 400}, 120
+"""The host's for a pair by kernels, or a convolution with second derivatives of convpool's, beyond PyTorch's."""
+LAUNCH_US, BYTES_PER_US, PASSES = 4, 1e6, {False: (1, 3), True: (2, 8)}
+"""The GPU's for a kernel, and bytes; the passes over an operator's result, without and with derivatives."""
+MACS_PER_US, SAVED = 2.5e8, 0.7
+"""Multiply-adds of a type of one byte; what a pair saves of the time of its convolution."""
+SECOND_US = 0.02
+"""The GPU's for a position of a convolution's result in PyTorch's second derivative."""
+OVERLAP = 0.7
+"""How much of the shorter time of host and GPU passes while the other works."""
+SECOND_MACS = 2e6
+"""Multiply-adds up to which PyTorch's second derivative of a convolution takes a CPU less time than nodes of Python."""
+_TENSORS = 6
+"""The first arguments of the operator; the others are numbers."""
+
+
+def may_have_penalty(graph: fx.Graph) -> bool:
+    """Whether the network's input needs a gradient, so that second derivatives may be asked for."""
+    inputs = [node for node in graph.find_nodes(op="placeholder") if not is_of_module(node)]
+    return any(isinstance(value := value_of(node), torch.Tensor) and value.requires_grad for node in inputs)
+
+
+def ready(module: fx.GraphModule, graph: fx.Graph, *, first: bool = False) -> Callable:
+    """A function that runs the module's rewritten graph: pairs are PyTorch's operators on a CPU, and calls of kernels elsewhere.
+
+    In training with a penalty large ones on a CPU have derivatives of convpool's.  first: weights are computed first."""
+    penalty = torch.is_grad_enabled() and may_have_penalty(graph)
+    for node in graph.find_nodes(op="call_function", target=POOLED_CONV):
+        tensors, geometry = node.args[:_TENSORS], frozen(node.args[_TENSORS:])
+        x, weight = value_of(tensors[0]), value_of(tensors[1])
+        operators = _operators(tensors, geometry) if isinstance(x, torch.Tensor) and x.device.type == "cpu" else None
+        if operators is None or penalty and _macs(weight, x) > SECOND_MACS * math.prod((*geometry[1], *geometry[4])):
+            node.target, node.args = pooled_conv_of, (tensors, geometry)
+            continue
+        made = tensors[0]
+        with graph.inserting_before(node):
+            for function, *args in operators:
+                made = graph.call_function(function, (made, *args))
+        made.meta.update(node.meta)
+        node.replace_all_uses_with(made)
+        graph.erase_node(node)
+    if first:
+        gpu.compute_weights_first(module, graph)
+    graph.lint()
+    return fx.GraphModule(module, graph).forward
+
+
+def _operators(tensors: Sequence[Any], geometry: tuple) -> list[tuple] | None:
+    """PyTorch's operators that do the same one after the other: each with its arguments but the first; None if it has no such."""
+    (_, weight, bias, scale, _, residual), (kernel, strides, pads, dilations, *convolution) = tensors, geometry[:8]
+    prologue, epilogue = geometry[8:10], geometry[10:12]
+    rank, (steps, zeros, spread, groups) = len(kernel), convolution
+    if scale is not None or geometry[12:] not in ((), (0,)) or any(d != 1 for d in dilations):
+        return None
+    made: list[tuple] = [_activation(*prologue)] if prologue[0] else []
+    if pads[:rank] != pads[rank:] or any(2 * pad > size for pad, size in zip(pads, kernel, strict=False)):
+        made, pads = [*made, (F.pad, torch_pads(pads))], (0,) * rank
+    made.append((POOLS[rank], kernel, strides, pads[:rank], False, True))
+    if zeros[:rank] != zeros[rank:]:
+        made, zeros = [*made, (F.pad, torch_pads(zeros))], (0,) * rank
+    made.append((CONVS[rank], weight, bias, steps, zeros[:rank], spread, groups))
+    made += [(torch.add, residual)] if residual is not None else []
+    return [*made, _activation(*epilogue)] if epilogue[0] != NONE else made
+
+
+def _activation(code: int, slope: float) -> tuple:
+    return (ACTIVATIONS[code],) if code in ACTIVATIONS else (F.leaky_relu, slope)
+
+
+def _macs(weight: Any, y: Any) -> float:
+    """Multiply-adds of a convolution with a result y; endless where one is not known."""
+    if not isinstance(weight, torch.Tensor) or not isinstance(y, torch.Tensor):
+        return math.inf
+    return math.prod(plain.hints(weight.shape)) * _positions(y)
+
+
+def _positions(y: torch.Tensor) -> int:
+    shape = plain.hints(y.shape)
+    return shape[0] * math.prod(shape[2:])
+
+
+# ---- a GPU: which convolutions are worth a node of Python ----
+
+
+def gaining(graph: fx.Graph, pairs: Collection[fx.Node]) -> set[fx.Node]:
+    """The convolutions of an original graph that an eager training step on a GPU gains from, those of `pairs` as pairs."""
+    penalty, host, device = may_have_penalty(graph), 0.0, 0.0
+    found: list[tuple[float, float, fx.Node]] = []
+    for node in graph.nodes:
+        y = value_of(node)
+        if node.op not in ("call_function", "call_method") or not isinstance(y, torch.Tensor):
+            continue
+        convolved = node.target in CONVS.values()
+        weight = node.args[1] if len(node.args) > 1 else node.kwargs.get("weight")
+        macs = 3 * (1 + penalty) * y.element_size() * _macs(value_of(weight), y) / MACS_PER_US if convolved else 0.0
+        second = SECOND_US * _positions(y) if convolved and penalty else 0.0
+        host += HOST_US[penalty][y.requires_grad]
+        passes = PASSES[penalty][y.requires_grad]
+        moved = passes * (LAUNCH_US + math.prod(plain.hints(y.shape)) * y.element_size() / BYTES_PER_US)
+        device += moved + macs + second
+        if node in pairs:
+            found.append((SAVED * (moved + macs) + second, PAIR_US[penalty], node))
+        elif second:
+            found.append((second, CONVOLUTION_US, node))
+    taken = set()
+    for gain, cost, node in sorted(found, key=lambda item: item[0], reverse=True):
+        if _step_us(host + cost, device - gain) < _step_us(host, device):
+            host, device = host + cost, device - gain
+            taken.add(node)
+    return taken
+
+
+def _step_us(host: float, device: float) -> float:
+    return max(host, device) + (1 - OVERLAP) * min(host, device)
+
+
+def by_stream(alone: Callable, prepared: Callable, place: int) -> Callable:
+    """`alone` on the default stream, `prepared` in a CUDA graph and the steps before it.
+
+    Those run on a stream of their own, as PyTorch's manual asks, and make ready what the graph needs.  place: of a tensor."""
+    ran: list[bool] = []
+
+    def run(*inputs: Any) -> Any:
+        if not calls.raw_stream(inputs[place].get_device()):
+            return alone(*inputs)
+        if not torch.cuda.is_current_stream_capturing():
+            ran[:] = [True]
+        elif not ran:
+            warnings.warn("convpool: captured without kernels of its own; run a step on a side stream first", stacklevel=2)
+            return alone(*inputs)
+        return prepared(*inputs)
+
+    return run

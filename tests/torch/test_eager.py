@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Eager steps run, on a GPU, the original's operators or kernels, by sizes; on a CPU PyTorch's in the new order; all exact.
+
+On a GPU PyTorch's own pooling has a wrong gradient where windows overlap in padding, with the channels last."""
+
+import copy
+
+import pytest
+
+from tests.support.torch import require_cuda, require_torch
+
+torch = require_torch()
+
+import torch.nn.functional as F  # noqa: E402
+
+import convpool.torch  # noqa: E402
+from convpool.torch import eager  # noqa: E402
+from models import torch_discriminators as networks  # noqa: E402
+
+CONVS = {1: torch.nn.Conv1d, 2: torch.nn.Conv2d, 3: torch.nn.Conv3d}
+POOLS = {1: torch.nn.AvgPool1d, 2: torch.nn.AvgPool2d, 3: torch.nn.AvgPool3d}
+LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
+OPTIONS = {
+    "padding": {"kernel_size": 3, "padding": 1},
+    "one channel": {"kernel_size": 3, "padding": 1},
+    "even kernel": {"kernel_size": 4, "padding": 1},
+    "more padding": {"kernel_size": 5, "padding": 2},
+    "no padding": {"kernel_size": 3},
+    "pads of one side": {"kernel_size": 2, "padding": "same"},
+    "groups": {"kernel_size": 3, "padding": 1, "groups": 3},
+    "dilation": {"kernel_size": 3, "padding": 2, "dilation": 2},
+}
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def device(request):
+    if request.param == "cuda":
+        require_cuda()
+    return request.param
+
+
+@pytest.fixture(params=[False, True], ids=["operators", "nodes"])
+def nodes(request, monkeypatch):
+    """Let the host's time count for all or nothing: PyTorch's operators alone, or convpool's nodes wherever there are any."""
+    monkeypatch.setattr(eager, "HOST_US", {False: (0, 0), True: (0, 0)})
+    monkeypatch.setattr(eager, "PAIR_US", dict.fromkeys((False, True), 0 if request.param else 1e9))
+    monkeypatch.setattr(eager, "CONVOLUTION_US", 0 if request.param else 1e9)
+    monkeypatch.setattr(eager, "SECOND_MACS", 0 if request.param else 1e9)
+    return request.param
+
+
+def nodes_of(y):
+    """Return the names of the nodes that a backward pass runs."""
+    names, todo = [], [y.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node is not None:
+            names.append(node.name())
+            todo += [item for item, _ in node.next_functions]
+    return names
+
+
+def derivatives(net, x):
+    """Return the gradients of a step with a penalty, by all parameters."""
+    x = x.detach().requires_grad_()
+    y = net(x)
+    (grad,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+    return nodes_of(y), torch.autograd.grad(y.sin().sum() + grad.square().sum(), list(net.parameters()))
+
+
+def gradients(net, x):
+    y = net(x)
+    return nodes_of(y), torch.autograd.grad(y.square().sum(), list(net.parameters()))
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_derivatives(kind, rank, last, nodes, device):
+    torch.manual_seed(1)
+    channels = 1 if kind == "one channel" else 6
+    layers = [CONVS[rank](3, channels, 3), torch.nn.Tanh(), CONVS[rank](channels, 9, **OPTIONS[kind]), POOLS[rank](2)]
+    net = torch.nn.Sequential(*layers, torch.nn.Tanh(), CONVS[rank](9, 2, 1)).double()
+    x = torch.randn(2, 3, *[12] * rank, dtype=torch.float64)
+    order = LAST.get(rank, torch.contiguous_format) if last else torch.contiguous_format
+    moved = copy.deepcopy(net).to(device, memory_format=order)
+    changed, report = convpool.torch.optimize(moved, x.to(device, memory_format=order))
+    assert report.summary.rewritten == 1
+    apart = rank == 3 or kind == "groups"  # a box mean, then a convolution
+    pairs = {gradients: int(nodes and device == "cuda" and not apart), derivatives: 0}
+    if nodes:
+        pairs[derivatives] = 3 if device == "cuda" else int(not apart)
+    for step, count in pairs.items():
+        names, got = step(changed, x.to(device, memory_format=order))
+        assert names.count("_PairBackward") == count, names
+        for mine, theirs in zip(got, step(net, x)[1], strict=True):
+            torch.testing.assert_close(mine.cpu().contiguous(), theirs, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_pooling_before_the_split_of_a_map(last, nodes, device):
+    """Two convolutions of one map, whose mean is a pooling of its own in the rewritten graph."""
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second, self.third = (torch.nn.Conv2d(4, 4, 3, padding=1) for _ in range(3))
+
+        def forward(self, x):
+            x = self.first(x).tanh()
+            return F.avg_pool2d(torch.cat([self.second(x), x, self.third(x)], 1), 2)
+
+    torch.manual_seed(2)
+    net, x = Net().double(), torch.randn(2, 4, 12, 12, dtype=torch.float64)
+    order = torch.channels_last if last else torch.contiguous_format
+    given = x.to(device, memory_format=order)
+    changed, report = convpool.torch.optimize(copy.deepcopy(net).to(device, memory_format=order), given)
+    assert report.summary.rewritten == 2
+    names, got = gradients(changed, given)
+    assert names.count("_PairBackward") == 2 * (nodes and device == "cuda")
+    for mine, theirs in zip(got, gradients(net, x)[1], strict=True):
+        torch.testing.assert_close(mine.cpu().contiguous(), theirs, rtol=1e-10, atol=1e-10)
+
+
+def gaining(net, shape, pairs=None):
+    """Return which convolutions gain in a step of images without numbers, if the first `pairs` are pairs, or all."""
+    found = []
+
+    def backend(graph, inputs):
+        convs = [node for node in graph.graph.nodes if node.target is torch.conv2d]
+        taken = eager.gaining(graph.graph, set(convs[:pairs]))
+        found.extend(node in taken for node in convs)
+        return graph.forward
+
+    torch._dynamo.reset()
+    meta = {"device": "meta", "dtype": torch.bfloat16}
+    torch.compile(net.to(**meta), backend=backend)(torch.randn(shape, **meta))
+    return found
+
+
+class Step(torch.nn.Module):
+    """Some convolutions, and operators of little work behind them."""
+
+    def __init__(self, channels, operators, convs=2):
+        super().__init__()
+        self.operators = operators
+        self.convs = torch.nn.Sequential(*(torch.nn.Conv2d(channels, channels, 3, padding=1) for _ in range(convs)))
+
+    def forward(self, x):
+        x = self.convs(x).mean()
+        for _ in range(self.operators):
+            x = x.sin()
+        return x
+
+
+@pytest.mark.parametrize(
+    ("channels", "size", "operators", "taken"), [(64, 64, 0, 2), (64, 64, 200, 0), (8, 8, 0, 0), (8, 8, 200, 0)]
+)
+def test_pairs_are_worth_their_nodes_where_the_gpu_takes_longest(channels, size, operators, taken):
+    assert sum(gaining(Step(channels, operators), (64, channels, size, size))) == taken
+    assert not any(gaining(Step(channels, operators), (64, channels, size, size), 0))
+
+
+@pytest.mark.parametrize(("size", "operators", "taken"), [(128, 0, 3), (128, 200, 3), (8, 0, 0)])
+def test_second_derivatives_are_worth_their_nodes_on_large_maps(size, operators, taken, monkeypatch):
+    """Also in a long step, as PyTorch's take many times as long there; and for convolutions without a pooling."""
+    monkeypatch.setattr(eager, "may_have_penalty", lambda graph: True)
+    assert sum(gaining(Step(8, operators, 3), (64, 8, size, size), 1)) == taken
+
+
+def test_the_pairs_that_gain_most_are_taken_first():
+    net = torch.nn.Sequential(*(torch.nn.Conv2d(*channels, 3, padding=1) for channels in ((8, 16), (16, 128), (128, 16))))
+    assert gaining(net, (64, 8, 64, 64)) == [False, True, False]
+
+
+def test_a_step_of_a_network_with_normalised_weights_stays():
+    """SNGAN: its host time is that of the normalisation, and the GPU's far less."""
+    found = gaining(networks.sngan64(), (64, 3, 64, 64))
+    assert len(found) > 9 and not any(found)
