@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """PyTorch modules as TorchDynamo captures them, on a CPU: which pairs are found, and how long the capture takes.
 
-    python -m benchmarks torch_captures [NAME ...] [--traps] [--json FILE]
+    python -m benchmarks torch_captures [NAME ...] [--public] [--traps] [--json FILE]
 
-For each network of `models`, with its own widths: the convolutions that are rewritten by `convpool.torch.optimize` in evaluation
-and in training, by `convpool.optimize` in its export by torch.onnx.export, and in training by `compile_options`, whose pass is
-stopped before inductor compiles; and the processor's seconds of the first two.  --traps: 15 modules whose forward does more than
-call layers; whether each is rewritten, and whether outputs and gradients are the original's, also after a change of what forward
-reads.
+For each network of `models`, with its own widths, or with --public of torchvision, timm and diffusers, of random weights: the
+convolutions that are rewritten by `convpool.torch.optimize` in evaluation and in training, by `convpool.optimize` in its
+export by torch.onnx.export, and in training by `compile_options`, whose pass is stopped before inductor compiles; and the
+processor's seconds of the first two.  --traps: 15 modules whose forward does more than call layers; whether each is
+rewritten, and whether outputs and gradients are the original's, also after a change of what forward reads.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 import convpool
 import convpool.torch
+from benchmarks.public_models import MODELS, Built
 from convpool.options import OptimizeOptions
 from convpool.torch.backend import InductorPass
 from models import torch_discriminators as gans
@@ -57,7 +58,51 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "VAE decoder": (generators.Decoder, (2, 4, 32, 32)),
     "U-Net": (generators.UNet, (2, 3, 64, 64)),
 }
+TORCHVISION = ("densenet121", "densenet169", "googlenet", "inception_v3", "squeezenet1_1")
+TIMM = (
+    "densenet121",
+    "densenetblur121d",
+    "resnet26d",
+    "resnest14d",
+    "inception_v4",
+    "poolformer_s12",
+    "ecaresnet26t",
+    "hrnet_w18_small",
+)
+DIFFUSERS = (
+    "SD VAE decoder",
+    "SD3 and Flux VAE decoder",
+    "VQ-VAE f4 decoder",
+    "Kandinsky MoVQ decoder",
+    "TAESD decoder",
+    "Asymmetric VAE decoder",
+    "DC-AE decoder",
+    "AudioLDM VAE decoder",
+    "SD1.5 UNet",
+    "DDPM CelebA-HQ UNet",
+    "ADM-like UNet",
+)
+"""Public networks with a pair, or one that something stands between."""
 RULES = ("pool_first", "upsample_last", "resize_last")
+
+
+def public() -> dict[str, Callable[[], Built]]:
+    """The public networks, by name; those of diffusers as `benchmarks.public_models` builds them."""
+    import timm
+    import torchvision
+
+    made: dict[str, Callable[[], Built]] = {}
+    for name in TORCHVISION:
+        without = {"init_weights": False, "aux_logits": False} if name in ("googlenet", "inception_v3") else {}
+        made[f"torchvision {name}"] = lambda name=name, without=without: image(torchvision.models.get_model(name, **without))
+    for name in TIMM:
+        made[f"timm {name}"] = lambda name=name: image(timm.create_model(name))
+    return made | {name: MODELS[name][1] for name in DIFFUSERS}
+
+
+def image(module: nn.Module, size: int = 160) -> Built:
+    """A module, and two images."""
+    return module, (torch.randn(2, 3, size, size),)
 
 
 class Stopping(InductorPass):
@@ -74,29 +119,29 @@ def rewritten(*reports: Any) -> int:
     return sum(site.status == "rewritten" and site.rule in RULES for report in reports for site in report.sites)
 
 
-def captured(module: nn.Module, x: torch.Tensor) -> tuple[int, float]:
+def captured(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[int, float]:
     """Rewritten convolutions, and the seconds of a processor that `optimize` takes."""
     torch._dynamo.reset()
     start = time.process_time()
-    _, report = convpool.torch.optimize(copy.deepcopy(module), x)
+    _, report = convpool.torch.optimize(copy.deepcopy(module), inputs)
     return rewritten(report), time.process_time() - start
 
 
-def compiled(module: nn.Module, x: torch.Tensor) -> int:
+def compiled(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> int:
     """Rewritten convolutions under `compile_options`."""
     torch._dynamo.reset()
     stopping = Stopping(OptimizeOptions())
     try:
-        torch.compile(module, options={"pre_grad_custom_pass": stopping})(x)
+        torch.compile(module, options={"pre_grad_custom_pass": stopping})(*inputs)
     except (BackendCompilerFailed, NotImplementedError):
         pass
     return rewritten(*stopping.reports)
 
 
-def exported(module: nn.Module, x: torch.Tensor) -> int:
+def exported(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> int:
     """Rewritten convolutions of the ONNX model that PyTorch exports."""
     buffer = io.BytesIO()
-    torch.onnx.export(module, (x,), dynamo=True, verbose=False).save(buffer)
+    torch.onnx.export(module, inputs, dynamo=True, verbose=False).save(buffer)
     return rewritten(convpool.optimize(onnx.load_from_string(buffer.getvalue()), check=0).report)
 
 
@@ -211,23 +256,29 @@ def trapped(given: Any) -> tuple[bool, bool]:
 def main() -> int:
     """Prints what the arguments name, and writes the record; 1 if a trap is wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("network", nargs="*", choices=[[], *NETWORKS], help="default: all")
+    parser.add_argument("network", nargs="*", help="default: all")
+    parser.add_argument("--public", action="store_true", help="networks of torchvision, timm and diffusers")
     parser.add_argument("--traps", action="store_true", help="these, and no networks but those named")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     record: dict[str, Any] = {"torch": torch.__version__, "networks": {}, "traps": {}}
-    names = options.network or ([] if options.traps else NETWORKS)
-    for name in names:
-        build, shape = NETWORKS[name]
-        module, x = build(), torch.randn(shape)
-        training, seconds = captured(module.train(), x)
-        by_options = compiled(copy.deepcopy(module), x)
+    known = (
+        public()
+        if options.public
+        else {name: lambda given=given: (given[0](), (torch.randn(given[1]),)) for name, given in NETWORKS.items()}
+    )
+    for name in options.network or ([] if options.traps else known):
+        module, inputs = known[name]()
+        training, seconds = captured(module.train(), inputs)
+        by_options = compiled(copy.deepcopy(module), inputs)
         with torch.no_grad():
-            evaluation, more_seconds = captured(module.eval(), x)
-        found = {"training": training, "compile_options": by_options, "evaluation": evaluation, "onnx": exported(module, x)}
+            evaluation, more_seconds = captured(module.eval(), inputs)
+        found = {"training": training, "compile_options": by_options, "evaluation": evaluation, "onnx": exported(module, inputs)}
         record["networks"][name] = {**found, "seconds": [seconds, more_seconds]}
         print(f"{name}: {found}, captured in {seconds:.1f} and {more_seconds:.1f} s", flush=True)
+        if options.json:
+            options.json.write_text(json.dumps(record, indent=1) + "\n")
     for name, given in TRAPS.items() if options.traps else ():
         record["traps"][name] = found = dict(zip(("rewritten", "right"), trapped(given), strict=True))
         print(f"{name}: {found}", flush=True)

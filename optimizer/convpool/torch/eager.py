@@ -26,8 +26,7 @@ from convpool.torch import calls, gpu, plain
 from convpool.torch.changes import is_of_module, value_of
 from convpool.torch.kernels import frozen
 from convpool.torch.pairs import POOLED_CONV, pooled_conv_of
-from convpool.torch.plain import ACTIVATIONS, NONE, torch_pads
-from convpool.torch.rebuild import CONVS, POOLS
+from convpool.torch.plain import ACTIVATIONS, CONVS, NONE, POOLS, torch_pads
 
 # Of a training step on an H100, without and with a penalty.
 HOST_US = {False: (8, 55), True: (20, 200)}
@@ -62,7 +61,7 @@ def ready(module: fx.GraphModule, graph: fx.Graph, *, first: bool = False) -> Ca
     for node in graph.find_nodes(op="call_function", target=POOLED_CONV):
         tensors, geometry = node.args[:_TENSORS], frozen(node.args[_TENSORS:])
         x, weight = value_of(tensors[0]), value_of(tensors[1])
-        operators = _operators(tensors, geometry) if isinstance(x, torch.Tensor) and x.device.type == "cpu" else None
+        operators = _operators(tensors, geometry)
         if operators is None or penalty and _macs(weight, x) > SECOND_MACS * math.prod((*geometry[1], *geometry[4])):
             node.target, node.args = pooled_conv_of, (tensors, geometry)
             continue
@@ -83,11 +82,12 @@ def _operators(tensors: Sequence[Any], geometry: tuple) -> list[tuple] | None:
     """PyTorch's operators that do the same one after the other: each with its arguments but the first; None if it has no such."""
     (_, weight, bias, scale, _, residual), (kernel, strides, pads, dilations, *convolution) = tensors, geometry[:8]
     prologue, epilogue = geometry[8:10], geometry[10:12]
-    rank, (steps, zeros, spread, groups) = len(kernel), convolution
-    if scale is not None or geometry[12:] not in ((), (0,)) or any(d != 1 for d in dilations):
+    x, rank, (steps, zeros, spread, groups) = value_of(tensors[0]), len(kernel), convolution
+    on_cpu = isinstance(x, torch.Tensor) and x.device.type == "cpu"
+    if not on_cpu or scale is not None or geometry[12] or any(d != 1 for d in dilations):
         return None
     made: list[tuple] = [_activation(*prologue)] if prologue[0] else []
-    if pads[:rank] != pads[rank:] or any(2 * pad > size for pad, size in zip(pads, kernel, strict=False)):
+    if not plain.pools_rightly(x, kernel, pads, dilations):
         made, pads = [*made, (F.pad, torch_pads(pads))], (0,) * rank
     made.append((POOLS[rank], kernel, strides, pads[:rank], False, True))
     if zeros[:rank] != zeros[rank:]:

@@ -19,17 +19,15 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 
 from convpool.algebra.geometry import ConvSpec, Ints, PoolSpec, Refusal, pad_behind, pool_first
 from convpool.algebra.parts import ACCUMULATIONS
 from convpool.errors import OptionError
+from convpool.torch import plain
 from convpool.torch.pairs import is_exporting, pooled_conv_of
 from convpool.types import Accumulation
 
 Sizes = int | Sequence[int]
-_CONVS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-_POOLS = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 
 
 def checked(accumulation: Any) -> Any:
@@ -166,7 +164,7 @@ def conv_avg_pool(rank: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.
         first = None
     wrong = x.dim() not in (rank + 1, rank + 2) or not x.is_floating_point()  # which PyTorch's own operators say best
     if first is None or wrong or is_exporting() or x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
-        return _POOLS[rank](_CONVS[rank](x, weight, bias, *described.convolution), *described.pooling)
+        return plain.POOLS[rank](plain.CONVS[rank](x, weight, bias, *described.convolution), *described.pooling)
     if x.dim() == rank + 1:
         return pooled_conv_of((x.unsqueeze(0), weight, bias, None, None, None), first).squeeze(0)
     return pooled_conv_of((x, weight, bias, None, None, None), first)

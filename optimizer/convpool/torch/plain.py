@@ -29,6 +29,8 @@ NOTHING = (NONE, 0.0, NONE, 0.0)
 """No activations."""
 
 ACTIVATIONS = {RELU: torch.relu, TANH: torch.tanh, SIGMOID: torch.sigmoid}
+CONVS = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
+POOLS = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 
 
 def memory_format(x: torch.Tensor) -> torch.memory_format:
@@ -74,6 +76,14 @@ def is_single(kernel: Ints, strides: Ints, pads: Ints) -> bool:
     return all(k == 1 for k in kernel) and all(s == 1 for s in strides) and not any(pads)
 
 
+def pools_rightly(x: Any, kernel: Ints, pads: Ints, dilations: Ints) -> bool:
+    """Whether PyTorch pools these windows; on a GPU its gradient leaves pads out, with the channels last (PyTorch 2.11)."""
+    rank = len(kernel)
+    even = list(pads[:rank]) == list(pads[rank:]) and all(2 * pad <= size for pad, size in zip(pads, kernel, strict=False))
+    on_cpu = isinstance(x, torch.Tensor) and x.device.type == "cpu"
+    return even and all(d == 1 for d in dilations) and (on_cpu or not any(pads))
+
+
 def torch_pads(pads: Ints) -> list[int]:
     """Begins and ends in F.pad's order: the last axis first."""
     r = len(pads) // 2
@@ -88,6 +98,9 @@ def box_mean(
     x: torch.Tensor, gate: torch.Tensor | None, slope: float, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints
 ) -> torch.Tensor:
     """Means over windows, padding counted: AveragePool(m(gate) * x).  x: [N, C, size...]."""
+    if gate is None and pools_rightly(x, kernel, pads, dilations):
+        means = POOLS[len(kernel)](x, kernel, strides, pads[: len(kernel)], False, True)
+        return means.contiguous(memory_format=memory_format(x))
     sizes = pooled_size(x.shape[2:], kernel, strides, pads, dilations)
     sums = _summing_type(x if gate is None else gated(x, gate, slope))
     if any(pads):
@@ -146,7 +159,7 @@ def convolve(
 ) -> torch.Tensor:
     """PyTorch's convolution with pads for each side."""
     x, padding = even_pads(x, pads)
-    return torch.convolution(x, weight, bias, strides, padding, dilations, False, [0] * len(strides), groups)
+    return CONVS[len(strides)](x, weight, bias, strides, padding, dilations, groups)
 
 
 def even_pads(x: torch.Tensor, pads: Ints) -> tuple[torch.Tensor, list[int]]:
@@ -198,9 +211,10 @@ def pooled_conv(
     out_format = result_format(x, weight)
     if scale is not None and shift is not None:
         x = x * by_channel(scale, x) + by_channel(shift, x)
-    gate = x if prologue else None
+    gate = x if prologue and mean is not box_mean else None
+    x = activate(x, prologue, prologue_alpha) if gate is None else x
     window = (pool_kernel, pool_strides, pool_pads, pool_dilations)
-    z = x if not prologue and is_single(*window[:3]) else mean(x, gate, slope_of(prologue, prologue_alpha), *window)
+    z = x if gate is None and is_single(*window[:3]) else mean(x, gate, slope_of(prologue, prologue_alpha), *window)
     y = convolve(z, weight, bias, strides, pads, dilations, groups)
     if residual is not None:
         y = y + residual

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from onnx import ModelProto, NodeProto, numpy_helper
 from torch import fx
 
@@ -27,8 +26,6 @@ from convpool.torch.skeleton import DOMAIN, Skeleton
 from convpool.torch.upsampling import upsample_conv_of
 
 POOLED_CONV, BOX_MEAN = torch.ops.convpool.pooled_conv, torch.ops.convpool.box_mean
-CONVS = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
-POOLS = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 
 
 def is_upsampled(node: NodeProto) -> bool:
@@ -140,7 +137,7 @@ class _Rebuilding:
 
     def _as_it_lay(self, made: fx.Node, before: Any) -> fx.Node:
         """The node's result in the order in memory that the original's has, which a call in between may have changed."""
-        given = [value_of(item) for item in made.args[:2]] if made.target in (POOLED_CONV, *CONVS.values()) else []
+        given = [value_of(item) for item in made.args[:2]] if made.target in (POOLED_CONV, *plain.CONVS.values()) else []
         if not isinstance(before, torch.Tensor) or len(given) < 2 or not all(isinstance(value, torch.Tensor) for value in given):
             return made
         wanted = plain.memory_format(before)
@@ -220,7 +217,7 @@ class _Rebuilding:
         x, weight, bias = self._read(node.input[0]), self._weight(node.input[1]), self._bias(node.input[2:])
         rest = (list(values["strides"]), pads[:rank], list(values["dilations"]), values["group"])
         if pads[:rank] == pads[rank:]:
-            return CONVS[rank], (x, weight, bias, *rest)
+            return plain.CONVS[rank], (x, weight, bias, *rest)
         ones, zeros = [1] * rank, [0] * (2 * rank)
         geometry = (ones, ones, zeros, ones, rest[0], pads, *rest[2:], 0, 0.0, 0, 0.0)
         return POOLED_CONV, (x, weight, bias, None, None, None, *geometry)
@@ -230,12 +227,8 @@ class _Rebuilding:
         rank, ones = len(kernel), [1] * len(kernel)
         pads, dilations = list(values.get("pads") or [0] * 2 * rank), list(values.get("dilations") or ones)
         strides, x = list(values.get("strides") or ones), self._read(node.input[0])
-        fits = (
-            pads[:rank] == pads[rank:] and dilations == ones and all(2 * p <= k for p, k in zip(pads[:rank], kernel, strict=True))
-        )
-        value = value_of(x)
-        if fits and (not any(pads) or isinstance(value, torch.Tensor) and value.device.type == "cpu"):  # see eager.py
-            return POOLS[rank], (x, kernel, strides, pads[:rank], False, True)
+        if plain.pools_rightly(value_of(x), kernel, pads, dilations):
+            return plain.POOLS[rank], (x, kernel, strides, pads[:rank], False, True)
         return BOX_MEAN, (x, None, 0.0, kernel, strides, pads, dilations)
 
     def _spatial(self, name: str) -> tuple[int, ...]:

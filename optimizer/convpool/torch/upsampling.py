@@ -25,7 +25,6 @@ from convpool.errors import OptionError
 from convpool.torch import constant, gradients, kernels, pairs, plain
 from convpool.torch.functional import Sizes, conv_pads, sizes
 
-_CONVS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 SUM_MACS = {"cpu": 320, "cuda": 1000}
 """Multiply-adds that take as long as making one tap of the summed weights: 256 pixels of 3x3 kernels and a factor of 2, on a GPU
@@ -38,7 +37,7 @@ def _two_operators(x: torch.Tensor, weight: torch.Tensor, bias: Any, scales: Int
 
 def _convolved(x: torch.Tensor, weight: torch.Tensor, bias: Any, pads: Ints) -> torch.Tensor:
     x, padding = plain.even_pads(x, pads)
-    return _CONVS[len(padding)](x, weight, bias, padding=padding)
+    return plain.CONVS[len(padding)](x, weight, bias, padding=padding)
 
 
 def summed_weights(weight: torch.Tensor, scales: Ints) -> torch.Tensor:
