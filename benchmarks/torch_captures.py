@@ -69,19 +69,7 @@ TIMM = (
     "ecaresnet26t",
     "hrnet_w18_small",
 )
-DIFFUSERS = (
-    "SD VAE decoder",
-    "SD3 and Flux VAE decoder",
-    "VQ-VAE f4 decoder",
-    "Kandinsky MoVQ decoder",
-    "TAESD decoder",
-    "Asymmetric VAE decoder",
-    "DC-AE decoder",
-    "AudioLDM VAE decoder",
-    "SD1.5 UNet",
-    "DDPM CelebA-HQ UNet",
-    "ADM-like UNet",
-)
+DIFFUSERS = tuple(MODELS)[:15]
 """Public networks with a pair, or one that something stands between."""
 RULES = ("pool_first", "upsample_last", "resize_last")
 

@@ -151,7 +151,7 @@ FORWARDS = {
     "sizes": (deviation, 1),
     "one tensor twice": (lambda m, x: torch.cat([m.pair(x), m.pair(x)]), 2),
     "another order in memory": (lambda m, x: F.avg_pool2d(m.c(x).contiguous(memory_format=torch.channels_last), 2), 1),
-    "the type it has": (lambda m, x: F.avg_pool2d(m.c(x).to(x.dtype).clone(), 2), 1),
+    "the type it has": (lambda m, x: F.avg_pool2d(m.c(x).to(x.dtype).clone().type_as(x), 2), 1),
     "Dropout between": (lambda m, x: F.avg_pool2d(F.dropout(m.c(x), 0.5), 2), 0),
     "a slice": (lambda m, x: F.avg_pool2d(m.c(x), 2)[:, :4], 1),
     "a global": (lambda m, x: m.pair(x) * SCALE["a"], 1),

@@ -357,7 +357,7 @@ _LINES: list[tuple[str, str, Callable]] = [
     ("sub isub sub_", _BINARY, binary("Sub")),
     ("mul imul mul_", _BINARY, binary("Mul")),
     ("div true_divide truediv itruediv div_", _BINARY, binary("Div")),
-    ("contiguous clone to type float double half bfloat16", "input, *rest, **others", same),
+    ("contiguous clone to type type_as float double half bfloat16", "input, *rest, **others", same),
     ("cat concat concatenate", "tensors, dim=0", cat),
     ("stack", "tensors, dim=0", stack),
     ("pad", "input, pad, mode='constant', value=None", pad),
