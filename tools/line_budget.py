@@ -15,9 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
-    "optimizer": 27430,
+    "optimizer": 27480,
     "plugin": 18030,
-    "tests": 41960,
+    "tests": 42100,
     "benchmarks": 8440,
     "tools": 1000,
     "examples": 1180,

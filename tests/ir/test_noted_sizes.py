@@ -160,6 +160,34 @@ def test_a_noted_shape_counts_behind_an_operator_that_onnx_does_not_know(body, c
     assert convpool.optimize(model, check=0).report.summary.rewritten == counts
 
 
+@pytest.mark.parametrize(
+    ("end", "counts"), [("float[1,32,8,8]", 1), ("float[1,32,H,W]", 0), ("float[1,32,4,4]", 0), ("float[]", 0)]
+)
+def test_a_size_noted_where_a_loop_s_body_begins_may_be_the_first_run_s(end, counts):
+    given = f"(int64 i, bool c, float[1,32,8,8] s) => (bool d, {end} t, float[] by)"
+    t = "MaxPool<kernel_shape=[1,1]>" if counts else "MaxPool<kernel_shape=[2,2], strides=[2,2]>"
+    inner = f"d = Identity(c) t = {t}(s) h = Conv<pads=[1,1,1,1]>(s, w) by = GlobalAveragePool(h)"
+    body = f"l, y = Loop(trips, yes, x) <body = b {given} {{ {inner} }}>"
+    constants = {"w": (32, 32, 3, 3), "trips": np.int64(3), "yes": np.bool_(True)}
+    model = graph(body, constants, inputs="float[1,32,8,8] x", outputs="float[a,b,c,d,e] y")
+    result = convpool.optimize(model, check=0)
+    assert result.report.summary.rewritten == counts
+    feeds = {"x": np.ones((1, 32, 8, 8), np.float32)}
+    for one, other in zip(sessions.run(model, feeds), sessions.run(result.model, feeds), strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-4)
+
+
+def test_a_note_of_nothing_keeps_its_name():
+    """A tool left it; a new tensor of that name would have its shape."""
+    model = graph(PAIR)
+    names = {tensor.name for tensor in convpool.optimize(model, check=0).model.graph.initializer}
+    for name in names:
+        model.graph.value_info.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, [7]))
+    model.graph.value_info.append(helper.make_tensor_value_info("y_pooled_input", TensorProto.FLOAT, [7]))
+    for lowering in ("convavgpool", "direct"):
+        assert convpool.optimize(model, lowering=lowering).report.verification.passed
+
+
 def test_a_claimed_size_below_zero_is_refused():
     model = graph(PAIR)
     model.graph.value_info.append(helper.make_tensor_value_info("h", TensorProto.FLOAT, [1, 32, -5, 12]))

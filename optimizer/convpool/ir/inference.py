@@ -9,6 +9,7 @@ bodies.  There
 
 - none counts if any note in the model contradicts what follows from the inputs, or an input has no rank;
 - only ranks count if an input has an open size;
+- what a Loop's body hands to its next run has the sizes that both its begin and its end note;
 - names never count.
 
 A model that is written has no size in its notes that its inputs leave open.
@@ -44,7 +45,7 @@ from convpool.errors import ModelError
 from convpool.ir import inference_process
 from convpool.ir.inference_process import DONE, FAILED, GROWTH_BYTES, LENIENT, MEMORY, READY, SIZE_BYTES, STRICT
 from convpool.ir.process import EndedError, OtherProcess, ended
-from convpool.ir.protos import graphs_within, is_op, known_attributes, model_nodes, opset_of, subgraphs
+from convpool.ir.protos import graphs_within, is_op, known_attributes, model_nodes, ops_of, opset_of, subgraphs
 from convpool.ir.schema import (
     DOMAIN,
     OP_TYPES,
@@ -82,12 +83,24 @@ def take(model: ModelProto) -> list[Notes]:
                 if not dim.dim_param or dim.dim_param in names:
                     dim.dim_param = f"{MADE_UP}{value.name}_{axis}"
                 names.add(dim.dim_param)
+    for node in ops_of(model_nodes(model), "Loop"):
+        for _, _, body in subgraphs(node):
+            _forget_changing_sizes(body)
     notes = [_take_from(graph, graph is model.graph) for graph in graphs_within(model.graph)]
     for function in model.functions:
         function.ClearField("value_info")
         for graph in list(graphs_within(function))[1:]:
             _take_from(graph, False)
     return notes
+
+
+def _forget_changing_sizes(body: GraphProto) -> None:
+    """Leave no size of what a Loop's body hands to its next run, where its end does not note it too: only the first may have it."""
+    for value, result in zip(body.input[2:], body.output[1:], strict=False):
+        noted = list(result.type.tensor_type.shape.dim)
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            if axis >= len(noted) or noted[axis] != dim:
+                dim.Clear()
 
 
 def _take_from(graph: GraphProto, main: bool) -> Notes:

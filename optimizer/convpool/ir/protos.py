@@ -115,10 +115,11 @@ def opset_of(imports: Iterable[OperatorSetIdProto]) -> int:
 
 
 def value_names(model: ModelProto) -> set[str]:
-    """Every tensor and node name anywhere in the model, functions included."""
+    """Every tensor and node name anywhere in the model, functions included, also of tensors that are only noted."""
     names: set[str] = set()
 
     def visit(proto: GraphProto | FunctionProto) -> None:
+        names.update(value.name for value in proto.value_info)
         if isinstance(proto, GraphProto):
             names.update(value.name for value in (*proto.input, *proto.output, *proto.initializer))
             names.update(tensor.values.name for tensor in proto.sparse_initializer)
