@@ -95,7 +95,7 @@ def take(model: ModelProto) -> list[Notes]:
 
 
 def _forget_changing_sizes(body: GraphProto) -> None:
-    """Leave no size of what a Loop's body hands to its next run, where its end does not note it too: only the first may have it."""
+    """Leave no size of what a Loop's body hands to its next run, where its end does not note it too."""
     for value, result in zip(body.input[2:], body.output[1:], strict=False):
         noted = list(result.type.tensor_type.shape.dim)
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
