@@ -30,6 +30,17 @@ def require_cuda() -> None:
         skip_or_fail("PyTorch has no GPU")
 
 
+def nodes_of(y: Any) -> list[str]:
+    """Return the names of the nodes that a backward pass runs."""
+    seen, todo = set(), [y.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            todo += [item for item, _ in node.next_functions]
+    return [node.name() for node in seen]
+
+
 @dataclass(frozen=True)
 class Layer:
     """Arguments of a convolution and of the pooling behind it; every size is small."""

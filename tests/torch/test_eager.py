@@ -7,14 +7,14 @@ import copy
 
 import pytest
 
-from tests.support.torch import require_cuda, require_torch
+from tests.support.torch import nodes_of, require_cuda, require_torch
 
 torch = require_torch()
 
 import torch.nn.functional as F  # noqa: E402
 
 import convpool.torch  # noqa: E402
-from convpool.torch import eager  # noqa: E402
+from convpool.torch import calls, eager  # noqa: E402
 from models import torch_discriminators as networks  # noqa: E402
 
 CONVS = {1: torch.nn.Conv1d, 2: torch.nn.Conv2d, 3: torch.nn.Conv3d}
@@ -47,17 +47,6 @@ def nodes(request, monkeypatch):
     monkeypatch.setattr(eager, "CONVOLUTION_US", 0 if request.param else 1e9)
     monkeypatch.setattr(eager, "SECOND_MACS", 0 if request.param else 1e9)
     return request.param
-
-
-def nodes_of(y):
-    """Return the names of the nodes that a backward pass runs."""
-    names, todo = [], [y.grad_fn]
-    while todo:
-        node = todo.pop()
-        if node is not None:
-            names.append(node.name())
-            todo += [item for item, _ in node.next_functions]
-    return names
 
 
 def derivatives(net, x):
@@ -122,13 +111,13 @@ def test_a_pooling_before_the_split_of_a_map(last, nodes, device):
         torch.testing.assert_close(mine.cpu().contiguous(), theirs, rtol=1e-10, atol=1e-10)
 
 
-def gaining(net, shape, pairs=None):
+def gaining(net, shape, pairs=None, scale=1.0):
     """Return which convolutions gain in a step of images without numbers, if the first `pairs` are pairs, or all."""
     found = []
 
     def backend(graph, inputs):
         convs = [node for node in graph.graph.nodes if node.target is torch.conv2d]
-        taken = eager.gaining(graph.graph, set(convs[:pairs]))
+        taken = eager.gaining(graph.graph, set(convs[:pairs]), scale)
         found.extend(node in taken for node in convs)
         return graph.forward
 
@@ -158,6 +147,7 @@ class Step(torch.nn.Module):
 )
 def test_pairs_are_worth_their_nodes_where_the_gpu_takes_longest(channels, size, operators, taken):
     assert sum(gaining(Step(channels, operators), (64, channels, size, size))) == taken
+    assert sum(gaining(Step(channels, operators), (4, channels, size, size), scale=16)) == taken
     assert not any(gaining(Step(channels, operators), (64, channels, size, size), 0))
 
 
@@ -177,3 +167,12 @@ def test_a_step_of_a_network_with_normalised_weights_stays():
     """SNGAN: its host time is that of the normalisation, and the GPU's far less."""
     found = gaining(networks.sngan64(), (64, 3, 64, 64))
     assert len(found) > 9 and not any(found)
+
+
+def test_each_order_of_sizes_of_batches_has_its_plan(monkeypatch):
+    """The captured batch tells nothing of those that follow."""
+    monkeypatch.setattr(calls, "raw_stream", lambda device: 0)
+    scales = []
+    run = eager.by_stream(lambda scale: scales.append(scale) or (lambda weight, x: scale), None, (1, 2))
+    found = [run(None, torch.empty(batch, 1)) for batch in (2, 3, 64, 100, 64, 1)]
+    assert found == [1, 1, 32, 32, 32, 0.5] and scales == [1, 32, 0.5]

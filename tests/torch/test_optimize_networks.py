@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.support.torch import require_cuda, require_torch
+from tests.support.torch import nodes_of, require_cuda, require_torch
 
 torch = require_torch()
 
@@ -141,3 +141,21 @@ def test_outputs_and_derivatives(name, device, dtype):
         ]
         bound = max(TIMES * max(distance(tensors, kept[0]) for tensors in kept[2:]), floor(dtype))
         assert distance(kept[1], kept[0]) <= bound, kind
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_step_without_a_penalty(name):
+    """On a CPU without Python in the backward pass."""
+    module, x = made(name)
+
+    def results(net, x):
+        y = net(x)
+        gradients = torch.autograd.grad(y.square().mean(), list(net.parameters()), allow_unused=True)
+        return nodes_of(y), [t.detach().double() for t in (y, *gradients) if t is not None]
+
+    changed, _ = optimize(copy.deepcopy(module), x)
+    (_, exact) = results(copy.deepcopy(module).double(), x.double())
+    own = [results(copy.deepcopy(module), x)[1], results(*channels_last(module, x))[1]]
+    nodes, found = results(changed, x)
+    assert distance(found, exact) <= max(TIMES * max(distance(result, exact) for result in own), floor(torch.float32))
+    assert not any("_Pair" in node for node in nodes)

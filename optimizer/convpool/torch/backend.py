@@ -87,27 +87,40 @@ class PoolFirst:
                 break
         if not changed:
             return None
-        inputs = enumerate(map(value_of, graph.find_nodes(op="placeholder")))
-        place = next((number for number, value in inputs if isinstance(value, torch.Tensor) and value.is_cuda), None)
+        place = eager.place_of_batch(module.graph)
         if place is None or not torch.is_grad_enabled():
             return eager.ready(module, graph)
         gpu.give_derivatives(graph)
-        originals = {copy: node for node, copy in copies.items()}
-        alone = _in_eager_steps(module, {originals[node] for node in pairs}, options)
-        return eager.by_stream(alone, eager.ready(module, graph, first=True), place)
+        prepared, originals = eager.ready(module, graph, first=True), {copy: node for node, copy in copies.items()}
+        kept, copies = _copy(module.graph)  # TorchDynamo takes from its graph what it knows of the inputs
+        steps = _EagerSteps(module, kept, {copies[originals[node]] for node in pairs}, options)
+        return eager.by_stream(steps, prepared, place)
 
 
-def _in_eager_steps(module: fx.GraphModule, pairs: set[fx.Node], options: OptimizeOptions) -> Callable:
-    """The module's graph with what an eager step on a GPU gains from alone; pairs: the convolutions that can be rewritten."""
-    taken = eager.gaining(module.graph, pairs)
-    graph, copies = _copy(module.graph)
-    changed, _ = _planned(graph, options, Captured(""), [copies[node] for node in pairs - taken]) if taken else (None, [])
-    if changed is None:
-        return module.forward
-    if eager.may_have_penalty(graph):  # for those that are asked for, and those that the rules have made of pairs
-        kept = {copies[node] for node in module.graph.nodes if node in copies and node not in taken}
-        gpu.give_derivatives(graph, [node for node in graph.nodes if node not in kept])
-    return eager.ready(module, graph)
+class _EagerSteps:
+    """The graph of a module with what an eager step on a GPU gains from alone.  pairs: the convolutions that can be rewritten."""
+
+    def __init__(self, module: fx.GraphModule, graph: fx.Graph, pairs: set[fx.Node], options: OptimizeOptions) -> None:
+        self.module, self.graph, self.pairs, self.options = module, graph, pairs, options
+        self.original = module.forward
+        self.made: dict[frozenset[fx.Node], Callable] = {}
+
+    def __call__(self, scale: float) -> Callable:
+        """A function that runs it for a batch that is `scale` times the one that was captured."""
+        taken = frozenset(eager.gaining(self.graph, self.pairs, scale))
+        if taken not in self.made:
+            self.made[taken] = self._function(taken) if taken else self.original
+        return self.made[taken]
+
+    def _function(self, taken: frozenset[fx.Node]) -> Callable:
+        graph, copies = _copy(self.graph)
+        changed, _ = _planned(graph, self.options, Captured(""), [copies[node] for node in self.pairs - taken])
+        if changed is None:
+            return self.original
+        if eager.may_have_penalty(graph):  # for those that are asked for, and those that the rules have made of pairs
+            kept = {copies[node] for node in self.graph.nodes if node in copies and node not in taken}
+            gpu.give_derivatives(graph, [node for node in graph.nodes if node not in kept])
+        return eager.ready(self.module, graph)
 
 
 def _copy(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:

@@ -116,8 +116,10 @@ def _positions(y: torch.Tensor) -> int:
 # ---- a GPU: which convolutions are worth a node of Python ----
 
 
-def gaining(graph: fx.Graph, pairs: Collection[fx.Node]) -> set[fx.Node]:
-    """The convolutions of an original graph that an eager training step on a GPU gains from, those of `pairs` as pairs."""
+def gaining(graph: fx.Graph, pairs: Collection[fx.Node], scale: float = 1.0) -> set[fx.Node]:
+    """The convolutions of an original graph that an eager training step on a GPU gains from, those of `pairs` as pairs.
+
+    scale: by how much the batch is larger than the one that was captured."""
     penalty, host, device = may_have_penalty(graph), 0.0, 0.0
     found: list[tuple[float, float, fx.Node]] = []
     for node in graph.nodes:
@@ -126,11 +128,11 @@ def gaining(graph: fx.Graph, pairs: Collection[fx.Node]) -> set[fx.Node]:
             continue
         convolved = node.target in CONVS.values()
         weight = node.args[1] if len(node.args) > 1 else node.kwargs.get("weight")
-        macs = 3 * (1 + penalty) * y.element_size() * _macs(value_of(weight), y) / MACS_PER_US if convolved else 0.0
-        second = SECOND_US * _positions(y) if convolved and penalty else 0.0
+        macs = 3 * (1 + penalty) * y.element_size() * scale * _macs(value_of(weight), y) / MACS_PER_US if convolved else 0.0
+        second = SECOND_US * scale * _positions(y) if convolved and penalty else 0.0
         host += HOST_US[penalty][y.requires_grad]
         passes = PASSES[penalty][y.requires_grad]
-        moved = passes * (LAUNCH_US + math.prod(plain.hints(y.shape)) * y.element_size() / BYTES_PER_US)
+        moved = passes * (LAUNCH_US + scale * math.prod(plain.hints(y.shape)) * y.element_size() / BYTES_PER_US)
         device += moved + macs + second
         if node in pairs:
             found.append((SAVED * (moved + macs) + second, PAIR_US[penalty], node))
@@ -148,20 +150,39 @@ def _step_us(host: float, device: float) -> float:
     return max(host, device) + (1 - OVERLAP) * min(host, device)
 
 
-def by_stream(alone: Callable, prepared: Callable, place: int) -> Callable:
-    """`alone` on the default stream, `prepared` in a CUDA graph and the steps before it.
+def place_of_batch(graph: fx.Graph) -> tuple[int, int] | None:
+    """Which input of a graph on a GPU has the batch, and its size when it was captured; None on a CPU."""
+    inputs = [(is_of_module(node), place, value_of(node)) for place, node in enumerate(graph.find_nodes(op="placeholder"))]
+    found = [item for item in inputs if isinstance(item[2], torch.Tensor) and item[2].is_cuda and item[2].dim()]
+    if not found:
+        return None
+    of_module, place, value = min(found, key=lambda item: item[:2])
+    return place, plain.hints(value.shape)[0]
 
-    Those run on a stream of their own, as PyTorch's manual asks, and make ready what the graph needs.  place: of a tensor."""
-    ran: list[bool] = []
+
+def by_stream(alone: Callable[[float], Callable], prepared: Callable, batch: tuple[int, int]) -> Callable:
+    """A function that runs `alone`, for each order of sizes of batches, on the default stream; else `prepared`.
+
+    That is in a CUDA graph and the steps before it, which run on a stream of their own, as PyTorch's manual asks, and make ready
+    what the graph needs.  batch: as `place_of_batch` gives it."""
+    (place, captured), ran = batch, list[bool]()
+    by_size = {captured.bit_length(): alone(1.0)}
+
+    def eagerly(*inputs: Any) -> Any:
+        size = inputs[place].shape[0]
+        run = by_size.get(size.bit_length())
+        if run is None:
+            run = by_size[size.bit_length()] = alone(size / captured)
+        return run(*inputs)
 
     def run(*inputs: Any) -> Any:
         if not calls.raw_stream(inputs[place].get_device()):
-            return alone(*inputs)
+            return eagerly(*inputs)
         if not torch.cuda.is_current_stream_capturing():
             ran[:] = [True]
         elif not ran:
             warnings.warn("convpool: captured without kernels of its own; run a step on a side stream first", stacklevel=2)
-            return alone(*inputs)
+            return eagerly(*inputs)
         return prepared(*inputs)
 
     return run
