@@ -29,7 +29,7 @@ from convpool.tensorrt.plugin_library import plugin_path
 OK, MISSING, NOTE = "ok", "missing", "note"
 _COMPILE = "pip install ./plugin"
 _COMPILES = (
-    "in convpool's repository: it compiles for 5 GPU architectures, about 11 minutes on 2 cores (`pip` shows nothing meanwhile)"
+    "in convpool's repository: it compiles for 5 GPU architectures, about 6 minutes on 2 cores (`pip` shows nothing meanwhile)"
 )
 _GPU_PACKAGE = "pip uninstall onnxruntime, then pip install onnxruntime-gpu (the two share a folder)"
 _MARKS = {OK: "[green]ok[/]     ", MISSING: "[red]missing[/]", NOTE: "[yellow]note[/]   "}
