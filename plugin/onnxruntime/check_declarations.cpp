@@ -37,53 +37,24 @@ using own::OrtAllocator, own::OrtCustomOp, own::OrtCustomOpDomain, own::OrtKerne
     own::OrtTensorTypeAndShapeInfo, own::OrtTypeInfo, own::OrtValue;
 CONVPOOL_ORT_FUNCTIONS(SAME_FUNCTION)
 
-#define SAME_MEMBER(name)                                                                                    \
+#define SAME_MEMBER(name, result, parameters)                                                                \
     static_assert(offsetof(::OrtCustomOp, name) == offsetof(own::OrtCustomOp, name), "OrtCustomOp::" #name); \
     static_assert(kAlike<decltype(::OrtCustomOp::name), decltype(own::OrtCustomOp::name)>, "OrtCustomOp::" #name);
-SAME_MEMBER(CreateKernel)
-SAME_MEMBER(GetName)
-SAME_MEMBER(GetExecutionProviderType)
-SAME_MEMBER(GetInputType)
-SAME_MEMBER(GetInputTypeCount)
-SAME_MEMBER(GetOutputType)
-SAME_MEMBER(GetOutputTypeCount)
-SAME_MEMBER(KernelCompute)
-SAME_MEMBER(KernelDestroy)
-SAME_MEMBER(GetInputCharacteristic)
-SAME_MEMBER(GetOutputCharacteristic)
-SAME_MEMBER(GetInputMemoryType)
-SAME_MEMBER(GetVariadicInputMinArity)
-SAME_MEMBER(GetVariadicInputHomogeneity)
-SAME_MEMBER(GetVariadicOutputMinArity)
-SAME_MEMBER(GetVariadicOutputHomogeneity)
-SAME_MEMBER(CreateKernelV2)
-SAME_MEMBER(KernelComputeV2)
-SAME_MEMBER(InferOutputShapeFn)
-SAME_MEMBER(GetStartVersion)
-SAME_MEMBER(GetEndVersion)
-SAME_MEMBER(GetMayInplace)
-SAME_MEMBER(ReleaseMayInplace)
-SAME_MEMBER(GetAliasMap)
-SAME_MEMBER(ReleaseAliasMap)
+CONVPOOL_ORT_CUSTOM_OP(SAME_MEMBER)
 
 static_assert(offsetof(::OrtApiBase, GetApi) == offsetof(own::OrtApiBase, GetApi));
 static_assert(offsetof(::OrtApiBase, GetVersionString) == offsetof(own::OrtApiBase, GetVersionString));
 static_assert(ORT_API_VERSION >= own::kApiVersion);
 
-static_assert(own::kFloatType == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT);
-static_assert(own::kFloat16Type == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16);
-static_assert(own::kDoubleType == ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE);
-static_assert(own::kBFloat16Type == ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16);
-static_assert(own::kFail == ORT_FAIL);
-static_assert(own::kInvalidArgument == ORT_INVALID_ARGUMENT);
-static_assert(own::kIntAttribute == ORT_OP_ATTR_INT);
-static_assert(own::kIntsAttribute == ORT_OP_ATTR_INTS);
-static_assert(own::kFloatAttribute == ORT_OP_ATTR_FLOAT);
-static_assert(own::kFloatsAttribute == ORT_OP_ATTR_FLOATS);
-static_assert(own::kRequired == INPUT_OUTPUT_REQUIRED);
-static_assert(own::kOptional == INPUT_OUTPUT_OPTIONAL);
-static_assert(own::kVariadic == INPUT_OUTPUT_VARIADIC);
-static_assert(own::kDefaultMemory == OrtMemTypeDefault);
-static_assert(own::kWarning == ORT_LOGGING_LEVEL_WARNING);
+static_assert(own::kFloatType == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT &&
+              own::kFloat16Type == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16 &&
+              own::kDoubleType == ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE &&
+              own::kBFloat16Type == ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16);
+static_assert(own::kFail == ORT_FAIL && own::kInvalidArgument == ORT_INVALID_ARGUMENT);
+static_assert(own::kIntAttribute == ORT_OP_ATTR_INT && own::kIntsAttribute == ORT_OP_ATTR_INTS &&
+              own::kFloatAttribute == ORT_OP_ATTR_FLOAT && own::kFloatsAttribute == ORT_OP_ATTR_FLOATS);
+static_assert(own::kRequired == INPUT_OUTPUT_REQUIRED && own::kOptional == INPUT_OUTPUT_OPTIONAL &&
+              own::kVariadic == INPUT_OUTPUT_VARIADIC);
+static_assert(own::kDefaultMemory == OrtMemTypeDefault && own::kWarning == ORT_LOGGING_LEVEL_WARNING);
 
 }  // namespace

@@ -84,12 +84,10 @@ struct Shapes {
             in[at] = p.spatial[i];
             copies[at] = std::max(p.upsample[i], 1);
             out[at] = output[first_axis + i];
-            window[at] = p.pool_kernel[i];
-            window_step[at] = p.pool_strides[i];
+            window[at] = p.pool_kernel[i], window_step[at] = p.pool_strides[i];
             window_begin[at] = -p.pool_pads[i];
             window_dilation[at] = p.pool_dilations[i];
-            kernel[at] = p.kernel[i];
-            step[at] = p.strides[i];
+            kernel[at] = p.kernel[i], step[at] = p.strides[i];
             begin[at] = -p.pads[i];
             dilation[at] = p.dilations[i];
             const int64_t reach = window_dilation[at] * (window[at] - 1) + 1;

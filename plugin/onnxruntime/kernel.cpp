@@ -79,8 +79,9 @@ std::string name_of(const OrtApi &api, const OrtKernelInfo *info) {
 
 }  // namespace
 
-Kernel::Kernel(const OrtApi &api, const nodes::Operator &op, int32_t dtype, const OrtKernelInfo *info)
-    : api_(api), name_(name_of(api, info)), node_(api, op, info), dtype_(dtype), constants_(constant_sizes(api, info)) {
+Kernel::Kernel(const OrtApi &api, const nodes::Operator &op, int32_t element_type, const OrtKernelInfo *info)
+    : api_(api), name_(name_of(api, info)), node_(api, op, info), dtype_(dtype_of(element_type)),
+      constants_(constant_sizes(api, info)) {
     if (!succeeded(api, api.KernelInfo_GetLogger()(info, &logger_))) logger_ = nullptr;
     constant_weights_ = constants_[nodes::kW].has_value() || node_.constant_weights();
     if (constant_weights_) check(api, api.KernelInfoGetAllocator()(info, kDefaultMemory, &allocator_));
@@ -156,10 +157,8 @@ bool Kernel::launch_first(Run &run, const convpool_tensors &tensors, const Place
     if (run.weights->get() == nullptr) return false;
     const Scratch scratch(api_, place.context, place.memory, place.allocator, run.properties.workspace_bytes - bytes);
     convpool_tensors placed = tensors;
-    placed.workspace = scratch.get();
-    placed.workspace_bytes = run.properties.workspace_bytes - bytes;
-    placed.prepared = run.weights->get();
-    placed.prepared_bytes = bytes;
+    placed.workspace = scratch.get(), placed.workspace_bytes = run.properties.workspace_bytes - bytes;
+    placed.prepared = run.weights->get(), placed.prepared_bytes = bytes;
     if (convpool_plan_launch(run.plan.get(), &placed, place.stream) != CONVPOOL_OK)
         return false;  // told by the launch that follows
     check_cuda(cudaStreamSynchronize(static_cast<cudaStream_t>(place.stream)));
@@ -172,8 +171,7 @@ void Kernel::launch(Run &run, const convpool_tensors &tensors, const Place &plac
     placed.workspace_bytes = run.properties.workspace_bytes;
     if (run.prepared) {
         placed.flags = CONVPOOL_WEIGHTS_PREPARED;
-        placed.prepared = run.weights->get();
-        placed.prepared_bytes = run.properties.prepared_bytes;
+        placed.prepared = run.weights->get(), placed.prepared_bytes = run.properties.prepared_bytes;
         placed.workspace_bytes -= run.properties.prepared_bytes;
     } else if (constants_[nodes::kW].has_value() && run.properties.prepared_bytes == 0) {
         placed.flags = CONVPOOL_WEIGHTS_PREPARED;  // an initializer, which no kernel writes
@@ -198,8 +196,7 @@ void Kernel::launch_unaligned(Run &run, convpool_tensors tensors, const Place &p
     properties.struct_size = sizeof properties;
     check_status(convpool_plan_info(run.fallback.get(), &properties));
     const Scratch scratch(api_, place.context, place.memory, place.allocator, properties.workspace_bytes);
-    tensors.workspace = scratch.get();
-    tensors.workspace_bytes = properties.workspace_bytes;
+    tensors.workspace = scratch.get(), tensors.workspace_bytes = properties.workspace_bytes;
     check_status(convpool_plan_launch(run.fallback.get(), &tensors, place.stream));
 }
 

@@ -53,13 +53,22 @@ struct Place {
     void *stream;
 };
 
+// convpool.h's number of an element type; -1 for those that its kernels do not have.
+constexpr int32_t dtype_of(int32_t element_type) {
+    return element_type == kFloat16Type    ? CONVPOOL_F16
+           : element_type == kBFloat16Type ? CONVPOOL_BF16
+           : element_type == kFloatType    ? CONVPOOL_F32
+                                           : -1;
+}
+
 class Kernel {
 public:
-    // dtype: convpool_dtype of all tensors.
-    Kernel(const OrtApi &api, const nodes::Operator &op, int32_t dtype, const OrtKernelInfo *info);
+    // element_type: an ElementType that dtype_of knows, of all tensors.
+    Kernel(const OrtApi &api, const nodes::Operator &op, int32_t element_type, const OrtKernelInfo *info);
     ~Kernel();
     Kernel(const Kernel &) = delete;
 
+    static constexpr const char *kProvider = "CUDAExecutionProvider";
     // May be called from several threads at once.
     void compute(OrtKernelContext *context);
     const OrtApi &api() const { return api_; }
@@ -99,6 +108,7 @@ public:
     CpuKernel(const OrtApi &api, const nodes::Operator &op, int32_t element_type, const OrtKernelInfo *info)
         : api_(api), node_(api, op, info), element_type_(element_type), constants_(constant_sizes(api, info)) {}
 
+    static constexpr const char *kProvider = "CPUExecutionProvider";
     // May be called from several threads at once.
     void compute(OrtKernelContext *context) const;
     const OrtApi &api() const { return api_; }

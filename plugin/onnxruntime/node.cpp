@@ -71,85 +71,82 @@ constexpr size_t kMostValues = 64;  // no attribute of these operators has more
 
 enum FieldType : int32_t { kFloatField = 1, kInt64Field = 10 };  // of operators.h
 
-}  // namespace
+class KernelAttributes final : public AttributeSource {
+public:
+    KernelAttributes(const OrtApi &api, const OrtKernelInfo *info) : api_(api), info_(info) {}
+    bool number(const char *name, int64_t &value) const override {
+        return succeeded(api_, api_.KernelInfoGetAttribute_int64()(info_, name, &value));
+    }
+    bool numbers(const char *name, std::vector<int64_t> &values) const override {
+        return list(api_.KernelInfoGetAttributeArray_int64(), api_.KernelInfoGetAttribute_int64(), name, values);
+    }
+    bool real(const char *name, float &value) const override {
+        return succeeded(api_, api_.KernelInfoGetAttribute_float()(info_, name, &value));
+    }
+    bool reals(const char *name, std::vector<float> &values) const override {
+        return list(api_.KernelInfoGetAttributeArray_float(), api_.KernelInfoGetAttribute_float(), name, values);
+    }
+    bool has(const char *name) const override {
+        int64_t value = 0;
+        float real_value = 0;
+        size_t size = 0;
+        std::vector<int64_t> values;
+        std::vector<float> real_values;
+        return number(name, value) || numbers(name, values) || real(name, real_value) || reals(name, real_values) ||
+               succeeded(api_, api_.KernelInfoGetAttribute_string()(info_, name, nullptr, &size));
+    }
 
-bool KernelAttributes::number(const char *name, int64_t &value) const {
-    return succeeded(api_, api_.KernelInfoGetAttribute_int64()(info_, name, &value));
-}
+private:
+    template <class Get, class GetOne, class Value>
+    bool list(Get get, GetOne get_one, const char *name, std::vector<Value> &values) const {
+        size_t count = 0;
+        if (!succeeded(api_, get(info_, name, nullptr, &count))) return false;
+        values.resize(count);
+        Value value = 0;
+        if (count == 0) return !succeeded(api_, get_one(info_, name,
+                                                        &value));  // one by itself passes for a list of none
+        return succeeded(api_, get(info_, name, values.data(), &count));
+    }
 
-bool KernelAttributes::numbers(const char *name, std::vector<int64_t> &values) const {
-    size_t count = 0;
-    if (!succeeded(api_, api_.KernelInfoGetAttributeArray_int64()(info_, name, nullptr, &count))) return false;
-    values.resize(count);
-    int64_t value = 0;
-    if (count == 0) return !number(name, value);  // a number by itself passes for a list of none
-    return succeeded(api_, api_.KernelInfoGetAttributeArray_int64()(info_, name, values.data(), &count));
-}
+    const OrtApi &api_;
+    const OrtKernelInfo *info_;
+};
 
-bool KernelAttributes::real(const char *name, float &value) const {
-    return succeeded(api_, api_.KernelInfoGetAttribute_float()(info_, name, &value));
-}
+class InferenceAttributes final : public AttributeSource {
+public:
+    InferenceAttributes(const OrtApi &api, const OrtShapeInferContext *context) : api_(api), context_(context) {}
+    bool number(const char *name, int64_t &value) const override { return read(name, kIntAttribute, &value, 1) >= 0; }
+    bool numbers(const char *name, std::vector<int64_t> &values) const override { return list(name, kIntsAttribute, values); }
+    bool real(const char *name, float &value) const override { return read(name, kFloatAttribute, &value, 1) >= 0; }
+    bool reals(const char *name, std::vector<float> &values) const override { return list(name, kFloatsAttribute, values); }
+    bool has(const char *name) const override { return find(name) != nullptr; }
 
-bool KernelAttributes::reals(const char *name, std::vector<float> &values) const {
-    size_t count = 0;
-    if (!succeeded(api_, api_.KernelInfoGetAttributeArray_float()(info_, name, nullptr, &count))) return false;
-    values.resize(count);
-    float value = 0;
-    if (count == 0) return !real(name, value);  // a number by itself passes for a list of none
-    return succeeded(api_, api_.KernelInfoGetAttributeArray_float()(info_, name, values.data(), &count));
-}
+private:
+    const OrtOpAttr *find(const char *name) const {
+        const OrtOpAttr *attribute = nullptr;
+        return succeeded(api_, api_.ShapeInferContext_GetAttribute()(context_, name, &attribute)) ? attribute : nullptr;
+    }
+    // How many of at most `count` values there are; -1 where there is no such attribute.
+    template <class Value> int64_t read(const char *name, AttributeType type, Value *values, size_t count) const {
+        size_t bytes = 0;
+        const OrtOpAttr *const attribute = find(name);
+        if (attribute == nullptr || !succeeded(api_, api_.ReadOpAttr()(attribute, type, values, count * sizeof(Value), &bytes)))
+            return -1;
+        return static_cast<int64_t>(bytes / sizeof(Value));
+    }
+    template <class Value> bool list(const char *name, AttributeType type, std::vector<Value> &values) const {
+        values.resize(kMostValues);
+        const int64_t count = read(name, type, values.data(), kMostValues);
+        values.resize(static_cast<size_t>(std::max<int64_t>(count, 0)));
+        return count >= 0;
+    }
 
-bool KernelAttributes::has(const char *name) const {
-    int64_t value = 0;
-    float real_value = 0;
-    size_t size = 0;
-    std::vector<int64_t> values;
-    return number(name, value) || numbers(name, values) || real(name, real_value) ||
-           succeeded(api_, api_.KernelInfoGetAttributeArray_float()(info_, name, nullptr, &size)) ||
-           succeeded(api_, api_.KernelInfoGetAttribute_string()(info_, name, nullptr, &size));
-}
+    const OrtApi &api_;
+    const OrtShapeInferContext *context_;
+};
 
-const OrtOpAttr *InferenceAttributes::find(const char *name) const {
-    const OrtOpAttr *attribute = nullptr;
-    return succeeded(api_, api_.ShapeInferContext_GetAttribute()(context_, name, &attribute)) ? attribute : nullptr;
-}
-
-bool InferenceAttributes::number(const char *name, int64_t &value) const {
-    size_t bytes = 0;
-    const OrtOpAttr *const attribute = find(name);
-    return attribute != nullptr && succeeded(api_, api_.ReadOpAttr()(attribute, kIntAttribute, &value, sizeof value, &bytes));
-}
-
-bool InferenceAttributes::numbers(const char *name, std::vector<int64_t> &values) const {
-    const OrtOpAttr *const attribute = find(name);
-    if (attribute == nullptr) return false;
-    size_t bytes = 0;
-    values.resize(kMostValues);
-    if (!succeeded(api_, api_.ReadOpAttr()(attribute, kIntsAttribute, values.data(), kMostValues * sizeof(int64_t), &bytes)))
-        return false;
-    values.resize(bytes / sizeof(int64_t));
-    return true;
-}
-
-bool InferenceAttributes::real(const char *name, float &value) const {
-    size_t bytes = 0;
-    const OrtOpAttr *const attribute = find(name);
-    return attribute != nullptr && succeeded(api_, api_.ReadOpAttr()(attribute, kFloatAttribute, &value, sizeof value, &bytes));
-}
-
-bool InferenceAttributes::reals(const char *name, std::vector<float> &values) const {
-    const OrtOpAttr *const attribute = find(name);
-    if (attribute == nullptr) return false;
-    size_t bytes = 0;
-    values.resize(kMostValues);
-    if (!succeeded(api_, api_.ReadOpAttr()(attribute, kFloatsAttribute, values.data(), kMostValues * sizeof(float), &bytes)))
-        return false;
-    values.resize(bytes / sizeof(float));
-    return true;
-}
-
-bool InferenceAttributes::has(const char *name) const { return find(name) != nullptr; }
-
+// The values of an operator's attributes, one list per entry of op.attributes(); of a real attribute the float's bits.
+// Throws where one is missing, or has a wrong type, length or value.
 std::vector<std::vector<int32_t>> values_of(const nodes::Operator &op, const AttributeSource &source) {
     const std::vector<nodes::Attribute> &attributes = op.attributes();
     std::vector<std::vector<int64_t>> numbers(attributes.size());
@@ -187,8 +184,6 @@ using nodes::kW;
 using nodes::kX;
 using nodes::refuse;
 
-namespace {
-
 constexpr int64_t kUnknown = -1;
 constexpr double kMostElements = 1099511627776.0;  // of a tensor: 2^40, the C API's own bound
 
@@ -199,6 +194,9 @@ bool agree(int64_t size, int64_t wanted) { return size < 0 || wanted < 0 || size
 Node::Node(const nodes::Operator &op, const AttributeSource &source) : NodeSpec(op, values_of(op, source)) {
     read_layouts(source);
 }
+
+Node::Node(const OrtApi &api, const nodes::Operator &op, const OrtShapeInferContext *context)
+    : Node(op, InferenceAttributes(api, context)) {}
 
 Node::Node(const OrtApi &api, const nodes::Operator &op, const OrtKernelInfo *info) : Node(op, KernelAttributes(api, info)) {
     size_t count = 0;

@@ -26,40 +26,6 @@ public:
     virtual bool has(const char *name) const = 0;
 };
 
-class KernelAttributes final : public AttributeSource {
-public:
-    KernelAttributes(const OrtApi &api, const OrtKernelInfo *info) : api_(api), info_(info) {}
-    bool number(const char *name, int64_t &value) const override;
-    bool numbers(const char *name, std::vector<int64_t> &values) const override;
-    bool real(const char *name, float &value) const override;
-    bool reals(const char *name, std::vector<float> &values) const override;
-    bool has(const char *name) const override;
-
-private:
-    const OrtApi &api_;
-    const OrtKernelInfo *info_;
-};
-
-class InferenceAttributes final : public AttributeSource {
-public:
-    InferenceAttributes(const OrtApi &api, const OrtShapeInferContext *context) : api_(api), context_(context) {}
-    bool number(const char *name, int64_t &value) const override;
-    bool numbers(const char *name, std::vector<int64_t> &values) const override;
-    bool real(const char *name, float &value) const override;
-    bool reals(const char *name, std::vector<float> &values) const override;
-    bool has(const char *name) const override;
-
-private:
-    const OrtOpAttr *find(const char *name) const;
-
-    const OrtApi &api_;
-    const OrtShapeInferContext *context_;
-};
-
-// The values of an operator's attributes, one list per entry of op.attributes(); of a real attribute the float's bits.
-// Throws where one is missing, or has a wrong type, length or value.
-std::vector<std::vector<int32_t>> values_of(const nodes::Operator &op, const AttributeSource &source);
-
 // One node of ai.convpool: an operator with its attributes, and what they say of shapes.  No GPU.
 //
 // Errors are std::invalid_argument whose message names the operator, the attribute or the tensor.
@@ -69,6 +35,7 @@ public:
     Node(const nodes::Operator &op, const AttributeSource &source);
     // Reads a kernel's node: also refuses inputs whose sizes, as far as they are known, contradict the attributes.
     Node(const OrtApi &api, const nodes::Operator &op, const OrtKernelInfo *info);
+    Node(const OrtApi &api, const nodes::Operator &op, const OrtShapeInferContext *context);
 
     // Y's sizes, -1 where the inputs do not tell.  sizes: of the inputs in order, unknown ones -1; the operator's optional
     // bias may be absent.

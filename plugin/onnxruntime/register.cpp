@@ -18,16 +18,6 @@ constexpr char kDomain[] = "ai.convpool";
 
 constexpr int32_t kTypes[] = {kFloat16Type, kBFloat16Type, kFloatType, kDoubleType};
 
-// convpool.h's number of an element type; -1 for those that its kernels do not have.
-int32_t dtype_of(int32_t element_type) {
-    switch (element_type) {
-    case kFloat16Type: return CONVPOOL_F16;
-    case kBFloat16Type: return CONVPOOL_BF16;
-    case kFloatType: return CONVPOOL_F32;
-    default: return -1;
-    }
-}
-
 // The struct that onnxruntime knows, and behind it what it does not.
 struct CustomOp : OrtCustomOp {
     const nodes::Operator *definition;
@@ -47,7 +37,7 @@ std::string unknown_size() {
 // `op` may be of another element type than the node: onnxruntime asks one for all.
 void infer(const CustomOp &op, const OrtShapeInferContext *context) {
     const OrtApi &api = *op.api;
-    const Node node(*op.definition, InferenceAttributes(api, context));
+    const Node node(api, *op.definition, context);
     size_t count = 0;
     check(api, api.ShapeInferContext_GetInputCount()(context, &count));
     std::vector<Sizes> inputs;
@@ -105,31 +95,18 @@ CustomOp describe(const OrtApi &api, const nodes::Operator &definition, int32_t 
     return op;
 }
 
-template <typename AnyKernel> void run_by(CustomOp &op) {
+// The operator as a class of kernels runs it.
+template <typename AnyKernel> CustomOp run_by(CustomOp op) {
     op.KernelDestroy = [](void *kernel) { delete static_cast<AnyKernel *>(kernel); };
     op.KernelComputeV2 = [](void *kernel, OrtKernelContext *context) {
         auto &own_kernel = *static_cast<AnyKernel *>(kernel);
         return guarded(own_kernel.api(), [&] { own_kernel.compute(context); });
     };
-}
-
-CustomOp on_cuda(CustomOp op) {
-    run_by<Kernel>(op);
-    op.GetExecutionProviderType = [](const OrtCustomOp *) { return "CUDAExecutionProvider"; };
-    op.CreateKernelV2 = [](const OrtCustomOp *self, const OrtApi *api, const OrtKernelInfo *info, void **kernel) {
-        return guarded(
-            *api, [&] { *kernel = new Kernel(*own(self).api, *own(self).definition, dtype_of(own(self).element_type), info); });
-    };
-    return op;
-}
-
-CustomOp on_cpu(CustomOp op) {
-    run_by<CpuKernel>(op);
-    op.GetExecutionProviderType = [](const OrtCustomOp *) { return "CPUExecutionProvider"; };
     op.CreateKernelV2 = [](const OrtCustomOp *self, const OrtApi *api, const OrtKernelInfo *info, void **kernel) {
         return guarded(*api,
-                       [&] { *kernel = new CpuKernel(*own(self).api, *own(self).definition, own(self).element_type, info); });
+                       [&] { *kernel = new AnyKernel(*own(self).api, *own(self).definition, own(self).element_type, info); });
     };
+    op.GetExecutionProviderType = [](const OrtCustomOp *) { return AnyKernel::kProvider; };
     return op;
 }
 
@@ -154,8 +131,8 @@ OrtCustomOpDomain *domain_of(const OrtApi &api, int32_t bias) {
     for (const nodes::Operator &definition : nodes::operators())
         for (const int32_t type : kTypes) {
             const CustomOp op = describe(api, definition, type, bias);
-            if (dtype_of(type) >= 0) ops.push_back(on_cuda(op));
-            ops.push_back(on_cpu(op));
+            if (dtype_of(type) >= 0) ops.push_back(run_by<Kernel>(op));
+            ops.push_back(run_by<CpuKernel>(op));
         }
     for (const CustomOp &op : ops) check(api, api.CustomOpDomain_Add()(made, &op));
     return domain = made;

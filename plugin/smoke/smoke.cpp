@@ -1,5 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The smoke test of the kernels; first what it compares with: small problems of whole numbers, straight from the definition.
+// Smoke test of the kernels, without Python: every tactic of this GPU on some small problems, through convpool.h.
+//
+//   convpool_smoke                          runs them; 0 if all are right, 77 without a GPU (1 where REQUIRE_GPU=1)
+//   convpool_smoke --plan CC SHARED_BYTES   says what it would run on such a GPU, without one
+//
+// Tensors hold small integers, of which every sum is exact: outputs are compared bit for bit with the definition's.
 
 #include <convpool.h>
 #include <cuda_bf16.h>
@@ -17,7 +22,7 @@
 #include <string>
 #include <vector>
 
-namespace smoke {
+namespace {
 
 using Values = std::vector<double>;
 
@@ -44,20 +49,6 @@ struct Problem {
 struct Tensors {
     Values x, w, residual, bias, scale, shift;
 };
-
-// Whole numbers of which box means are whole too, or, for tactics that fold the mean into the weights, those weights.
-Tensors make_tensors(const Problem &p, bool filter_fused);
-
-// Y [N,M,out,out].
-Values reference(const Problem &p, const Tensors &t);
-
-// [N,C,...] as [N,...,C].
-Values channels_last(const Values &values, int n, int channels);
-
-}  // namespace smoke
-
-namespace smoke {
-namespace {
 
 Values integers(size_t count, int most, int factor, std::mt19937 &random) {
     Values values(count);
@@ -109,8 +100,7 @@ double convolve(const Problem &p, const Values &pooled, const Values &weights, i
     return sum;
 }
 
-}  // namespace
-
+// Whole numbers of which box means are whole too, or, for tactics that fold the mean into the weights, those weights.
 Tensors make_tensors(const Problem &p, bool filter_fused) {
     std::mt19937 random(1);
     const int size = p.window * p.window, x_factor = filter_fused ? 1 : size, w_factor = filter_fused ? size : 1;
@@ -125,6 +115,7 @@ Tensors make_tensors(const Problem &p, bool filter_fused) {
     return t;
 }
 
+// Y [N,M,out,out].
 Values reference(const Problem &p, const Tensors &t) {
     const Values pooled = average_pool(p, prologue(p, t));
     const int rows = p.out(p.height), columns = p.out(p.width);
@@ -140,6 +131,7 @@ Values reference(const Problem &p, const Tensors &t) {
     return y;
 }
 
+// [N,C,...] as [N,...,C].
 Values channels_last(const Values &values, int n, int channels) {
     const size_t image = values.size() / n / channels;
     Values moved(values.size());
@@ -149,20 +141,6 @@ Values channels_last(const Values &values, int n, int channels) {
     }
     return moved;
 }
-
-}  // namespace smoke
-
-// Smoke test of the kernels, without Python: every tactic of this GPU on some small problems, through convpool.h.
-//
-//   convpool_smoke                          runs them; 0 if all are right, 77 without a GPU (1 where REQUIRE_GPU=1)
-//   convpool_smoke --plan CC SHARED_BYTES   says what it would run on such a GPU, without one
-//
-// Tensors hold small integers, of which every sum is exact, so outputs are compared bit for bit with reference.cpp.
-
-namespace {
-
-using smoke::Problem;
-using smoke::Values;
 
 constexpr int kSkipped = 77;
 
@@ -262,33 +240,32 @@ std::vector<Run> runs_of(const convpool_tactic_info &tactic, int32_t cc, int32_t
 // ---- tensors on the GPU ----
 
 // The elements of a type that stand for whole numbers, and back.
-std::vector<unsigned char> encode(const Values &values, int32_t dtype) {
-    const size_t item = dtype == CONVPOOL_F32 ? 4 : 2;
-    std::vector<unsigned char> bytes(values.size() * item);
+template <class Element> void encode(const Values &values, unsigned char *bytes) {
     for (size_t i = 0; i < values.size(); ++i) {
-        const float value = float(values[i]);
-        if (dtype == CONVPOOL_F32) {
-            std::memcpy(&bytes[i * item], &value, item);
-        } else if (dtype == CONVPOOL_F16) {
-            const __half half(value);
-            std::memcpy(&bytes[i * item], &half, item);
-        } else {
-            const __nv_bfloat16 half(value);
-            std::memcpy(&bytes[i * item], &half, item);
-        }
+        const Element element(static_cast<float>(values[i]));
+        std::memcpy(bytes + i * sizeof element, &element, sizeof element);
     }
+}
+template <class Element> float decode(const unsigned char *bytes) {
+    Element element;
+    std::memcpy(&element, bytes, sizeof element);
+    return static_cast<float>(element);
+}
+
+size_t bytes_of(int32_t dtype) { return dtype == CONVPOOL_F32 ? 4 : 2; }
+
+std::vector<unsigned char> encode(const Values &values, int32_t dtype) {
+    std::vector<unsigned char> bytes(values.size() * bytes_of(dtype));
+    if (dtype == CONVPOOL_F32) encode<float>(values, bytes.data());
+    else if (dtype == CONVPOOL_F16) encode<__half>(values, bytes.data());
+    else encode<__nv_bfloat16>(values, bytes.data());
     return bytes;
 }
 
 float decode(const unsigned char *bytes, int32_t dtype) {
-    float value;
-    __half half;
-    __nv_bfloat16 brain;
-    switch (dtype) {
-    case CONVPOOL_F16: return std::memcpy(&half, bytes, 2), __half2float(half);
-    case CONVPOOL_BF16: return std::memcpy(&brain, bytes, 2), __bfloat162float(brain);
-    default: return std::memcpy(&value, bytes, 4), value;
-    }
+    return dtype == CONVPOOL_F32   ? decode<float>(bytes)
+           : dtype == CONVPOOL_F16 ? decode<__half>(bytes)
+                                   : decode<__nv_bfloat16>(bytes);
 }
 
 class DeviceBytes {
@@ -314,14 +291,14 @@ std::string check(const convpool_tactic_info &tactic, const Run &run) {
     const Problem &p = *run.problem;
     const bool last = run.layout == CONVPOOL_CHANNELS_LAST;
     const bool filter_fused = std::strcmp(tactic.family, "filter_fused") == 0;
-    const smoke::Tensors t = smoke::make_tensors(p, filter_fused);
+    const Tensors t = make_tensors(p, filter_fused);
     auto placed = [&](const Values &values, int channels) {
-        return encode(last ? smoke::channels_last(values, p.n, channels) : values, run.dtype);
+        return encode(last ? channels_last(values, p.n, channels) : values, run.dtype);
     };
     const DeviceBytes x(placed(t.x, p.c)), w(encode(t.w, run.dtype)), b(encode(t.bias, run.dtype));
     const DeviceBytes r(placed(t.residual, p.m)), scale(encode(t.scale, run.dtype));
     const DeviceBytes shift(encode(t.shift, run.dtype));
-    const std::vector<unsigned char> expected = placed(smoke::reference(p, t), p.m);
+    const std::vector<unsigned char> expected = placed(reference(p, t), p.m);
     const DeviceBytes y(expected.size());
 
     const convpool_problem problem = run.describe();
@@ -336,7 +313,7 @@ std::string check(const convpool_tactic_info &tactic, const Run &run) {
     must(convpool_launch(&problem, tactic.id, &tensors, nullptr), "convpool_launch");
     std::vector<unsigned char> got(expected.size());
     must(cudaMemcpy(got.data(), y.data(), got.size(), cudaMemcpyDeviceToHost), "kernel");
-    const size_t item = run.dtype == CONVPOOL_F32 ? 4 : 2;
+    const size_t item = bytes_of(run.dtype);
     for (size_t i = 0; i < got.size(); i += item)
         if (!(decode(&got[i], run.dtype) == decode(&expected[i], run.dtype)))
             return "element " + std::to_string(i / item) + " of Y; got " + std::to_string(decode(&got[i], run.dtype)) +
@@ -368,7 +345,8 @@ int run_all() {
             if (!why.empty()) wrong = runs[i].text() + ": " + why;
         }
         if (!wrong.empty()) std::printf("FAILED  %s: %s\n", tactic.name, wrong.c_str());
-        else if (runs.empty()) std::printf("skipped %s\n", convpool_last_error());  // begins with the tactic's name
+        else if (runs.empty()) std::printf("skipped %s\n",
+                                           convpool_last_error());  // begins with the tactic's name
         else std::printf("ok      %s: %zu runs\n", tactic.name, runs.size());
         failed += !wrong.empty(), tried += !runs.empty();
     }

@@ -121,34 +121,39 @@ struct OrtApiBase {
     const char *(*GetVersionString)();
 };
 
-// One operator for one element type and one provider, as onnxruntime asks about it.
+// One operator for one element type and one provider, as onnxruntime asks about it: F(name, result, parameters) of its functions.
+#define CONVPOOL_ORT_CUSTOM_OP(F)                                                                                        \
+    F(CreateKernel, void *, (const OrtCustomOp *op, const OrtApi *api, const OrtKernelInfo *info))                       \
+    F(GetName, const char *, (const OrtCustomOp *op))                                                                    \
+    F(GetExecutionProviderType, const char *, (const OrtCustomOp *op))                                                   \
+    F(GetInputType, int32_t, (const OrtCustomOp *op, size_t index))                                                      \
+    F(GetInputTypeCount, size_t, (const OrtCustomOp *op))                                                                \
+    F(GetOutputType, int32_t, (const OrtCustomOp *op, size_t index))                                                     \
+    F(GetOutputTypeCount, size_t, (const OrtCustomOp *op))                                                               \
+    F(KernelCompute, void, (void *kernel, OrtKernelContext *context))                                                    \
+    F(KernelDestroy, void, (void *kernel))                                                                               \
+    F(GetInputCharacteristic, int32_t, (const OrtCustomOp *op, size_t index))                                            \
+    F(GetOutputCharacteristic, int32_t, (const OrtCustomOp *op, size_t index))                                           \
+    F(GetInputMemoryType, int32_t, (const OrtCustomOp *op, size_t index))                                                \
+    F(GetVariadicInputMinArity, int, (const OrtCustomOp *op))                                                            \
+    F(GetVariadicInputHomogeneity, int, (const OrtCustomOp *op))                                                         \
+    F(GetVariadicOutputMinArity, int, (const OrtCustomOp *op))                                                           \
+    F(GetVariadicOutputHomogeneity, int, (const OrtCustomOp *op))                                                        \
+    F(CreateKernelV2, OrtStatus *, (const OrtCustomOp *op, const OrtApi *api, const OrtKernelInfo *info, void **kernel)) \
+    F(KernelComputeV2, OrtStatus *, (void *kernel, OrtKernelContext *context))                                           \
+    F(InferOutputShapeFn, OrtStatus *, (const OrtCustomOp *op, OrtShapeInferContext *context))                           \
+    F(GetStartVersion, int, (const OrtCustomOp *op))                                                                     \
+    F(GetEndVersion, int, (const OrtCustomOp *op))                                                                       \
+    F(GetMayInplace, size_t, (int **inputs, int **outputs))                                                              \
+    F(ReleaseMayInplace, void, (int *inputs, int *outputs))                                                              \
+    F(GetAliasMap, size_t, (int **inputs, int **outputs))                                                                \
+    F(ReleaseAliasMap, void, (int *inputs, int *outputs))
+
 struct OrtCustomOp {
     uint32_t version;
-    void *(*CreateKernel)(const OrtCustomOp *op, const OrtApi *api, const OrtKernelInfo *info);
-    const char *(*GetName)(const OrtCustomOp *op);
-    const char *(*GetExecutionProviderType)(const OrtCustomOp *op);
-    int32_t (*GetInputType)(const OrtCustomOp *op, size_t index);
-    size_t (*GetInputTypeCount)(const OrtCustomOp *op);
-    int32_t (*GetOutputType)(const OrtCustomOp *op, size_t index);
-    size_t (*GetOutputTypeCount)(const OrtCustomOp *op);
-    void (*KernelCompute)(void *kernel, OrtKernelContext *context);
-    void (*KernelDestroy)(void *kernel);
-    int32_t (*GetInputCharacteristic)(const OrtCustomOp *op, size_t index);
-    int32_t (*GetOutputCharacteristic)(const OrtCustomOp *op, size_t index);
-    int32_t (*GetInputMemoryType)(const OrtCustomOp *op, size_t index);
-    int (*GetVariadicInputMinArity)(const OrtCustomOp *op);
-    int (*GetVariadicInputHomogeneity)(const OrtCustomOp *op);
-    int (*GetVariadicOutputMinArity)(const OrtCustomOp *op);
-    int (*GetVariadicOutputHomogeneity)(const OrtCustomOp *op);
-    OrtStatus *(*CreateKernelV2)(const OrtCustomOp *op, const OrtApi *api, const OrtKernelInfo *info, void **kernel);
-    OrtStatus *(*KernelComputeV2)(void *kernel, OrtKernelContext *context);
-    OrtStatus *(*InferOutputShapeFn)(const OrtCustomOp *op, OrtShapeInferContext *context);
-    int (*GetStartVersion)(const OrtCustomOp *op);
-    int (*GetEndVersion)(const OrtCustomOp *op);
-    size_t (*GetMayInplace)(int **inputs, int **outputs);
-    void (*ReleaseMayInplace)(int *inputs, int *outputs);
-    size_t (*GetAliasMap)(int **inputs, int **outputs);
-    void (*ReleaseAliasMap)(int *inputs, int *outputs);
+#define CONVPOOL_ORT_MEMBER(name, result, parameters) result(*name) parameters;
+    CONVPOOL_ORT_CUSTOM_OP(CONVPOOL_ORT_MEMBER)
+#undef CONVPOOL_ORT_MEMBER
 };
 
 // KernelContext_GetResource: what the CUDA provider's stream tells of its options.

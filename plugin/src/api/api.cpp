@@ -28,9 +28,7 @@ convpool_status device_for(int32_t cc, int32_t multiprocessors, int32_t shared_b
     }
     if (cc < 0 || multiprocessors < 0 || shared_bytes < 0)
         return fail(CONVPOOL_INVALID_ARGUMENT, "device: a negative size; expected 0 or more");
-    if (shared_bytes > 1 << 24)
-        return fail(CONVPOOL_INVALID_ARGUMENT, "device: shared_bytes; got " + std::to_string(shared_bytes) +
-                                                   ", expected at most 2^24: bytes that a block may have");
+    if (shared_bytes > 1 << 24) return invalid("device: shared_bytes", shared_bytes, "at most 2^24: bytes that a block may have");
     device.cc = cc;
     device.multiprocessors = multiprocessors > 0 ? multiprocessors : 1;
     device.shared_per_block = shared_bytes > 0 ? shared_bytes : 48 * 1024;
@@ -43,24 +41,21 @@ convpool_status read_problem(const convpool_problem *description, Problem &probl
     return check_problem(description, problem, error) ? CONVPOOL_OK : fail(CONVPOOL_INVALID_ARGUMENT, error);
 }
 
-convpool_status read_tactic(int32_t id, const Tactic *&tactic) {
-    tactic = find_tactic(id);
-    return tactic != nullptr ? CONVPOOL_OK
-                             : fail(CONVPOOL_INVALID_ARGUMENT, "tactic: no such id; got " + std::to_string(id) +
-                                                                   ", expected one that convpool_tactics lists");
+convpool_status read_both(const convpool_problem *description, int32_t id, Problem &problem, const Tactic *&tactic) {
+    const convpool_status status = read_problem(description, problem);
+    return status == CONVPOOL_OK ? read_tactic(id, tactic) : status;
 }
 
-convpool_status workspace_of(const convpool_problem *problem, int32_t tactic, const size_t *bytes, Workspace &workspace) {
+// size: that of a workspace which is asked for.
+template <class Size> convpool_status workspace_bytes(const convpool_problem *problem, int32_t tactic, size_t *bytes, Size size) {
     Problem p;
     const Tactic *t = nullptr;
-    convpool_status status = read_problem(problem, p);
-    if (status == CONVPOOL_OK) status = read_tactic(tactic, t);
-    if (status != CONVPOOL_OK) return status;
+    if (const convpool_status status = read_both(problem, tactic, p, t); status != CONVPOOL_OK) return status;
     if (bytes == nullptr) return fail(CONVPOOL_INVALID_ARGUMENT, "bytes: the pointer is null");
     std::string reason;
     const std::unique_ptr<Plan> plan = make_plan_for_any_device(p, *t, reason);
     if (plan == nullptr) return fail(CONVPOOL_UNSUPPORTED, reason);
-    workspace = plan->workspace;
+    *bytes = size(plan->workspace);
     return CONVPOOL_OK;
 }
 
@@ -100,8 +95,7 @@ int32_t convpool_tactics(convpool_tactic_info *infos, int32_t capacity) {
         const std::vector<Tactic> &all = tactics();
         if (infos == nullptr || capacity < 1) return CONVPOOL_OK;
         if (infos[0].struct_size != sizeof(convpool_tactic_info))
-            return fail(CONVPOOL_INVALID_ARGUMENT, "infos: struct_size; got " + std::to_string(infos[0].struct_size) +
-                                                       ", expected " + std::to_string(sizeof(convpool_tactic_info)));
+            return invalid("infos: struct_size", infos[0].struct_size, std::to_string(sizeof(convpool_tactic_info)));
         for (size_t i = 0; i < std::min<size_t>(static_cast<size_t>(capacity), all.size()); ++i) {
             const Tactic &t = all[i];
             const int dtypes[] = {CONVPOOL_F16, CONVPOOL_BF16, CONVPOOL_F32, CONVPOOL_F32};
@@ -148,8 +142,7 @@ convpool_status convpool_supports(const convpool_problem *problem, int32_t tacti
         Problem p;
         const Tactic *t = nullptr;
         Device device;
-        convpool_status status = read_problem(problem, p);
-        if (status == CONVPOOL_OK) status = read_tactic(tactic, t);
+        convpool_status status = read_both(problem, tactic, p, t);
         if (status == CONVPOOL_OK) status = device_for(cc, 0, shared_bytes, device);
         if (status != CONVPOOL_OK) return status;
         std::string reason;
@@ -158,21 +151,11 @@ convpool_status convpool_supports(const convpool_problem *problem, int32_t tacti
 }
 
 convpool_status convpool_workspace_bytes(const convpool_problem *problem, int32_t tactic, size_t *bytes) {
-    return guarded([&] {
-        Workspace workspace;
-        const convpool_status status = workspace_of(problem, tactic, bytes, workspace);
-        if (status == CONVPOOL_OK) *bytes = workspace.total();
-        return status;
-    });
+    return guarded([&] { return workspace_bytes(problem, tactic, bytes, [](const Workspace &w) { return w.total(); }); });
 }
 
 convpool_status convpool_prepared_bytes(const convpool_problem *problem, int32_t tactic, size_t *bytes) {
-    return guarded([&] {
-        Workspace workspace;
-        const convpool_status status = workspace_of(problem, tactic, bytes, workspace);
-        if (status == CONVPOOL_OK) *bytes = workspace.weights_bytes;
-        return status;
-    });
+    return guarded([&] { return workspace_bytes(problem, tactic, bytes, [](const Workspace &w) { return w.weights_bytes; }); });
 }
 
 convpool_status convpool_default_tactic(const convpool_problem *problem, int32_t cc, int32_t multiprocessors,
@@ -198,8 +181,7 @@ convpool_status convpool_prepare(const convpool_problem *problem, int32_t tactic
         Problem p;
         const Tactic *t = nullptr;
         std::unique_ptr<convpool_plan> plan;
-        convpool_status status = read_problem(problem, p);
-        if (status == CONVPOOL_OK) status = read_tactic(tactic, t);
+        const convpool_status status = read_both(problem, tactic, p, t);
         return status == CONVPOOL_OK ? create_plan(p, {tactic, SIZE_MAX, kAllTensors}, plan) : status;
     });
 }
@@ -236,6 +218,17 @@ std::string &last_error() {
 convpool_status fail(convpool_status status, const std::string &message) {
     last_error() = message;
     return status;
+}
+
+convpool_status read_tactic(int32_t id, const Tactic *&tactic) {
+    tactic = find_tactic(id);
+    return tactic != nullptr ? CONVPOOL_OK : invalid("tactic: no such id", id, "one that convpool_tactics lists");
+}
+
+convpool_status check_pointer(const char *name, const void *pointer, size_t alignment, const std::string &multiple) {
+    if (pointer == nullptr) return fail(CONVPOOL_INVALID_ARGUMENT, std::string(name) + ": the pointer is null");
+    return aligned(pointer, alignment) ? CONVPOOL_OK
+                                       : fail(CONVPOOL_MISALIGNED, std::string(name) + ": not aligned to " + multiple);
 }
 
 convpool_status cuda_failure(const char *what, cudaError_t error) {

@@ -24,22 +24,18 @@ struct Checked {
     int32_t kernel[kRank] = {1, 1, 1}, stride[kRank] = {1, 1, 1}, dilation[kRank] = {1, 1, 1}, begin[kRank] = {};
 };
 
-std::string wrong(const char *name, int64_t got, const std::string &expected) {
-    return std::string(name) + "; got " + std::to_string(got) + ", expected " + expected;
-}
-
 // Empty, or what is wrong.
 std::string check_scalars(const convpool_box_problem &d) {
-    if (d.struct_size != sizeof d) return wrong("struct_size", d.struct_size, std::to_string(sizeof d));
-    if (d.rank < 1 || d.rank > kRank) return wrong("rank", d.rank, "1 to 3");
+    if (d.struct_size != sizeof d) return mismatch("struct_size", d.struct_size, std::to_string(sizeof d));
+    if (d.rank < 1 || d.rank > kRank) return mismatch("rank", d.rank, "1 to 3");
     if (d.dtype != CONVPOOL_F16 && d.dtype != CONVPOOL_BF16 && d.dtype != CONVPOOL_F32)
-        return wrong("dtype", d.dtype, "0 (F16), 1 (BF16) or 2 (F32)");
-    if (d.layout != CONVPOOL_CHANNELS_FIRST && d.layout != CONVPOOL_CHANNELS_LAST) return wrong("layout", d.layout, "0 or 1");
-    if (d.gated != 0 && d.gated != 1) return wrong("gated", d.gated, "0 or 1");
-    if (d.n < 1 || d.n >= kMostElements) return wrong("n", d.n, "1 or more, below 2^31");
-    if (d.c < 1 || d.c >= kMostElements) return wrong("c", d.c, "1 or more, below 2^31");
+        return mismatch("dtype", d.dtype, "0 (F16), 1 (BF16) or 2 (F32)");
+    if (d.layout != CONVPOOL_CHANNELS_FIRST && d.layout != CONVPOOL_CHANNELS_LAST) return mismatch("layout", d.layout, "0 or 1");
+    if (d.gated != 0 && d.gated != 1) return mismatch("gated", d.gated, "0 or 1");
+    if (d.n < 1 || d.n >= kMostElements) return mismatch("n", d.n, "1 or more, below 2^31");
+    if (d.c < 1 || d.c >= kMostElements) return mismatch("c", d.c, "1 or more, below 2^31");
     for (int32_t value : d.reserved)
-        if (value != 0) return wrong("reserved", value, "0");
+        if (value != 0) return mismatch("reserved", value, "0");
     return {};
 }
 
@@ -49,14 +45,14 @@ std::string check_box(const convpool_box_problem &d, Checked &out) {
     for (int i = 0; i < d.rank; ++i) {
         const int axis = kRank - d.rank + i;
         const int32_t begin = d.pads[i], end = d.pads[d.rank + i];
-        if (d.spatial[i] < 1 || d.spatial[i] >= kMostElements) return wrong("spatial", d.spatial[i], "1 or more, below 2^31");
+        if (d.spatial[i] < 1 || d.spatial[i] >= kMostElements) return mismatch("spatial", d.spatial[i], "1 or more, below 2^31");
         for (auto [name, value] : {std::pair{"kernel", d.kernel[i]}, {"strides", d.strides[i]}, {"dilations", d.dilations[i]}})
-            if (value < 1) return wrong(name, value, "1 or more");
+            if (value < 1) return mismatch(name, value, "1 or more");
         for (int32_t pad : {begin, end})
-            if (pad < 0) return wrong("pads", pad, "0 or more");
+            if (pad < 0) return mismatch("pads", pad, "0 or more");
         const int64_t padded = d.spatial[i] + begin + end, reach = int64_t{1} * d.dilations[i] * (d.kernel[i] - 1);
-        if (padded >= kMostElements) return wrong("padded size", padded, "below 2^31");
-        if (padded <= reach) return wrong("padded size", padded, "more than the window's reach, " + std::to_string(reach));
+        if (padded >= kMostElements) return mismatch("padded size", padded, "below 2^31");
+        if (padded <= reach) return mismatch("padded size", padded, "more than the window's reach, " + std::to_string(reach));
         out.size[axis] = d.spatial[i];
         out.means[axis] = (padded - reach - 1) / d.strides[i] + 1;
         out.kernel[axis] = d.kernel[i];
@@ -67,30 +63,21 @@ std::string check_box(const convpool_box_problem &d, Checked &out) {
         in_elements *= out.size[axis];
         out_elements *= out.means[axis];
         if (in_elements >= kMostElements || out_elements >= kMostElements)
-            return wrong("elements of a sample", in_elements, "below 2^31, as those of its means");
-        if (count >= kMostElements) return wrong("elements of the window", count, "below 2^31");
+            return mismatch("elements of a sample", in_elements, "below 2^31, as those of its means");
+        if (count >= kMostElements) return mismatch("elements of the window", count, "below 2^31");
     }
     if (static_cast<double>(d.n) * static_cast<double>(std::max(in_elements, out_elements)) > kMostOfAll)
-        return wrong("n", d.n, "at most 2^40 elements in all samples");
+        return mismatch("n", d.n, "at most 2^40 elements in all samples");
     return {};
 }
 
-bool on_vector(const void *pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
-
 // Empty, or the pointer that is null or not aligned to its elements, with the status.
 convpool_status check_pointers(const convpool_box_problem &d, const void *in, const void *gate, const void *out) {
-    struct Pointer {
-        const char *name;
-        const void *value;
-        bool read;
-    };
-    for (auto [name, pointer, read] : {Pointer{"input", in, true}, {"gate", gate, d.gated != 0}, {"output", out, true}}) {
-        if (!read) continue;
-        if (pointer == nullptr) return fail(CONVPOOL_INVALID_ARGUMENT, std::string(name) + ": the pointer is null");
-        if (reinterpret_cast<uintptr_t>(pointer) % static_cast<uintptr_t>(kTypes[d.dtype].bytes) != 0)
-            return fail(CONVPOOL_MISALIGNED, std::string(name) + ": not aligned to its elements");
-    }
-    return CONVPOOL_OK;
+    convpool_status status = CONVPOOL_OK;
+    for (auto [name, pointer] : {std::pair{"input", in}, {"gate", d.gated != 0 ? gate : in}, {"output", out}})
+        if (status == CONVPOOL_OK)
+            status = check_pointer(name, pointer, static_cast<size_t>(kTypes[d.dtype].bytes), "its elements");
+    return status;
 }
 
 // adjoint: `in` holds the windows' values, and `out` is as large as the box mean's input.
@@ -101,7 +88,8 @@ convpool_status run(const convpool_box_problem *d, const void *in, const void *g
     if (convpool_status status = check_pointers(*d, in, gate, out); status != CONVPOOL_OK) return status;
     const bool last = d->layout == CONVPOOL_CHANNELS_LAST;
     const int per_vector = 16 / kTypes[d->dtype].bytes;
-    const bool vectors = last && d->c % per_vector == 0 && on_vector(in) && on_vector(out) && (d->gated == 0 || on_vector(gate));
+    const bool vectors =
+        last && d->c % per_vector == 0 && aligned(in, 16) && aligned(out, 16) && (d->gated == 0 || aligned(gate, 16));
     box::Params p{};
     p.in = in;
     p.gate = gate;

@@ -21,6 +21,12 @@ namespace convpool {
 std::string &last_error();
 
 convpool_status fail(convpool_status status, const std::string &message);
+inline convpool_status invalid(const std::string &what, int64_t got, const std::string &expected) {
+    return fail(CONVPOOL_INVALID_ARGUMENT, mismatch(what, got, expected));
+}
+convpool_status read_tactic(int32_t id, const Tactic *&tactic);
+// multiple: "its elements" or a number of bytes.
+convpool_status check_pointer(const char *name, const void *pointer, size_t alignment, const std::string &multiple);
 convpool_status cuda_failure(const char *what, cudaError_t error);
 
 // Every entry point that does more than return a constant runs in here: nothing throws out of the library.

@@ -27,10 +27,8 @@ convpool_status misaligned(const Tactic &tactic, const char *what, const std::st
 
 convpool_status plan_tactic(const Problem &problem, const Device &device, const PlanRequest &request,
                             std::unique_ptr<Plan> &plan) {
-    const Tactic *tactic = find_tactic(request.tactic);
-    if (tactic == nullptr)
-        return fail(CONVPOOL_INVALID_ARGUMENT,
-                    "tactic: no such id; got " + std::to_string(request.tactic) + ", expected one that convpool_tactics lists");
+    const Tactic *tactic = nullptr;
+    if (const convpool_status status = read_tactic(request.tactic, tactic); status != CONVPOOL_OK) return status;
     std::string reason;
     plan = make_plan(problem, *tactic, device, reason);
     if (plan == nullptr) return fail(CONVPOOL_UNSUPPORTED, reason);
@@ -76,17 +74,15 @@ convpool_status create_plan(const Problem &problem, const PlanRequest &request, 
 convpool_status check_tensors(const std::array<PointerRule, kPointers> &pointers, const convpool_tensors *t) {
     if (t == nullptr) return fail(CONVPOOL_INVALID_ARGUMENT, "tensors: the pointer is null");
     if (t->struct_size < sizeof(convpool_tensors) || t->struct_size > CONVPOOL_MAX_STRUCT_SIZE)
-        return fail(CONVPOOL_INVALID_ARGUMENT, "tensors: struct_size; got " + std::to_string(t->struct_size) + ", expected " +
-                                                   std::to_string(sizeof(convpool_tensors)) + " or more, at most " +
-                                                   std::to_string(CONVPOOL_MAX_STRUCT_SIZE));
+        return invalid("tensors: struct_size", t->struct_size,
+                       at_least(sizeof(convpool_tensors)) + ", at most " + std::to_string(CONVPOOL_MAX_STRUCT_SIZE));
     const unsigned char *bytes = reinterpret_cast<const unsigned char *>(t);
     for (size_t i = sizeof(convpool_tensors); i < t->struct_size; ++i)
         if (bytes[i] != 0)
             return fail(CONVPOOL_INVALID_ARGUMENT,
                         "tensors: byte " + std::to_string(i) + " is set, of a field that this version does not know; expected 0");
     if ((t->flags & ~CONVPOOL_WEIGHTS_PREPARED) != 0)
-        return fail(CONVPOOL_INVALID_ARGUMENT,
-                    "tensors: flags; got " + std::to_string(t->flags) + ", expected 0 or CONVPOOL_WEIGHTS_PREPARED");
+        return invalid("tensors: flags", t->flags, "0 or CONVPOOL_WEIGHTS_PREPARED");
     for (const PointerRule &rule : pointers) {
         if (!rule.read) continue;
         const void *value = rule.pointer(*t);
@@ -126,9 +122,8 @@ convpool_status enter_context(convpool_plan &plan) {
     cudaError_t error = cudaGetDevice(&ordinal);
     if (error != cudaSuccess) return cuda_failure("no current CUDA device", error);
     if (ordinal != plan.ordinal)
-        return fail(CONVPOOL_INVALID_ARGUMENT, plan.work->tactic.name + ": current device; got " + std::to_string(ordinal) +
-                                                   ", expected the plan's, " + std::to_string(plan.ordinal) +
-                                                   "; make a plan for each device");
+        return invalid(plan.work->tactic.name + ": current device", ordinal,
+                       "the plan's, " + std::to_string(plan.ordinal) + "; make a plan for each device");
     error = plan.work->load();
     if (error != cudaSuccess) return cuda_failure(plan.work->tactic.name.c_str(), error);
     plan.context.store(current_context(), std::memory_order_release);
@@ -163,9 +158,7 @@ convpool_status convpool_plan_create(const convpool_problem *problem, int32_t ta
     return guarded([&] {
         if (out == nullptr) return fail(CONVPOOL_INVALID_ARGUMENT, "out: the pointer is null");
         *out = nullptr;
-        if ((flags & ~CONVPOOL_PLAN_UNALIGNED) != 0)
-            return fail(CONVPOOL_INVALID_ARGUMENT,
-                        "flags; got " + std::to_string(flags) + ", expected 0 or CONVPOOL_PLAN_UNALIGNED");
+        if ((flags & ~CONVPOOL_PLAN_UNALIGNED) != 0) return invalid("flags", flags, "0 or CONVPOOL_PLAN_UNALIGNED");
         Problem p;
         std::string error;
         if (!check_problem(problem, p, error)) return fail(CONVPOOL_INVALID_ARGUMENT, error);
@@ -191,8 +184,7 @@ convpool_status convpool_plan_info(const convpool_plan *plan, convpool_plan_prop
         if (properties == nullptr) return fail(CONVPOOL_INVALID_ARGUMENT, "properties: the pointer is null");
         const uint32_t size = properties->struct_size;
         if (size != sizeof(convpool_plan_properties))
-            return fail(CONVPOOL_INVALID_ARGUMENT, "properties: struct_size; got " + std::to_string(size) + ", expected " +
-                                                       std::to_string(sizeof(convpool_plan_properties)));
+            return invalid("properties: struct_size", size, std::to_string(sizeof(convpool_plan_properties)));
         const Plan &work = *plan->work;
         convpool_plan_properties &out = *properties;
         out = {};

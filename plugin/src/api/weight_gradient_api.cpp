@@ -17,7 +17,7 @@ namespace {
 constexpr int64_t kMost = (int64_t{1} << 31) - 64;  // elements and pixels that 31 bits count, with a step beyond
 
 std::string wrong(const char *name, int64_t got, const std::string &expected) {
-    return std::string("weight gradient: ") + name + "; got " + std::to_string(got) + ", expected " + expected;
+    return mismatch(std::string("weight gradient: ") + name, got, expected);
 }
 
 // Empty, or why no kernel runs the problem.
@@ -52,17 +52,14 @@ size_t bytes_of(const Problem &p) {
     return static_cast<size_t>(tiles * parts * weight_gradient::kMaxElements * weight_gradient::kChannels) * sizeof(float);
 }
 
-bool is_aligned(const void *pointer, uintptr_t bytes) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }
-
 convpool_status check_pointers(const Problem &p, const void *dy, const void *x, const void *dw, const void *db,
                                const void *workspace, size_t workspace_bytes) {
-    for (auto [name, pointer, alignment] :
-         {std::tuple{"dy", dy, 16}, {"x", x, 2}, {"dw", dw, 2}, {"workspace", workspace, 256}}) {
-        if (pointer == nullptr) return fail(CONVPOOL_INVALID_ARGUMENT, std::string(name) + ": the pointer is null");
-        if (!is_aligned(pointer, static_cast<uintptr_t>(alignment)))
-            return fail(CONVPOOL_MISALIGNED, std::string(name) + ": not aligned to " + std::to_string(alignment) + " bytes");
-    }
-    if (!is_aligned(db, 2)) return fail(CONVPOOL_MISALIGNED, "db: not aligned to 2 bytes");
+    for (auto [name, pointer, alignment] : {std::tuple{"dy", dy, 16}, {"x", x, 2}, {"dw", dw, 2}, {"workspace", workspace, 256}})
+        if (const convpool_status status =
+                check_pointer(name, pointer, static_cast<size_t>(alignment), std::to_string(alignment) + " bytes");
+            status != CONVPOOL_OK)
+            return status;
+    if (!aligned(db, 2)) return fail(CONVPOOL_MISALIGNED, "db: not aligned to 2 bytes");
     if (db != nullptr && p.c * p.taps() == CONVPOOL_MAX_GRADIENT_FILTER)
         return fail(CONVPOOL_UNSUPPORTED, wrong("elements of a filter with a bias", p.c * p.taps(), "at most 31"));
     if (workspace_bytes >= bytes_of(p)) return CONVPOOL_OK;
@@ -72,10 +69,8 @@ convpool_status check_pointers(const Problem &p, const void *dy, const void *x, 
 
 weight_gradient::Params params_of(const Problem &p) {
     weight_gradient::Params out{};
-    out.m = static_cast<int32_t>(p.m);
-    out.c = static_cast<int32_t>(p.c);
-    out.h = static_cast<int32_t>(p.in[1]);
-    out.w = static_cast<int32_t>(p.in[2]);
+    out.m = static_cast<int32_t>(p.m), out.c = static_cast<int32_t>(p.c);
+    out.h = static_cast<int32_t>(p.in[1]), out.w = static_cast<int32_t>(p.in[2]);
     out.kw = p.kernel[2];
     p.set_windows(out);
     out.elements = static_cast<int32_t>(p.c * p.taps());
@@ -114,10 +109,8 @@ convpool_status convpool_weight_gradient(const convpool_problem *problem, const 
             return fail(CONVPOOL_UNSUPPORTED,
                         wrong("compute capability", device.cc, "80 or more, in the library and of the device"));
         weight_gradient::Params params = params_of(p);
-        params.dy = dy;
-        params.x = x;
-        params.dw = dw;
-        params.db = db;
+        params.dy = dy, params.x = x;
+        params.dw = dw, params.db = db;
         params.sums = static_cast<float *>(workspace);
         const Precision precision = p.w_dtype == CONVPOOL_F16 ? Precision::kF16 : Precision::kBF16;
         const cudaError_t error =

@@ -8,6 +8,11 @@
 #include <tuple>
 
 namespace convpool {
+
+std::string mismatch(const std::string &what, int64_t got, const std::string &expected) {
+    return what + "; got " + std::to_string(got) + ", expected " + expected;
+}
+
 namespace {
 
 constexpr int64_t kMaxSize = int64_t{1} << 31;
@@ -15,10 +20,6 @@ constexpr int32_t kMaxUpsample = 4;
 
 // The reason why a problem is refused; empty if it is not.
 using Reason = std::string;
-
-Reason mismatch(const std::string &what, int64_t got, const std::string &expected) {
-    return what + "; got " + std::to_string(got) + ", expected " + expected;
-}
 
 std::string entry(const char *name, int dimension) { return std::string(name) + "[" + std::to_string(dimension) + "]"; }
 
@@ -212,9 +213,7 @@ bool check_problem(const convpool_problem *d, Problem &out, std::string &error) 
 
     Problem p{};
     p.rank = d->rank;
-    p.x_dtype = d->x_dtype;
-    p.w_dtype = d->w_dtype;
-    p.y_dtype = d->y_dtype;
+    p.x_dtype = d->x_dtype, p.w_dtype = d->w_dtype, p.y_dtype = d->y_dtype;
     p.x_channels_last = d->x_layout == CONVPOOL_CHANNELS_LAST;
     p.y_channels_last = d->y_layout == CONVPOOL_CHANNELS_LAST;
     p.allow_tf32 = d->allow_tf32 != 0;
@@ -222,13 +221,9 @@ bool check_problem(const convpool_problem *d, Problem &out, std::string &error) 
     p.has_w_scale = d->has_w_scale != 0;
     p.has_bias = d->has_bias != 0;
     p.has_residual = d->has_residual != 0;
-    p.n = d->n;
-    p.c = d->c;
-    p.m = d->m;
-    p.group = d->group;
+    p.n = d->n, p.c = d->c, p.m = d->m, p.group = d->group;
     p.activation = static_cast<Activation>(d->activation);
-    p.alpha = d->alpha;
-    p.beta = d->beta;
+    p.alpha = d->alpha, p.beta = d->beta;
     p.prologue_affine = d->prologue_affine != 0;
     p.prologue_by_image = d->prologue_affine == 2;
     p.prologue_activation = static_cast<Activation>(d->prologue_activation);
@@ -246,21 +241,15 @@ bool check_problem(const convpool_problem *d, Problem &out, std::string &error) 
 }
 
 Shape2d Problem::shape() const {
+    auto narrow = [](int64_t size) { return static_cast<int32_t>(size); };
     Shape2d s{};
-    s.n = static_cast<int32_t>(n);
-    s.c = static_cast<int32_t>(c);
-    s.m = static_cast<int32_t>(m);
-    s.h = static_cast<int32_t>(in[1]);
-    s.w = static_cast<int32_t>(in[2]);
-    s.pooled_h = static_cast<int32_t>(pooled[1]);
-    s.pooled_w = static_cast<int32_t>(pooled[2]);
-    s.out_h = static_cast<int32_t>(out[1]);
-    s.out_w = static_cast<int32_t>(out[2]);
-    s.kh = kernel[1];
-    s.kw = kernel[2];
+    s.n = narrow(n), s.c = narrow(c), s.m = narrow(m);
+    s.h = narrow(in[1]), s.w = narrow(in[2]);
+    s.pooled_h = narrow(pooled[1]), s.pooled_w = narrow(pooled[2]);
+    s.out_h = narrow(out[1]), s.out_w = narrow(out[2]);
+    s.kh = kernel[1], s.kw = kernel[2];
     set_windows(s);
-    s.x_channels_last = x_channels_last;
-    s.y_channels_last = y_channels_last;
+    s.x_channels_last = x_channels_last, s.y_channels_last = y_channels_last;
     return s;
 }
 

@@ -73,14 +73,14 @@ struct Problem {
     Shape2d shape() const;
     // The convolution's windows, for kernels of two dimensions.
     template <class Parameters> void set_windows(Parameters &to) const {
-        to.stride_h = strides[1];
-        to.stride_w = strides[2];
-        to.dilation_h = dilations[1];
-        to.dilation_w = dilations[2];
-        to.pad_h = pads_begin[1];
-        to.pad_w = pads_begin[2];
+        to.stride_h = strides[1], to.stride_w = strides[2];
+        to.dilation_h = dilations[1], to.dilation_w = dilations[2];
+        to.pad_h = pads_begin[1], to.pad_w = pads_begin[2];
     }
 };
+
+// "<what>; got X, expected Y", as refusals of problems read.
+std::string mismatch(const std::string &what, int64_t got, const std::string &expected);
 
 // Fills `out`; false, and the reason in `error`, if the description is no ConvAvgPool.
 bool check_problem(const convpool_problem *description, Problem &out, std::string &error);

@@ -50,11 +50,8 @@ cudaError_t launch_fuse_weights(const WeightParams &params, Precision precision,
 // Loads the kernels that these two launch, on the current device.
 cudaError_t load_passes(Precision precision, PrologueForm form);
 
-}  // namespace convpool
-
-namespace convpool::box {
-
 // Box means as an operator of their own, and their adjoint.
+namespace box {
 
 // Which of the tensors the gate lies beside. kSelf: the input is its own gate.
 enum class Gate : int32_t { kNone, kSelf, kInput, kOutput };
@@ -77,11 +74,10 @@ struct Params {
 // Runs over `outer` slices. `params` without divisors and items; vectors: all addresses and rows are of 16 bytes.
 cudaError_t launch(Params params, int64_t outer, convpool_dtype dtype, Gate gate, bool spread, bool vectors, cudaStream_t stream);
 
-}  // namespace convpool::box
-
-namespace convpool::weight_gradient {
+}  // namespace box
 
 // The gradients at the weights and the bias of a convolution whose filters have few elements.
+namespace weight_gradient {
 
 constexpr int kMaxElements = 32;  // of a filter, the bias included
 constexpr int kChannels = 64;     // output channels that a block sums for
@@ -103,4 +99,5 @@ int32_t parts_of(int64_t pixels);
 
 cudaError_t launch(Params params, Precision precision, bool overlap, cudaStream_t stream);
 
-}  // namespace convpool::weight_gradient
+}  // namespace weight_gradient
+}  // namespace convpool

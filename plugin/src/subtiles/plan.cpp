@@ -59,16 +59,14 @@ int32_t residue(int32_t column, int32_t pool) { return (column % pool + pool) % 
 SubtileParams params_of(const Problem &p, const SubtileShape &shape, const SubtileTiles &tiles) {
     SubtileParams d{};
     d.images = static_cast<int32_t>(p.n);
-    d.out_h = static_cast<int32_t>(p.out[1]);
-    d.out_w = static_cast<int32_t>(p.out[2]);
+    d.out_h = static_cast<int32_t>(p.out[1]), d.out_w = static_cast<int32_t>(p.out[2]);
     d.m = static_cast<int32_t>(p.m);
     // Where a box mean of stride s starts: s * (output * stride - pad) - pool_pad.
     d.pad_h = static_cast<int32_t>(p.pads_begin[1] * p.pool_strides[1] + p.pool_pads_begin[1]);
     d.pad_w = static_cast<int32_t>(p.pads_begin[2] * p.pool_strides[2] + p.pool_pads_begin[2]);
     for (int plane = 0; plane < shape.pool; ++plane)
         d.first_column[plane] = (plane - d.pad_w - residue(plane - d.pad_w, shape.pool)) / shape.pool;
-    d.h = static_cast<int32_t>(p.in[1]);
-    d.w = static_cast<int32_t>(p.in[2]);
+    d.h = static_cast<int32_t>(p.in[1]), d.w = static_cast<int32_t>(p.in[2]);
     d.c = static_cast<int32_t>(p.c);
     d.slices = static_cast<int32_t>(ceil_div(p.c, 4 * p.per_chunk()));
     d.tiles = static_cast<int32_t>(tiles.count());

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The box of output pixels that a direct_fused tile covers, and the layout of its shared memory.
+// direct_fused: pooling and convolution in one kernel, on tensor cores by mma.sync. It takes every layout. First the box of output
+// pixels that a tile covers, and the layout of its shared memory.
 
 #include <algorithm>
 #include <cstdint>
@@ -10,7 +11,9 @@
 #include "core/plan.h"
 #include "families/direct_fused/rows.h"
 
-namespace convpool::direct_fused {
+namespace convpool {
+namespace direct_fused {
+namespace {
 
 // All but the pointers of a launch.
 struct Layout {
@@ -18,11 +21,6 @@ struct Layout {
     int64_t grid, shared_bytes;
     int blocks_per_multiprocessor;
 };
-
-// Empty, or the reason why no tile of the row takes the problem on such a device.
-std::string lay_out(const Problem &problem, const Tactic &tactic, const Row &row, const Device &device, Layout &layout);
-
-namespace {
 
 constexpr int kChunks = 4;               // TileConfig::kChunks
 constexpr int64_t kMaxExtent = 1 << 20;  // past it no shared memory holds a line, and products of extents leave 64 bits
@@ -53,8 +51,7 @@ int64_t staging_bytes(const Tile &t, int rows, int columns) {
 Box make_box(const Problem &p, const Tile &t, int images, int h_log2, int w_log2) {
     Box b{};
     b.images = images;
-    b.h_log2 = h_log2;
-    b.w_log2 = w_log2;
+    b.h_log2 = h_log2, b.w_log2 = w_log2;
     b.staging = staging_bytes(t, 16, 64);
     const int h = 1 << h_log2, w = 1 << w_log2;
     b.halo_h = int64_t{h - 1} * p.strides[1] + int64_t{p.kernel[1] - 1} * p.dilations[1] + 1;
@@ -139,14 +136,11 @@ bool find_box(const Problem &p, const Row &row, const Device &device, Box &best,
 void place_box(const Problem &p, const Row &row, const Box &box, DirectFusedParams &d) {
     const Shape2d &s = d.shape;
     d.tile_images = box.images;
-    d.tile_h_log2 = box.h_log2;
-    d.tile_w_log2 = box.w_log2;
+    d.tile_h_log2 = box.h_log2, d.tile_w_log2 = box.w_log2;
     d.tiles_h = static_cast<int32_t>(ceil_div(p.out[1], 1 << box.h_log2));
     d.tiles_w = static_cast<int32_t>(ceil_div(p.out[2], 1 << box.w_log2));
-    d.halo_h = static_cast<int32_t>(box.halo_h);
-    d.halo_w = static_cast<int32_t>(box.halo_w);
-    d.raw_h = static_cast<int32_t>(box.raw_h);
-    d.raw_w = static_cast<int32_t>(box.raw_w);
+    d.halo_h = static_cast<int32_t>(box.halo_h), d.halo_w = static_cast<int32_t>(box.halo_w);
+    d.raw_h = static_cast<int32_t>(box.raw_h), d.raw_w = static_cast<int32_t>(box.raw_w);
     d.segment_h = segment_height(box, row.tile.warps_m * row.tile.warps_n * 32);
     d.segments = static_cast<int32_t>(ceil_div(box.halo_h, d.segment_h));
     d.walks = box.images * d.segments * d.halo_w * kChunks;
@@ -184,8 +178,7 @@ void place_weights(const Row &row, const Device &device, const Box &box, Layout 
     layout.grid = row.split > 1 ? tiles * row.split : std::min(tiles, slots);
 }
 
-}  // namespace
-
+// Empty, or the reason why no tile of the row takes the problem on such a device.
 std::string lay_out(const Problem &p, const Tactic &t, const Row &row, const Device &device, Layout &layout) {
     const int64_t slices = ceil_div(p.c, kChunks * p.per_chunk());
     if (slices < row.split)
@@ -216,21 +209,34 @@ std::string lay_out(const Problem &p, const Tactic &t, const Row &row, const Dev
     return {};
 }
 
-}  // namespace convpool::direct_fused
-
-namespace convpool {
-
-// direct_fused: pooling and convolution in one kernel, on tensor cores by mma.sync. It takes every layout.
-
-namespace direct_fused {
-namespace {
-
 class DirectFusedPlan : public OneKernelPlan {
 public:
     DirectFusedPlan(const Problem &p, const Tactic &t, const Device &d, const Kernel &kernel, const Layout &layout)
         : OneKernelPlan(p, t, d, kernel), layout_(layout), row_(kRows[t.row]) {}
 
-    double expected_us() const override;
+    double expected_us() const override {
+        const Problem &p = problem;
+        const Tile &tile = row_.tile;
+        const DirectFusedParams &d = layout_.params;
+        const double share = tile_share(tile.block_m, tile.block_n), wider = row_.precision == Precision::kTF32x3 ? 1.6 : 1.0;
+        const int threads = tile.warps_m * tile.warps_n * 32;
+        const int64_t slices = ceil_div(d.slices, row_.split);
+        Block block{slices * d.taps, {tile.step.issue_us * wider, tile.step.latency_us * wider}, 1.65 + 0.83 * share};
+        block.ends_us +=
+            channels_first_ends_us(p, double(tile.block_m) * tile.block_n / (threads * row_.split), p.out[2] % kRunPixels == 0);
+        // Channels first, a warp gathers a chunk of a row of pixels at a time, and waits for each.
+        const int64_t rows = ceil_div(int64_t{d.tile_images} * d.raw_h, threads / 32);
+        if (!p.x_channels_last) block.ends_us += slices * rows * 4 * ceil_div(d.raw_w, 32) * kMemoryLatencyUs;
+        // Box means of a slice, as far as products do not hide them; those of one tap hide nothing, whatever runs beside them.
+        const double means_us = (d.taps == 1 ? 2.25 : 1.7) * (p.has_prologue() ? 3.0 : 1.0);
+        if (d.taps == 1) {
+            block.step.issue_us += means_us;
+            block.step.latency_us += means_us;
+        } else {
+            block.ends_us += slices * means_us;
+        }
+        return rounds_us({d.tiles, row_.split, split_us(row_.split, share), layout_.blocks_per_multiprocessor}, block, device);
+    }
 
     cudaError_t launch(const convpool_tensors &t, cudaStream_t stream) const override {
         DirectFusedParams d = layout_.params;
@@ -247,30 +253,6 @@ private:
     Layout layout_;
     const Row &row_;
 };
-
-double DirectFusedPlan::expected_us() const {
-    const Problem &p = problem;
-    const Tile &tile = row_.tile;
-    const DirectFusedParams &d = layout_.params;
-    const double share = tile_share(tile.block_m, tile.block_n), wider = row_.precision == Precision::kTF32x3 ? 1.6 : 1.0;
-    const int threads = tile.warps_m * tile.warps_n * 32;
-    const int64_t slices = ceil_div(d.slices, row_.split);
-    Block block{slices * d.taps, {tile.step.issue_us * wider, tile.step.latency_us * wider}, 1.65 + 0.83 * share};
-    block.ends_us +=
-        channels_first_ends_us(p, double(tile.block_m) * tile.block_n / (threads * row_.split), p.out[2] % kRunPixels == 0);
-    // Channels first, a warp gathers a chunk of a row of pixels at a time, and waits for each.
-    const int64_t rows = ceil_div(int64_t{d.tile_images} * d.raw_h, threads / 32);
-    if (!p.x_channels_last) block.ends_us += slices * rows * 4 * ceil_div(d.raw_w, 32) * kMemoryLatencyUs;
-    // Box means of a slice, as far as products do not hide them; those of one tap hide nothing, whatever runs beside them.
-    const double means_us = (d.taps == 1 ? 2.25 : 1.7) * (p.has_prologue() ? 3.0 : 1.0);
-    if (d.taps == 1) {
-        block.step.issue_us += means_us;
-        block.step.latency_us += means_us;
-    } else {
-        block.ends_us += slices * means_us;
-    }
-    return rounds_us({d.tiles, row_.split, split_us(row_.split, share), layout_.blocks_per_multiprocessor}, block, device);
-}
 
 class DirectFused : public Family {
 public:

@@ -426,11 +426,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     }
 }
 
-}  // namespace convpool
-
-namespace convpool::direct_fused {
-
-// Kernels by rows of direct_fused.
+namespace direct_fused {
 
 struct Instances {
     template <size_t kRow> static const void *kernel(int) {
@@ -438,4 +434,5 @@ struct Instances {
     }
 };
 
-}  // namespace convpool::direct_fused
+}  // namespace direct_fused
+}  // namespace convpool

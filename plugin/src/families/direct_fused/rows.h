@@ -42,11 +42,7 @@ struct DirectFusedParams {
     int32_t tap_offsets[kMaxTaps];  // bytes from an output pixel's place in P to what a tap of it reads
 };
 
-}  // namespace convpool
-
-namespace convpool::direct_fused {
-
-// The tactics of direct_fused.
+namespace direct_fused {
 
 struct Tile {
     int32_t block_m, block_n, warps_m, warps_n;
@@ -97,4 +93,5 @@ inline constexpr TileLine<Tile> kLines[] = {
 inline constexpr auto kRows = rows_of<kLines>();
 using Row = TileRow<Tile>;
 
-}  // namespace convpool::direct_fused
+}  // namespace direct_fused
+}  // namespace convpool

@@ -285,11 +285,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) direct_rs_kernel(const __
 #endif
 }
 
-}  // namespace convpool
-
-namespace convpool::direct_rs {
-
-// Kernels by rows of direct_rs.
+namespace direct_rs {
 
 // Kernels of a row: channels last one for each prologue; channels first where X's columns begin at 1 modulo 4, and for all others.
 struct Instances {
@@ -314,4 +310,5 @@ struct Instances {
     }
 };
 
-}  // namespace convpool::direct_rs
+}  // namespace direct_rs
+}  // namespace convpool

@@ -60,11 +60,7 @@ constexpr DirectRsShared direct_rs_nchw_shared(bool is_16_bit, int columns, int 
     return s;
 }
 
-}  // namespace convpool
-
-namespace convpool::direct_rs {
-
-// The tactics of direct_rs.
+namespace direct_rs {
 
 // Fitted, in microseconds.
 struct Cost {
@@ -213,4 +209,5 @@ inline constexpr Line kLines[] = {
 // clang-format on
 inline constexpr auto kRows = rows_of<kLines>();
 
-}  // namespace convpool::direct_rs
+}  // namespace direct_rs
+}  // namespace convpool

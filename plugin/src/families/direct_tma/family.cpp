@@ -18,22 +18,21 @@ SubtileShape shape_of(const Tile &tile, const DirectTmaShared &shared) {
 class DirectTmaPlan : public SubtilePlan {
 public:
     using SubtilePlan::SubtilePlan;
-    double expected_us() const override;
-};
 
-// Blocks take their tiles one after the other. Nothing hides the first slice of X and the last round of Y.
-double DirectTmaPlan::expected_us() const {
-    const Problem &p = problem;
-    const Row &row = kRows[tactic.row];
-    const Cost &cost = row.tile.cost;
-    double slice_us = cost.slice_us * (row.precision == Precision::kTF32 ? 0.92 : 1.0);
-    if (p.prologue_affine || (p.has_prologue() && row.tile.kernel == 1)) slice_us = std::max(slice_us, cost.prologue_us);
-    else if (p.has_prologue()) slice_us *= 1.3;  // only an activation; of 128 pixels 1.04 to 1.17, the rest is caution
-    const double rounds = ceil_div(params().tiles, device.multiprocessors);
-    const double exposed_bytes = (x_bytes(p) / params().slices + y_bytes(p)) / rounds;
-    return 2.03 + std::max(rounds * (params().slices * slice_us + cost.end_us) + exposed_bytes / kBytesPerUs,
-                           (x_bytes(p) + y_bytes(p)) / kBytesPerUs);
-}
+    // Blocks take their tiles one after the other. Nothing hides the first slice of X and the last round of Y.
+    double expected_us() const override {
+        const Problem &p = problem;
+        const Row &row = kRows[tactic.row];
+        const Cost &cost = row.tile.cost;
+        double slice_us = cost.slice_us * (row.precision == Precision::kTF32 ? 0.92 : 1.0);
+        if (p.prologue_affine || (p.has_prologue() && row.tile.kernel == 1)) slice_us = std::max(slice_us, cost.prologue_us);
+        else if (p.has_prologue()) slice_us *= 1.3;  // only an activation; of 128 pixels 1.04 to 1.17, the rest is caution
+        const double rounds = ceil_div(params().tiles, device.multiprocessors);
+        const double exposed_bytes = (x_bytes(p) / params().slices + y_bytes(p)) / rounds;
+        return 2.03 + std::max(rounds * (params().slices * slice_us + cost.end_us) + exposed_bytes / kBytesPerUs,
+                               (x_bytes(p) + y_bytes(p)) / kBytesPerUs);
+    }
+};
 
 class DirectTma : public Family {
 public:

@@ -501,16 +501,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) direct_tma_kernel(const _
 #endif
 }
 
-template <class Config> const void *direct_tma_kernel_of(bool prologue) {
-    return prologue ? reinterpret_cast<const void *>(&direct_tma_kernel<Config, true>)
-                    : reinterpret_cast<const void *>(&direct_tma_kernel<Config, false>);
-}
-
-}  // namespace convpool
-
-namespace convpool::direct_tma {
-
-// Kernels by rows of direct_tma.
+namespace direct_tma {
 
 struct Instances {
     template <size_t kRow> static const void *kernel(int prologue) {
@@ -522,4 +513,5 @@ struct Instances {
     }
 };
 
-}  // namespace convpool::direct_tma
+}  // namespace direct_tma
+}  // namespace convpool

@@ -30,11 +30,7 @@ constexpr DirectTmaShared direct_tma_shared(int subtiles, int block_n, int kerne
     return s;
 }
 
-}  // namespace convpool
-
-namespace convpool::direct_tma {
-
-// The tactics of direct_tma.
+namespace direct_tma {
 
 // Fitted, in microseconds.
 struct Cost {
@@ -69,4 +65,5 @@ inline constexpr TileLine<Tile> kLines[] = {
 inline constexpr auto kRows = rows_of<kLines>();
 using Row = TileRow<Tile>;
 
-}  // namespace convpool::direct_tma
+}  // namespace direct_tma
+}  // namespace convpool

@@ -79,12 +79,10 @@ FewChannelsParams params_of(const Problem &p) {
     d.column = static_cast<int32_t>(pitches.column);
     d.row = static_cast<int32_t>(pitches.row);
     d.image = p.c * p.in_pixels();
-    d.kh = p.kernel[1];
-    d.kw = p.kernel[2];
+    d.kh = p.kernel[1], d.kw = p.kernel[2];
     list_operands(p, d);
     d.pixels = static_cast<int32_t>(p.n * p.out_pixels());
-    d.div_out_w = FastDiv(d.shape.out_w);
-    d.div_out_hw = FastDiv(static_cast<uint32_t>(p.out_pixels()));
+    d.div_out_w = FastDiv(d.shape.out_w), d.div_out_hw = FastDiv(static_cast<uint32_t>(p.out_pixels()));
     return d;
 }
 

@@ -327,11 +327,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
 #endif
 }
 
-}  // namespace convpool
-
-namespace convpool::few_channels {
-
-// Kernels by rows of few_channels.
+namespace few_channels {
 
 struct Instances {
     template <size_t kRow> static const void *kernel(int) {
@@ -341,4 +337,5 @@ struct Instances {
     }
 };
 
-}  // namespace convpool::few_channels
+}  // namespace few_channels
+}  // namespace convpool

@@ -52,11 +52,7 @@ constexpr int few_channels_step(Precision precision) {
 // Shared memory of a few_channels warp: 32 pixels' operands, 16 bytes apart, then accumulators of 16.
 constexpr int few_channels_warp_bytes(int steps, int block_n) { return 32 * (steps * 32 + 16) + 16 * (block_n + 8) * 4; }
 
-}  // namespace convpool
-
-namespace convpool::few_channels {
-
-// The tactics of few_channels.
+namespace few_channels {
 
 // Fitted to six layers of 3 channels (in TF32 entry 65 of benchmarks/log.md), in microseconds of a warp's 32 pixels.
 struct Cost {
@@ -88,4 +84,5 @@ inline constexpr TileLine<Tile> kLines[] = {
 inline constexpr auto kRows = rows_of<kLines>();
 using Row = TileRow<Tile>;
 
-}  // namespace convpool::few_channels
+}  // namespace few_channels
+}  // namespace convpool

@@ -16,26 +16,18 @@ Precision storage_precision(const Problem &p) {
 GenericParams params_of(const Problem &p) {
     GenericParams g{};
     g.outputs = p.n * p.m * p.out_pixels();
-    g.c_per_group = static_cast<int32_t>(p.c / p.group);
-    g.m_per_group = static_cast<int32_t>(p.m / p.group);
-    g.c = static_cast<int32_t>(p.c);
-    g.m = static_cast<int32_t>(p.m);
+    g.c_per_group = static_cast<int32_t>(p.c / p.group), g.m_per_group = static_cast<int32_t>(p.m / p.group);
+    g.c = static_cast<int32_t>(p.c), g.m = static_cast<int32_t>(p.m);
     for (int i = 0; i < kRank; ++i) {
         g.in[i] = static_cast<int32_t>(p.in[i]);
-        g.pooled[i] = static_cast<int32_t>(p.pooled[i]);
-        g.out[i] = static_cast<int32_t>(p.out[i]);
-        g.pool_kernel[i] = p.pool_kernel[i];
-        g.pool_strides[i] = p.pool_strides[i];
-        g.pool_pads[i] = p.pool_pads_begin[i];
-        g.pool_dilations[i] = p.pool_dilations[i];
-        g.kernel[i] = p.kernel[i];
-        g.strides[i] = p.strides[i];
-        g.pads[i] = p.pads_begin[i];
-        g.dilations[i] = p.dilations[i];
+        g.pooled[i] = static_cast<int32_t>(p.pooled[i]), g.out[i] = static_cast<int32_t>(p.out[i]);
+        g.pool_kernel[i] = p.pool_kernel[i], g.pool_strides[i] = p.pool_strides[i];
+        g.pool_pads[i] = p.pool_pads_begin[i], g.pool_dilations[i] = p.pool_dilations[i];
+        g.kernel[i] = p.kernel[i], g.strides[i] = p.strides[i];
+        g.pads[i] = p.pads_begin[i], g.dilations[i] = p.dilations[i];
         g.div_upsample[i] = FastDiv(static_cast<uint32_t>(p.upsample[i]));
     }
-    g.x_channels_last = p.x_channels_last;
-    g.y_channels_last = p.y_channels_last;
+    g.x_channels_last = p.x_channels_last, g.y_channels_last = p.y_channels_last;
     g.x_float = p.x_float();
     g.count = static_cast<float>(p.pool_size());
     return g;

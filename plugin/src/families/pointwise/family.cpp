@@ -47,24 +47,19 @@ private:
 
 PointwiseParams params_of(const Problem &p, int split) {
     PointwiseParams d{};
-    d.h = static_cast<int32_t>(p.in[1]);
-    d.w_pixels = static_cast<int32_t>(p.in[2]);
+    d.h = static_cast<int32_t>(p.in[1]), d.w_pixels = static_cast<int32_t>(p.in[2]);
     d.chunks = static_cast<int32_t>(p.c / p.per_chunk());
     d.m = static_cast<int32_t>(p.m);
-    d.out_h = static_cast<int32_t>(p.out[1]);
-    d.out_w = static_cast<int32_t>(p.out[2]);
+    d.out_h = static_cast<int32_t>(p.out[1]), d.out_w = static_cast<int32_t>(p.out[2]);
     // Past 32 bits only where there is one output, and no step.
     d.stride_h = static_cast<int32_t>(int64_t{p.strides[1]} * p.pool_strides[1]);
     d.stride_w = static_cast<int32_t>(int64_t{p.strides[2]} * p.pool_strides[2]);
-    d.dilation_h = p.pool_dilations[1];
-    d.dilation_w = p.pool_dilations[2];
-    d.pad_h = p.pool_pads_begin[1];
-    d.pad_w = p.pool_pads_begin[2];
+    d.dilation_h = p.pool_dilations[1], d.dilation_w = p.pool_dilations[2];
+    d.pad_h = p.pool_pads_begin[1], d.pad_w = p.pool_pads_begin[2];
     d.y_channels_last = p.y_channels_last;
     d.pixels = static_cast<int32_t>(p.n * p.out_pixels());
     d.split = split;
-    d.div_out_w = FastDiv(d.out_w);
-    d.div_out_hw = FastDiv(static_cast<uint32_t>(p.out_pixels()));
+    d.div_out_w = FastDiv(d.out_w), d.div_out_hw = FastDiv(static_cast<uint32_t>(p.out_pixels()));
     return d;
 }
 

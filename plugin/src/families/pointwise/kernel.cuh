@@ -276,11 +276,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
 #endif
 }
 
-}  // namespace convpool
-
-namespace convpool::pointwise {
-
-// Kernels by rows of pointwise.
+namespace pointwise {
 
 struct Instances {
     template <size_t kRow> static const void *kernel(int prologue) {
@@ -291,4 +287,5 @@ struct Instances {
     }
 };
 
-}  // namespace convpool::pointwise
+}  // namespace pointwise
+}  // namespace convpool

@@ -41,11 +41,7 @@ constexpr PointwiseShared pointwise_shared(int block_m, int block_n, int warps, 
     return s;
 }
 
-}  // namespace convpool
-
-namespace convpool::pointwise {
-
-// The tactics of pointwise.
+namespace pointwise {
 
 struct Tile {
     int32_t block_m, block_n, warps_m, warps_n;
@@ -76,4 +72,5 @@ inline constexpr TileLine<Tile> kLines[] = {
 inline constexpr auto kRows = rows_of<kLines>();
 using Row = TileRow<Tile>;
 
-}  // namespace convpool::pointwise
+}  // namespace pointwise
+}  // namespace convpool

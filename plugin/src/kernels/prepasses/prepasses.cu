@@ -8,19 +8,14 @@
 #include "kernels/prologue/prologue.cuh"
 #include "kernels/tile/chunk.cuh"
 
-namespace convpool::prepasses {
+namespace convpool {
+namespace prepasses {
 
-// The precision whose chunks hold an element type as it is.
-template <class Element> struct Chunked;
-template <> struct Chunked<__half> {
-    static constexpr Precision kPrecision = Precision::kF16;
-};
-template <> struct Chunked<__nv_bfloat16> {
-    static constexpr Precision kPrecision = Precision::kBF16;
-};
-template <> struct Chunked<float> {
-    static constexpr Precision kPrecision = Precision::kTF32x3;
-};  // no rounding
+// The precision whose chunks hold an element type as it is: floats are not rounded.
+template <class Element>
+constexpr Precision kChunked = std::is_same_v<Element, __half>  ? Precision::kF16
+                               : std::is_same_v<Element, float> ? Precision::kTF32x3
+                                                                : Precision::kBF16;
 
 constexpr int kThreads = 256;
 
@@ -102,7 +97,7 @@ template <class Element> __global__ void __launch_bounds__(kThreads) fuse_weight
 // The same for phases, of weights in whole chunks: a thread makes a chunk of one tap.
 template <class Element>
 __global__ void __launch_bounds__(kThreads) merge_phases_kernel(const __grid_constant__ WeightParams p, uint32_t items) {
-    constexpr Precision kPrecision = Chunked<Element>::kPrecision;
+    constexpr Precision kPrecision = kChunked<Element>;
     constexpr int kPerChunk = Traits<kPrecision>::kPerChunk;
     const uint32_t item = blockIdx.x * kThreads + threadIdx.x;
     if (item >= items) return;
@@ -126,7 +121,7 @@ __global__ void __launch_bounds__(kThreads) merge_phases_kernel(const __grid_con
 // and all loads are under way before the first is used.
 template <class Element, PrologueForm kForm>
 __global__ void __launch_bounds__(kThreads) box_pairs_kernel(const __grid_constant__ BoxMeanParams p, uint32_t items) {
-    constexpr Precision kPrecision = Chunked<Element>::kPrecision;
+    constexpr Precision kPrecision = kChunked<Element>;
     constexpr int kPerChunk = Traits<kPrecision>::kPerChunk;
     wait_for_previous_kernel();
     let_next_kernel_start();
@@ -184,7 +179,7 @@ __global__ void __launch_bounds__(kThreads) box_pairs_kernel(const __grid_consta
 // Any windows: a thread makes one chunk of one pixel, kAtOnce places of the window at a time.
 template <class Element, PrologueForm kForm>
 __global__ void __launch_bounds__(kThreads) box_mean_kernel(const __grid_constant__ BoxMeanParams p, int64_t items) {
-    constexpr Precision kPrecision = Chunked<Element>::kPrecision;
+    constexpr Precision kPrecision = kChunked<Element>;
     constexpr int kPerChunk = Traits<kPrecision>::kPerChunk;
     wait_for_previous_kernel();
     let_next_kernel_start();
@@ -419,15 +414,19 @@ __global__ void __launch_bounds__(kThreads, 3) channels_first_kernel(const __gri
         if (strip * kStrip + i < static_cast<uint32_t>(p.out_h)) store_quad(p.out, position, p.format, means[i][at]);
 }
 
-}  // namespace convpool::prepasses
-
-namespace convpool {
+}  // namespace prepasses
 
 // Launches the passes before an implicit GEMM: box means (or a copy) to channels last, and weights of the fused kernel.
 
 using namespace prepasses;
 
 namespace {
+
+// body(an element of the precision's storage type).
+template <class Body> cudaError_t with_element(Precision precision, Body body) {
+    if (precision == Precision::kF16) return body(__half{});
+    return precision == Precision::kBF16 ? body(__nv_bfloat16{}) : body(float{});
+}
 
 // body(a prologue's form as a type).
 template <class Body> cudaError_t with_form(PrologueForm form, Body body) {
@@ -492,19 +491,14 @@ cudaError_t launch_box_mean(const BoxMeanParams &params, Precision precision, bo
         if (pairs) return cudaLaunchKernelEx(&config, box_pairs_kernel<Element, kForm>, p, static_cast<uint32_t>(items));
         return cudaLaunchKernelEx(&config, box_mean_kernel<Element, kForm>, p, items);
     };
-    auto launch = [&](auto element) {
+    return with_element(precision, [&](auto element) {
         return with_form(form_of(p.prologue), [&](auto form) { return launch_with(element, form); });
-    };
-    if (precision == Precision::kF16) return launch(__half{});
-    if (precision == Precision::kBF16) return launch(__nv_bfloat16{});
-    return launch(float{});
+    });
 }
 
 cudaError_t load_passes(Precision precision, PrologueForm form) {
-    return with_form(form, [&](auto known) {
-        constexpr PrologueForm kForm = decltype(known)::value;
-        if (precision == Precision::kF16) return load<__half, kForm>();
-        return precision == Precision::kBF16 ? load<__nv_bfloat16, kForm>() : load<float, kForm>();
+    return with_element(precision, [&](auto element) {
+        return with_form(form, [&](auto known) { return load<decltype(element), decltype(known)::value>(); });
     });
 }
 
@@ -519,14 +513,11 @@ cudaError_t launch_fuse_weights(const WeightParams &params, Precision precision,
     if (chunked) config.gridDim = dim3(static_cast<unsigned>((items + kThreads - 1) / kThreads));
     config.blockDim = dim3(kThreads);
     config.stream = stream;
-    auto launch = [&](auto element) {
+    return with_element(precision, [&](auto element) {
         using Element = decltype(element);
         return chunked ? cudaLaunchKernelEx(&config, merge_phases_kernel<Element>, params, static_cast<uint32_t>(items))
                        : cudaLaunchKernelEx(&config, fuse_weights_kernel<Element>, params);
-    };
-    if (precision == Precision::kF16) return launch(__half{});
-    if (precision == Precision::kBF16) return launch(__nv_bfloat16{});
-    return launch(float{});
+    });
 }
 
 }  // namespace convpool
