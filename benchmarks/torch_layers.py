@@ -41,7 +41,7 @@ def ours(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 def box_then_cudnn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """Box mean by its kernel, convolution by cuDNN; the box mean is kept for the backward."""
-    return F.conv2d(torch.ops.convpool.box_mean(x, None, 0.0, *WINDOW), w, stride=2)
+    return F.conv2d(torch.ops.convpool.box_mean(x, *WINDOW), w, stride=2)
 
 
 METHODS = {"original": original, "convpool": ours, "constant_weights": ours, "box_then_cudnn": box_then_cudnn}

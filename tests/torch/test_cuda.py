@@ -55,7 +55,6 @@ def test_random_layers(seed, dtype, last):
         assert_near(mine, theirs, terms)
 
 
-@pytest.mark.parametrize("gate", ["none", "self", "other"])
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES[:3])
 @pytest.mark.parametrize(
@@ -72,47 +71,33 @@ def test_random_layers(seed, dtype, last):
         ((2, 16, 5, 6, 7), ([1, 2, 2], [1, 1, 1], [0, 1, 1, 0, 1, 1], [1, 1, 1])),
     ],
 )
-def test_box_means(shape, window, dtype, last, gate):
+def test_box_means(shape, window, dtype, last):
     """Sums of small whole numbers are exact, so only the division and the result are rounded."""
     x = torch.randint(-8, 9, shape, device="cuda").to(dtype)
     x = x.contiguous(memory_format=LAST[x.dim() - 2]) if last and x.dim() - 2 in LAST else x
-    other = torch.randn_like(x)
-    chosen, slope = {"none": (None, 0.0), "self": (x, 0.5), "other": (other, 0.0)}[gate]
-    z = ops.box_mean(x, chosen, slope, *window)
-    expected = plain.box_mean(x, chosen, slope, *window)
+    z = ops.box_mean(x, *window)
+    expected = plain.box_mean(x, *window)
     assert z.stride() == expected.stride()
     if math.prod(window[0]) & (math.prod(window[0]) - 1):  # no power of two: fp32 divides to within a rounding
         torch.testing.assert_close(z, expected, rtol=torch.finfo(dtype).eps, atol=0)
     else:
         assert torch.equal(z, expected)
     grad = torch.randint(-8, 9, z.shape, device="cuda").to(dtype).contiguous(memory_format=plain.memory_format(z))
-    chosen = None if chosen is None else other
-    spread = ops.box_mean_adjoint(grad, chosen, slope, shape[2:], *window)
-    expected = plain.box_mean_adjoint(grad.double(), None if chosen is None else other.double(), slope, shape[2:], *window)
+    spread = ops.box_mean_adjoint(grad, shape[2:], *window)
+    expected = plain.box_mean_adjoint(grad.double(), shape[2:], *window)
     torch.testing.assert_close(spread.double(), expected, rtol=torch.finfo(dtype).eps, atol=1e-12)
 
 
-@pytest.mark.parametrize("given", ["x", "gate", "both"])
-def test_box_means_of_slices(given):
-    """Tensors that are not dense, twice each: the second call takes what the first has found."""
-    window, made = ([2, 2], [1, 1], [1, 1, 1, 1], [1, 1]), []
-    for part in ("x", "gate"):
-        whole = torch.randint(-8, 9, (2, 16, 9, 13), device="cuda").half().contiguous(memory_format=torch.channels_last)
-        made.append(whole[:, ::2] if given in (part, "both") else whole[:, ::2].contiguous(memory_format=torch.channels_last))
-    x, gate = made
+def test_box_means_of_slices():
+    """Tensors that are not dense, twice: the second call takes what the first has found."""
+    window = ([2, 2], [1, 1], [1, 1, 1, 1], [1, 1])
+    x = torch.randint(-8, 9, (2, 16, 9, 13), device="cuda").half().contiguous(memory_format=torch.channels_last)[:, ::2]
     grad = torch.randint(-8, 9, (2, 16, 10, 14), device="cuda").half()[:, ::2]
     for _ in range(2):
-        assert torch.equal(ops.box_mean(x, gate, 0.5, *window), plain.box_mean(x, gate, 0.5, *window))
-        spread = ops.box_mean_adjoint(grad, gate, 0.5, x.shape[2:], *window)
-        expected = plain.box_mean_adjoint(grad.double(), gate.double(), 0.5, x.shape[2:], *window)
+        assert torch.equal(ops.box_mean(x, *window), plain.box_mean(x, *window))
+        spread = ops.box_mean_adjoint(grad, x.shape[2:], *window)
+        expected = plain.box_mean_adjoint(grad.double(), x.shape[2:], *window)
         torch.testing.assert_close(spread.double(), expected, rtol=torch.finfo(torch.half).eps, atol=1e-12)
-
-
-def test_gates_that_are_no_numbers_let_pass():
-    gate = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1.0, -1.0, 2.0], device="cuda").view(1, 8, 1, 1)
-    window = ([1, 1], [1, 1], [0] * 4, [1, 1])
-    z = ops.box_mean(gate, gate, 0.0, *window)
-    assert torch.equal(z.flatten().nan_to_num(7.0), torch.relu(gate).flatten().nan_to_num(7.0))
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:2])

@@ -19,10 +19,8 @@ number for each axis.  Weights are PyTorch's: [M, C/groups, kernel...].
 
     Y = epilogue(conv(box_mean(prologue(scale * X + shift)), weight, bias) + residual)
 
-    torch.ops.convpool.box_mean(x, gate, slope, kernel, strides, pads, dilations)
-    torch.ops.convpool.box_mean_adjoint(grad, gate, slope, size, kernel, strides, pads, dilations)
-
-gate: None, or a tensor of X's shape; X is multiplied by slope where the gate is not above zero.  No derivative goes to it.
+    torch.ops.convpool.box_mean(x, kernel, strides, pads, dilations)
+    torch.ops.convpool.box_mean_adjoint(grad, size, kernel, strides, pads, dilations)
 """
 
 import importlib.util

@@ -38,28 +38,25 @@ def _runs(x: torch.Tensor) -> bool:
 class _Box:
     """box_mean, or its adjoint, of tensors of one kind: shapes, strides, type, and the window."""
 
-    def __init__(self, adjoint: bool, x: Any, gate: Any, slope: float, size: Ints, window: tuple[Ints, ...]) -> None:
-        self.format = plain.memory_format(gate if adjoint and gate is not None else x)
+    def __init__(self, adjoint: bool, x: Any, size: Ints, window: tuple[Ints, ...]) -> None:
+        self.format = plain.memory_format(x)
         full, last = (*x.shape[:2], *size), self.format != torch.contiguous_format
         self.shape = full if adjoint else (*x.shape[:2], *plain.pooled_size(size, *window))
         self.strides = torch.empty(self.shape, device="meta", memory_format=self.format).stride()
-        self.problem = box.problem(calls.NAMES[x.dtype], last, full, *window, gated=gate is not None, slope=slope)
+        self.problem = box.problem(calls.NAMES[x.dtype], last, full, *window)
         self.call = box.calls()[adjoint]
-        self.copies = not all(t is None or t.is_contiguous(memory_format=self.format) for t in (x, gate))
+        self.copies = not x.is_contiguous(memory_format=self.format)
 
-    def __call__(self, x: torch.Tensor, gate: torch.Tensor | None) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Queues the work on PyTorch's current stream of x's device."""
         device = x.get_device()
         if device != calls.current_device():
             with torch.cuda.device(device):
-                return self(x, gate)
+                return self(x)
         if self.copies:
-            source, x = x, x.contiguous(memory_format=self.format)
-            if gate is not None:
-                gate = x if gate is source else gate.contiguous(memory_format=self.format)
+            x = x.contiguous(memory_format=self.format)
         out = torch.empty_strided(self.shape, self.strides, dtype=x.dtype, device=x.device)
-        gate_address = 0 if gate is None else gate.data_ptr()
-        status = self.call(self.problem, x.data_ptr(), gate_address, out.data_ptr(), calls.raw_stream(device))
+        status = self.call(self.problem, x.data_ptr(), 0, out.data_ptr(), calls.raw_stream(device))
         if status:
             library.check(status)
         return out
@@ -69,41 +66,28 @@ _boxes: dict[Any, _Box | None] = {}
 _NEW: Any = object()
 
 
-def _box(adjoint: bool, x: torch.Tensor, gate: torch.Tensor | None, slope: float, size: Ints, window: tuple) -> _Box | None:
+def _box(adjoint: bool, x: torch.Tensor, size: Ints, window: tuple) -> _Box | None:
     """The call for these tensors, None where PyTorch's operators run; size: of the input of the box mean."""
     size, window = tuple(size), tuple(map(tuple, window))
-    key = (adjoint, x.shape, x.stride(), x.dtype, None if gate is None else gate.stride(), slope, size, window)
+    key = (adjoint, x.shape, x.stride(), x.dtype, size, window)
     found = _boxes.get(key, _NEW)
     if found is _NEW:
-        found = _Box(adjoint, x, gate, slope, size, window) if _runs(x) and min(plain.pooled_size(size, *window)) > 0 else None
+        found = _Box(adjoint, x, size, window) if _runs(x) and min(plain.pooled_size(size, *window)) > 0 else None
         if len(_boxes) < calls.KEPT:
             _boxes[key] = found
     return found
 
 
-def box_mean(
-    x: torch.Tensor, gate: torch.Tensor | None, slope: float, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints
-) -> torch.Tensor:
+def box_mean(x: torch.Tensor, *window: Ints) -> torch.Tensor:
     """As `plain.box_mean`, by one kernel of the library."""
-    window = (kernel, strides, pads, dilations)
-    found = _box(False, x, gate, slope, x.shape[2:], window)
-    return plain.box_mean(x, gate, slope, *window) if found is None else found(x, gate)
+    found = _box(False, x, x.shape[2:], window)
+    return plain.box_mean(x, *window) if found is None else found(x)
 
 
-def box_mean_adjoint(
-    grad: torch.Tensor,
-    gate: torch.Tensor | None,
-    slope: float,
-    size: Ints,
-    kernel: Ints,
-    strides: Ints,
-    pads: Ints,
-    dilations: Ints,
-) -> torch.Tensor:
+def box_mean_adjoint(grad: torch.Tensor, size: Ints, *window: Ints) -> torch.Tensor:
     """As `plain.box_mean_adjoint`, by one kernel of the library."""
-    window = (kernel, strides, pads, dilations)
-    found = _box(True, grad, gate, slope, size, window)
-    return plain.box_mean_adjoint(grad, gate, slope, size, *window) if found is None else found(grad, gate)
+    found = _box(True, grad, size, window)
+    return plain.box_mean_adjoint(grad, size, *window) if found is None else found(grad)
 
 
 def _convolution(z: torch.Tensor, weight: torch.Tensor, geometry: tuple) -> Problem:

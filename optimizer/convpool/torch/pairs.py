@@ -33,8 +33,8 @@ LIBRARY = torch.library.Library("convpool", "DEF")
 _WINDOW = "int[] pool_kernel, int[] pool_strides, int[] pool_pads, int[] pool_dilations"
 _CONVOLUTION = "int[] strides, int[] pads, int[] dilations, int groups"
 _BOX = "int[] kernel, int[] strides, int[] pads, int[] dilations"
-LIBRARY.define(f"box_mean(Tensor x, Tensor? gate, float slope, {_BOX}) -> Tensor")
-LIBRARY.define(f"box_mean_adjoint(Tensor grad, Tensor? gate, float slope, SymInt[] size, {_BOX}) -> Tensor")
+LIBRARY.define(f"box_mean(Tensor x, {_BOX}) -> Tensor")
+LIBRARY.define(f"box_mean_adjoint(Tensor grad, SymInt[] size, {_BOX}) -> Tensor")
 LIBRARY.define(
     "pooled_conv(Tensor x, Tensor weight, Tensor? bias, Tensor? scale, Tensor? shift, Tensor? residual, "
     f"{_WINDOW}, {_CONVOLUTION}, int prologue, float prologue_alpha, int epilogue, float epilogue_alpha, "
@@ -68,7 +68,7 @@ class Small(NamedTuple):
 
     def input(self, x: torch.Tensor, boxes: Any) -> torch.Tensor:
         """Its input."""
-        z = x if self.is_single else boxes.box_mean(x, None, 0.0, *self.window)
+        z = x if self.is_single else boxes.box_mean(x, *self.window)
         return F.pad(z, plain.torch_pads(self.pads)) if self.pads else z
 
     def like_input(self, x: torch.Tensor) -> torch.Tensor:
@@ -90,7 +90,7 @@ class Small(NamedTuple):
     def at_input(self, d_z: torch.Tensor, x: torch.Tensor, boxes: Any) -> torch.Tensor:
         """A gradient at `input` as one at x."""
         d_z = self.at_box_means(d_z)
-        return d_z if self.is_single else boxes.box_mean_adjoint(d_z, None, 0.0, x.shape[2:], *self.window)
+        return d_z if self.is_single else boxes.box_mean_adjoint(d_z, x.shape[2:], *self.window)
 
     def convolve(self, z: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """The convolution of `input`."""
@@ -373,12 +373,12 @@ def _new(like: torch.Tensor, shape: Sequence[Any], found: torch.memory_format) -
     return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=found)
 
 
-def _fake_box_mean(x: torch.Tensor, gate: torch.Tensor | None, slope: float, *window: Ints) -> torch.Tensor:
+def _fake_box_mean(x: torch.Tensor, *window: Ints) -> torch.Tensor:
     return _new(x, [*x.shape[:2], *plain.pooled_size(x.shape[2:], *window)], plain.memory_format(x))
 
 
-def _fake_adjoint(grad: torch.Tensor, gate: torch.Tensor | None, slope: float, size: Ints, *window: Ints) -> torch.Tensor:
-    return _new(grad, [*grad.shape[:2], *size], plain.memory_format(grad if gate is None else gate))
+def _fake_adjoint(grad: torch.Tensor, size: Ints, *window: Ints) -> torch.Tensor:
+    return _new(grad, [*grad.shape[:2], *size], plain.memory_format(grad))
 
 
 def _fake_pooled_conv(x: torch.Tensor, weight: torch.Tensor, *rest: Any) -> torch.Tensor:
@@ -395,22 +395,20 @@ def _fake_gradients(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *
 
 
 def _box_mean_context(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
-    x, gate, ctx.slope, *ctx.window = inputs
+    x, *ctx.window = inputs
     ctx.size = x.shape[2:]
-    ctx.save_for_backward(gate)
 
 
 def _box_mean_backward(ctx: Any, grad: torch.Tensor) -> tuple:
-    return _ops.box_mean_adjoint(grad, *ctx.saved_tensors, ctx.slope, ctx.size, *ctx.window), *[None] * 6
+    return _ops.box_mean_adjoint(grad, ctx.size, *ctx.window), *[None] * 4
 
 
 def _adjoint_context(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
-    _, gate, ctx.slope, _, *ctx.window = inputs
-    ctx.save_for_backward(gate)
+    _, _, *ctx.window = inputs
 
 
 def _adjoint_backward(ctx: Any, grad: torch.Tensor) -> tuple:
-    return _ops.box_mean(grad, *ctx.saved_tensors, ctx.slope, *ctx.window), *[None] * 7
+    return _ops.box_mean(grad, *ctx.window), *[None] * 5
 
 
 torch.library.register_fake("convpool::pooled_conv_gradients", _fake_gradients, lib=LIBRARY)
@@ -459,7 +457,7 @@ def _fusible_adjoint(
         return _shifted_sum(grad, x.shape[2:], kernel, pads, dilations)
     if math.prod(kernel) <= MOST and rank == 2 and even and all(d == 1 for d in dilations):
         return torch.ops.aten.avg_pool2d_backward(grad, x, kernel, strides, pads[:2], False, True, None)
-    return _ops.box_mean_adjoint(grad, None, 0.0, x.shape[2:], kernel, strides, pads, dilations)
+    return _ops.box_mean_adjoint(grad, x.shape[2:], kernel, strides, pads, dilations)
 
 
 def _shifted_sum(grad: torch.Tensor, size: Ints, kernel: Ints, pads: Ints, dilations: Ints) -> torch.Tensor:

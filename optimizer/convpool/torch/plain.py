@@ -2,13 +2,7 @@
 """Box mean, its adjoint and the convolution of box means by PyTorch's own operators: on a CPU, and wherever the CUDA library is
 not used.
 
-A gate is a tensor of x's shape: x passes where the gate is positive or NaN, and is multiplied by `slope` elsewhere.  An
-activation is its own gate: relu(x) is x gated by x with slope 0, and its derivative gates by x too.  So the box mean behind an
-activation is
-
-    Z = mean over the window of m(gate) * X,    m(t) = slope where t <= 0, else 1
-
-linear in X, and its adjoint has the same gate.  float16 and bfloat16 are summed in float32.
+float16 and bfloat16 are summed in float32.
 """
 
 from __future__ import annotations
@@ -58,11 +52,6 @@ def result_format(x: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
     return memory_format(weight) if found == torch.contiguous_format else found
 
 
-def gated(x: torch.Tensor, gate: torch.Tensor, slope: float) -> torch.Tensor:
-    """x where the gate is positive or NaN, else slope * x; 0 for a slope of 0, whatever x is."""
-    return torch.where(gate <= 0, x * slope if slope else torch.zeros((), dtype=x.dtype, device=x.device), x)
-
-
 def pooled_size(size: Ints, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints) -> list[int]:
     """Sizes of the windows' means; pads: all begins, then all ends."""
     r = len(kernel)
@@ -94,15 +83,13 @@ def _summing_type(x: torch.Tensor) -> torch.Tensor:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
-def box_mean(
-    x: torch.Tensor, gate: torch.Tensor | None, slope: float, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints
-) -> torch.Tensor:
-    """Means over windows, padding counted: AveragePool(m(gate) * x).  x: [N, C, size...]."""
-    if gate is None and pools_rightly(x, kernel, pads, dilations):
+def box_mean(x: torch.Tensor, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints) -> torch.Tensor:
+    """Means over windows, padding counted.  x: [N, C, size...]."""
+    if pools_rightly(x, kernel, pads, dilations):
         means = POOLS[len(kernel)](x, kernel, strides, pads[: len(kernel)], False, True)
         return means.contiguous(memory_format=memory_format(x))
     sizes = pooled_size(x.shape[2:], kernel, strides, pads, dilations)
-    sums = _summing_type(x if gate is None else gated(x, gate, slope))
+    sums = _summing_type(x)
     if any(pads):
         sums = F.pad(sums, torch_pads(pads))
     for axis, (count, p, s, d) in enumerate(zip(sizes, kernel, strides, dilations, strict=True), 2):
@@ -123,15 +110,13 @@ def _place(x: torch.Tensor, axis: int, start: int, count: int, stride: int) -> t
 
 def box_mean_adjoint(
     grad: torch.Tensor,
-    gate: torch.Tensor | None,
-    slope: float,
     size: Ints,
     kernel: Ints,
     strides: Ints,
     pads: Ints,
     dilations: Ints,
 ) -> torch.Tensor:
-    """The adjoint of `box_mean` for inputs of `size`: m(gate) * (each mean's share for every position of its window)."""
+    """The adjoint of `box_mean` for inputs of `size`: each mean's share for every position of its window."""
     r = len(kernel)
     spread = _summing_type(grad) / math.prod(kernel)
     for axis in range(r + 1, 1, -1):
@@ -145,8 +130,7 @@ def box_mean_adjoint(
     for i in range(r):
         spread = spread.narrow(i + 2, pads[i], size[i])
     spread = spread.to(grad.dtype)
-    spread = spread if gate is None else gated(spread, gate, slope)
-    return spread.contiguous(memory_format=memory_format(grad if gate is None else gate))
+    return spread.contiguous(memory_format=memory_format(grad))
 
 
 def by_channel(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -175,11 +159,6 @@ def activate(x: torch.Tensor, activation: int, slope: float) -> torch.Tensor:
     if activation == LEAKY_RELU:
         return F.leaky_relu(x, slope)
     return x if activation == NONE else ACTIVATIONS[activation](x)
-
-
-def slope_of(activation: int, alpha: float) -> float:
-    """What an activation multiplies values below zero by."""
-    return alpha if activation == LEAKY_RELU else 0.0
 
 
 def pooled_conv(
@@ -211,10 +190,9 @@ def pooled_conv(
     out_format = result_format(x, weight)
     if scale is not None and shift is not None:
         x = x * by_channel(scale, x) + by_channel(shift, x)
-    gate = x if prologue and mean is not box_mean else None
-    x = activate(x, prologue, prologue_alpha) if gate is None else x
+    x = activate(x, prologue, prologue_alpha)
     window = (pool_kernel, pool_strides, pool_pads, pool_dilations)
-    z = x if gate is None and is_single(*window[:3]) else mean(x, gate, slope_of(prologue, prologue_alpha), *window)
+    z = x if is_single(*window[:3]) else mean(x, *window)
     y = convolve(z, weight, bias, strides, pads, dilations, groups)
     if residual is not None:
         y = y + residual

@@ -229,7 +229,7 @@ class _Rebuilding:
         strides, x = list(values.get("strides") or ones), self._read(node.input[0])
         if plain.pools_rightly(value_of(x), kernel, pads, dilations):
             return plain.POOLS[rank], (x, kernel, strides, pads[:rank], False, True)
-        return BOX_MEAN, (x, None, 0.0, kernel, strides, pads, dilations)
+        return BOX_MEAN, (x, kernel, strides, pads, dilations)
 
     def _spatial(self, name: str) -> tuple[int, ...]:
         """The spatial axes of a tensor that is pooled as a whole and read by a convolution."""
