@@ -155,6 +155,18 @@ def test_one_by_one_maps_are_reshaped():
     assert "Transpose" not in operators(result.model.graph) and "Conv" not in operators(result.model.graph)
 
 
+@pytest.mark.parametrize("batch", ["16", "N"])
+def test_a_map_that_a_reshape_makes_of_one_element_is_transposed(batch):
+    """It reads one position in either layout, and gives the channels first: generators begin so."""
+    up = 'Resize<mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor">(r, , s)'
+    text = f"""a = Conv(x, c)\nl = LeakyRelu(a)\nr = Reshape(l, shape)\nu = {up}\nt = Conv<pads=[1,1,1,1]>(u, o)\nq = Relu(t)
+        p = Conv<pads=[1,1,1,1]>(q, o)\nv = {up}\nd = Conv<pads=[1,1,1,1]>(v, o)\nz = Add(p, d)\ny = Tanh(z)"""
+    constants = {"c": weights((1024, 128, 1, 1)) / 99, "o": weights((64, 64, 3, 3)) / 99, "shape": [-1, 64, 4, 4]}
+    model = graph(text, {**constants, "s": np.float32([1, 1, 2, 2])}, inputs=f"float[{batch},128,1,1] x")
+    result = for_cuda(model)
+    assert operators(result.model.graph)["Transpose"] == 1 and schema.used_in(result.model)
+
+
 def test_a_transpose_of_the_model_s_own_is_none_where_the_layout_is_what_it_makes():
     text = f"x = Transpose<perm=[0,3,1,2]>(i)\n{TAIL}\nq = Softsign(p)\nt = Conv<pads=[1,1,1,1]>(q, k)\nz = {POOL}(t)\n"
     model = graph(text + "y = Transpose<perm=[0,2,3,1]>(z)", NARROW, inputs="float[4,64,64,16] i")

@@ -130,7 +130,7 @@ class Turner:
         """Names that vanishing Transposes give them."""
 
     def run(self) -> None:
-        given = {name for index in self._plan.nodes for name in self._scope.nodes[index].output}
+        given = {name for index in self._plan.nodes if self._gives(index) for name in self._scope.nodes[index].output}
         for index in self._plan.nodes:
             node = self._scope.nodes[index]
             if self._leaves(node):
@@ -148,13 +148,18 @@ class Turner:
             gone = self._leaves(node) and self._made[node.input[0]] == node.output[0]
             made = [] if gone else self._node(index, node)
             for item in made:
-                if item.output[0] == node.output[0] and node.output[0] in self._plan.tensors:
+                if item.output[0] == node.output[0] and node.output[0] in self._plan.tensors & given:
                     item.output[0] = self._rename(node.output[0])
             nodes += made
             for name in node.output:
-                if name in self._plan.read_too:
+                if name in self._plan.read_too & given:
                     nodes.append(self._turn(self._made[name], name, back=True))
             self._edit.replace(index, {index}, nodes)
+
+    def _gives(self, index: int) -> bool:
+        """Return True if a node can give its result in either layout; a Reshape only reads what is the same in both."""
+        node = self._scope.nodes[index]
+        return schema.is_operator(node) or is_op(node, "Transpose") or joined(self._scope, index, self._to) is not None
 
     def _enters(self, node: NodeProto) -> bool:
         """Return True if a node transposes a tensor in the other layout to one of the plan's."""
