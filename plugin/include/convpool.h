@@ -270,11 +270,9 @@ CONVPOOL_API convpool_status convpool_plan_info(const convpool_plan *plan, convp
 /* Frees the plan, once no call uses it; its kernels may still run. Null is ignored. */
 CONVPOOL_API void convpool_plan_destroy(convpool_plan *plan);
 
-/* A box mean as an operator of its own, Z = AveragePool(m(G) * X, count_include_pad=1), and its adjoint,
- * dX = m(G) * AveragePool'(dZ), with which gradients go back through it. G, the gate, has X's shape; m(g) is `slope` where g <= 0,
- * else 1. So X that is its own gate is X behind a ReLU (slope 0) or LeakyReLU, and with the same gate the adjoint goes back through
- * both. Types F16, BF16 and F32, one for all tensors; sums are kept in fp32 and rounded once. All tensors have one layout. A sample
- * of X or Z has fewer than 2^31 elements. */
+/* A box mean as an operator of its own, Z = AveragePool(X, count_include_pad=1), and its adjoint, dX = AveragePool'(dZ), with which
+ * gradients go back through it. Types F16, BF16 and F32, one for both tensors; sums are kept in fp32 and rounded once. Both have one
+ * layout. A sample of X or Z has fewer than 2^31 elements. */
 typedef struct {
     uint32_t struct_size;
     int32_t rank;
@@ -286,14 +284,12 @@ typedef struct {
     int32_t strides[CONVPOOL_MAX_RANK];
     int32_t pads[2 * CONVPOOL_MAX_RANK];
     int32_t dilations[CONVPOOL_MAX_RANK];
-    int32_t gated; /* 1: there is a gate */
-    float slope;
-    int32_t reserved[3]; /* zero */
+    int32_t reserved[5]; /* zero */
 } convpool_box_problem;
 
-/* Device pointers. gate is read only if the problem has one; it may be x. The output overlaps no input. Both run on `stream` (a
+/* Device pointers. gate: null; there are no gates any more. The output does not overlap the input. Both run on `stream` (a
  * cudaStream_t; null: the default stream) of the current device, in vectors where channels come last, their rows are whole
- * multiples of 16 bytes, and so are all pointers. */
+ * multiples of 16 bytes, and so are both pointers. */
 CONVPOOL_API convpool_status convpool_box_mean(const convpool_box_problem *problem, const void *x, const void *gate, void *z,
                                                void *stream);
 CONVPOOL_API convpool_status convpool_box_mean_adjoint(const convpool_box_problem *problem, const void *dz, const void *gate,

@@ -30,11 +30,11 @@ def problem(**changed) -> bytes:
     return box.problem(**{**LAYER, "dilations": (1, 1), **changed})
 
 
-def launches(lib, given: bytes, adjoint=False, x=X, gate=0, out=OUT) -> list[tuple[int, int]]:
+def launches(lib, given: bytes, adjoint=False, x=X, out=OUT) -> list[tuple[int, int]]:
     """Grid and threads of the launches of a call that succeeds."""
     before = lib.pretended_launches()
     function = lib.convpool_box_mean_adjoint if adjoint else lib.convpool_box_mean
-    status = function(given, x, gate, out, None)
+    status = function(given, x, 0, out, None)
     assert status == 0, lib.convpool_last_error()
     after = lib.pretended_launches()
     return [(lib.pretended_launch(i)[0].grid, lib.pretended_launch(i)[0].threads) for i in range(before, after)]
@@ -83,7 +83,13 @@ def test_no_tensor_has_more_than_2_to_the_40_elements(lib, bits, layout):
 
 
 def test_bytes_of_another_structure_are_refused(lib):
-    for place, value, named in ((0, 8, "struct_size"), (4, 9, "rank"), (12, 2, "layout"), (132, 1, "reserved")):
+    for place, value, named in (
+        (0, 8, "struct_size"),
+        (4, 9, "rank"),
+        (12, 2, "layout"),
+        (116, 1, "reserved"),
+        (132, 1, "reserved"),
+    ):
         given = bytearray(problem())
         given[place] = value
         assert named in refusal(lib, bytes(given))[1]
@@ -92,8 +98,7 @@ def test_bytes_of_another_structure_are_refused(lib):
 def test_pointers_are_checked(lib):
     assert refusal(lib, problem(), x=0) == (INVALID, "input: the pointer is null")
     assert refusal(lib, problem(), out=0) == (INVALID, "output: the pointer is null")
-    assert refusal(lib, problem(gated=True)) == (INVALID, "gate: the pointer is null")
-    assert refusal(lib, problem(gated=True), gate=GATE + 1) == (MISALIGNED, "gate: not aligned to its elements")
+    assert refusal(lib, problem(), gate=GATE) == (INVALID, "gate; got a pointer, expected null")
     assert refusal(lib, problem(), x=X + 1)[0] == MISALIGNED
 
 
@@ -101,7 +106,6 @@ def test_each_call_is_one_launch_that_covers_the_output(lib):
     """An item makes 4 x 1 vectors of 8 channels of 17 x 17 means; or 8 x 1 single elements."""
     vectors = 4 * 5 * 17 * 8
     assert launches(lib, problem()) == [(-(-vectors // 256), 256)]
-    assert launches(lib, problem(gated=True), gate=X) == launches(lib, problem())
     single = 4 * 3 * 17 * 64
     assert launches(lib, problem(), x=X + 2) == [(-(-single // 256), 256)]
     assert launches(lib, problem(channels_last=False)) == [(-(-single // 256), 256)]
@@ -109,7 +113,6 @@ def test_each_call_is_one_launch_that_covers_the_output(lib):
 
 def test_the_adjoint_covers_the_input(lib):
     assert launches(lib, problem(), adjoint=True) == [(-(-4 * 4 * 16 * 8 // 256), 256)]
-    assert launches(lib, problem(gated=True), adjoint=True, gate=GATE) == [(-(-4 * 8 * 16 * 8 // 256), 256)]
     halving = problem(strides=(2, 2), pads=(0, 0, 0, 0))
     assert launches(lib, halving, adjoint=True) == [(-(-4 * 8 * 8 * 8 // 256), 256)]
     odd = problem(strides=(2, 1), pads=(0, 0, 0, 0))

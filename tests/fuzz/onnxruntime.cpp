@@ -362,27 +362,9 @@ private:
 };
 
 int64_t Fuzzer::number() {
-    static const int64_t kNumbers[] = {0,
-                                       1,
-                                       -1,
-                                       2,
-                                       3,
-                                       15,
-                                       16,
-                                       17,
-                                       255,
-                                       65534,
-                                       65535,
-                                       65536,
-                                       1 << 20,
-                                       1 << 30,
-                                       INT32_MAX,
-                                       INT32_MIN,
-                                       int64_t{1} << 32,
-                                       INT64_MAX,
-                                       INT64_MIN,
-                                       int64_t{1} << 40,
-                                       int64_t{1} << 62};
+    static const int64_t kNumbers[] = {0,         1,         -1,       2,         3,         15,       16,
+                                       17,        255,       65534,    65535,     65536,     1 << 20,  1 << 30,
+                                       INT32_MAX, INT32_MIN, 1L << 32, INT64_MAX, INT64_MIN, 1L << 40, 1L << 62};
     return one_in(8) ? static_cast<int64_t>(random_()) : kNumbers[below(sizeof kNumbers / sizeof *kNumbers)];
 }
 

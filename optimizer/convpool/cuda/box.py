@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Box means and their adjoint on a GPU, by address: convpool_box_mean and convpool_box_mean_adjoint of convpool.h.
 
-Z = AveragePool(m(G) * X, count_include_pad=1),    dX = m(G) * AveragePool'(dZ),    m(g) = slope where g <= 0, else 1
+Z = AveragePool(X, count_include_pad=1),    dX = AveragePool'(dZ)
 """
 
 from __future__ import annotations
@@ -26,14 +26,12 @@ class BoxStruct(ctypes.Structure):
         (ctypes.c_int32 * library.MAX_RANK, "kernel strides"),
         (ctypes.c_int32 * (2 * library.MAX_RANK), "pads"),
         (ctypes.c_int32 * library.MAX_RANK, "dilations"),
-        (ctypes.c_int32, "gated"),
-        (ctypes.c_float, "slope"),
-        (ctypes.c_int32 * 3, "reserved"),
+        (ctypes.c_int32 * 5, "reserved"),
     )
 
 
 Call = Callable[[bytes, int, int, int, int], int]
-"""Arguments: a problem's bytes, addresses of input, gate (0 for none), output, a cudaStream_t."""
+"""Arguments: a problem's bytes, the input's address, 0, the output's, a cudaStream_t."""
 
 
 @functools.cache
@@ -57,9 +55,6 @@ def problem(
     strides: Sequence[int],
     pads: Sequence[int],
     dilations: Sequence[int],
-    *,
-    gated: bool = False,
-    slope: float = 0.0,
 ) -> bytes:
     """The bytes of a convpool_box_problem.  shape: [N, C, spatial...] of X, whatever its layout; pads: begins, then ends."""
     rank = len(kernel)
@@ -67,5 +62,4 @@ def problem(
     s.spatial[:rank] = shape[2:]
     s.kernel[:rank], s.strides[:rank], s.dilations[:rank] = kernel, strides, dilations
     s.pads[: 2 * rank] = pads
-    s.gated, s.slope = gated, slope
     return bytes(s)

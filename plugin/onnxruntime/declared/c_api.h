@@ -12,13 +12,7 @@ namespace convpool::onnxruntime {
 
 inline constexpr uint32_t kApiVersion = 18;
 
-enum ElementType : int32_t {
-    kUndefinedType = 0,
-    kFloatType = 1,
-    kFloat16Type = 10,
-    kDoubleType = 11,
-    kBFloat16Type = 16,
-};
+enum ElementType : int32_t { kUndefinedType = 0, kFloatType = 1, kFloat16Type = 10, kDoubleType = 11, kBFloat16Type = 16 };
 enum ErrorCode : int32_t { kFail = 1, kInvalidArgument = 2 };
 enum AttributeType : int32_t { kIntAttribute = 1, kIntsAttribute = 2, kFloatAttribute = 3, kFloatsAttribute = 4 };
 enum Characteristic : int32_t { kRequired = 0, kOptional = 1, kVariadic = 2 };

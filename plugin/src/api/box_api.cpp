@@ -31,7 +31,6 @@ std::string check_scalars(const convpool_box_problem &d) {
     if (d.dtype != CONVPOOL_F16 && d.dtype != CONVPOOL_BF16 && d.dtype != CONVPOOL_F32)
         return mismatch("dtype", d.dtype, "0 (F16), 1 (BF16) or 2 (F32)");
     if (d.layout != CONVPOOL_CHANNELS_FIRST && d.layout != CONVPOOL_CHANNELS_LAST) return mismatch("layout", d.layout, "0 or 1");
-    if (d.gated != 0 && d.gated != 1) return mismatch("gated", d.gated, "0 or 1");
     if (d.n < 1 || d.n >= kMostElements) return mismatch("n", d.n, "1 or more, below 2^31");
     if (d.c < 1 || d.c >= kMostElements) return mismatch("c", d.c, "1 or more, below 2^31");
     for (int32_t value : d.reserved)
@@ -73,8 +72,9 @@ std::string check_box(const convpool_box_problem &d, Checked &out) {
 
 // Empty, or the pointer that is null or not aligned to its elements, with the status.
 convpool_status check_pointers(const convpool_box_problem &d, const void *in, const void *gate, const void *out) {
+    if (gate != nullptr) return fail(CONVPOOL_INVALID_ARGUMENT, "gate; got a pointer, expected null");
     convpool_status status = CONVPOOL_OK;
-    for (auto [name, pointer] : {std::pair{"input", in}, {"gate", d.gated != 0 ? gate : in}, {"output", out}})
+    for (auto [name, pointer] : {std::pair{"input", in}, {"output", out}})
         if (status == CONVPOOL_OK)
             status = check_pointer(name, pointer, static_cast<size_t>(kTypes[d.dtype].bytes), "its elements");
     return status;
@@ -88,13 +88,10 @@ convpool_status run(const convpool_box_problem *d, const void *in, const void *g
     if (convpool_status status = check_pointers(*d, in, gate, out); status != CONVPOOL_OK) return status;
     const bool last = d->layout == CONVPOOL_CHANNELS_LAST;
     const int per_vector = 16 / kTypes[d->dtype].bytes;
-    const bool vectors =
-        last && d->c % per_vector == 0 && aligned(in, 16) && aligned(out, 16) && (d->gated == 0 || aligned(gate, 16));
+    const bool vectors = last && d->c % per_vector == 0 && aligned(in, 16) && aligned(out, 16);
     box::Params p{};
     p.in = in;
-    p.gate = gate;
     p.out = out;
-    p.slope = d->slope;
     p.inner = last ? static_cast<int32_t>(d->c) / (vectors ? per_vector : 1) : 1;
     bool all_ones = true;
     int64_t count = 1;
@@ -116,11 +113,9 @@ convpool_status run(const convpool_box_problem *d, const void *in, const void *g
     p.mean.count = static_cast<float>(count);
     p.mean.inverse_count = 1.f / static_cast<float>(count);
     p.mean.count_is_power_of_two = (count & (count - 1)) == 0;
-    box::Gate kind = box::Gate::kNone;
-    if (d->gated != 0) kind = adjoint ? box::Gate::kOutput : gate == in ? box::Gate::kSelf : box::Gate::kInput;
     const int64_t outer = last ? d->n : d->n * d->c;
     const cudaError_t error =
-        box::launch(p, outer, static_cast<convpool_dtype>(d->dtype), kind, spread, vectors, static_cast<cudaStream_t>(stream));
+        box::launch(p, outer, static_cast<convpool_dtype>(d->dtype), spread, vectors, static_cast<cudaStream_t>(stream));
     return error == cudaSuccess ? CONVPOOL_OK : cuda_failure(adjoint ? "box_mean_adjoint" : "box_mean", error);
 }
 

@@ -15,43 +15,23 @@ template <class Element, int kVector> struct alignas(sizeof(Element) * kVector) 
     Element e[kVector];
 };
 
-// m(gate) * value: a gate that is not a number lets values pass.
-CONVPOOL_DEVICE float gated(float value, float gate, float slope) {
-    return gate <= 0.f ? (slope == 0.f ? 0.f : slope * value) : value;
-}
-
-// A vector and its gate as they are in memory; zeros where there is none, whose load other loads then pass.
-template <class Element, int kVector, Gate kGate> struct Raw {
+// A vector as it is in memory; zeros where there is none, whose load other loads then pass.
+template <class Element, int kVector> struct Raw {
     using V = Vector<Element, kVector>;
-    V v, g;
+    V v;
 
     CONVPOOL_DEVICE void load(const Params &p, bool there, int64_t at) {
-        v = g = V{};
+        v = V{};
         if (there) v = static_cast<const V *>(p.in)[at];
-        if constexpr (kGate == Gate::kInput)
-            if (there) g = static_cast<const V *>(p.gate)[at];
     }
-    // Element i, gated.
-    CONVPOOL_DEVICE float get(int i, float slope) const {
-        const float value = to_float(v.e[i]);
-        if constexpr (kGate == Gate::kSelf) return gated(value, value, slope);
-        if constexpr (kGate == Gate::kInput) return gated(value, to_float(g.e[i]), slope);
-        return value;
-    }
+    CONVPOOL_DEVICE float get(int i) const { return to_float(v.e[i]); }
 };
 
-template <class Element, int kVector, Gate kGate>
-CONVPOOL_DEVICE void write_mean(const Params &p, int64_t at, const float (&sums)[kVector]) {
-    using V = Vector<Element, kVector>;
-    V v, g;
-    if constexpr (kGate == Gate::kOutput) g = static_cast<const V *>(p.gate)[at];
+template <class Element, int kVector> CONVPOOL_DEVICE void write_mean(const Params &p, int64_t at, const float (&sums)[kVector]) {
+    Vector<Element, kVector> v;
 #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-        float mean = mean_of(sums[i], p.mean);
-        if constexpr (kGate == Gate::kOutput) mean = gated(mean, to_float(g.e[i]), p.slope);
-        v.e[i] = from_float<Element>(mean);
-    }
-    static_cast<V *>(p.out)[at] = v;
+    for (int i = 0; i < kVector; ++i) v.e[i] = from_float<Element>(mean_of(sums[i], p.mean));
+    static_cast<Vector<Element, kVector> *>(p.out)[at] = v;
 }
 
 // Where an item of the generic kernels writes.
@@ -78,11 +58,11 @@ CONVPOOL_DEVICE int64_t offset(const int32_t (&size)[3], int64_t outer, int a, i
 }
 
 // An item for each output vector: any window.
-template <class Element, int kVector, Gate kGate> __global__ void __launch_bounds__(kThreads) gather_kernel(const Params p) {
+template <class Element, int kVector> __global__ void __launch_bounds__(kThreads) gather_kernel(const Params p) {
     const uint32_t item = blockIdx.x * kThreads + threadIdx.x;
     if (item >= p.items) return;
     const Place to = place_of(p, item);
-    Raw<Element, kVector, kGate> raw;
+    Raw<Element, kVector> raw;
     float sums[kVector] = {};
     for (int a = 0; a < p.kernel[0]; ++a) {
         const int x0 = to.at[0] * p.stride[0] + a * p.dilation[0] - p.begin[0];
@@ -95,11 +75,11 @@ template <class Element, int kVector, Gate kGate> __global__ void __launch_bound
                 if (x2 < 0 || x2 >= p.in_size[2]) continue;
                 raw.load(p, true, offset(p.in_size, to.outer, x0, x1, x2) * p.inner + to.inner);
 #pragma unroll
-                for (int i = 0; i < kVector; ++i) sums[i] += raw.get(i, p.slope);
+                for (int i = 0; i < kVector; ++i) sums[i] += raw.get(i);
             }
         }
     }
-    write_mean<Element, kVector, kGate>(p, int64_t{item}, sums);
+    write_mean<Element, kVector>(p, int64_t{item}, sums);
 }
 
 // The window along an axis whose place j holds the position t; false if there is none.
@@ -122,11 +102,11 @@ CONVPOOL_DEVICE int first_place(const Params &p, int axis, int t) {
 CONVPOOL_DEVICE int place_step(const Params &p, int axis) { return p.dilation[axis] == 1 ? p.stride[axis] : 1; }
 
 // An item for each position of the adjoint's output. `in` holds a value for each window.
-template <class Element, int kVector, Gate kGate> __global__ void __launch_bounds__(kThreads) spread_kernel(const Params p) {
+template <class Element, int kVector> __global__ void __launch_bounds__(kThreads) spread_kernel(const Params p) {
     const uint32_t item = blockIdx.x * kThreads + threadIdx.x;
     if (item >= p.items) return;
     const Place to = place_of(p, item);
-    Raw<Element, kVector, kGate> raw;
+    Raw<Element, kVector> raw;
     float sums[kVector] = {};
     int w0, w1, w2;
     for (int a = first_place(p, 0, to.at[0]); a < p.kernel[0]; a += place_step(p, 0)) {
@@ -137,16 +117,16 @@ template <class Element, int kVector, Gate kGate> __global__ void __launch_bound
                 if (!window_at(p, 2, to.at[2], c, w2)) continue;
                 raw.load(p, true, offset(p.in_size, to.outer, w0, w1, w2) * p.inner + to.inner);
 #pragma unroll
-                for (int i = 0; i < kVector; ++i) sums[i] += raw.get(i, p.slope);
+                for (int i = 0; i < kVector; ++i) sums[i] += raw.get(i);
             }
         }
     }
-    write_mean<Element, kVector, kGate>(p, int64_t{item}, sums);
+    write_mean<Element, kVector>(p, int64_t{item}, sums);
 }
 
 // Windows of 2x2 without dilation, of stride 1 or 2. An item makes kRows x kCols outputs; with a stride of 1, each row of the
 // input is loaded and summed in pairs once for the two rows of outputs that it is part of. All loads are under way at once.
-template <class Element, int kVector, Gate kGate, int kStride, int kRows, int kCols>
+template <class Element, int kVector, int kStride, int kRows, int kCols>
 __global__ void __launch_bounds__(kThreads) pairs_kernel(const Params p) {
     const uint32_t item = blockIdx.x * kThreads + threadIdx.x;
     if (item >= p.items) return;
@@ -157,7 +137,7 @@ __global__ void __launch_bounds__(kThreads) pairs_kernel(const Params p) {
     const int64_t slice = tile.outer * p.out_size[0] + tile.at[0];
     const int64_t corner = ((slice * p.in_size[1] + top) * p.in_size[2] + left) * p.inner + tile.inner;
     const int line = p.in_size[2] * p.inner;
-    Raw<Element, kVector, kGate> raw[kLines][kLoads];
+    Raw<Element, kVector> raw[kLines][kLoads];
 #pragma unroll
     for (int r = 0; r < kLines; ++r) {
         const bool inside = top + r >= 0 && top + r < p.in_size[1];
@@ -177,36 +157,34 @@ __global__ void __launch_bounds__(kThreads) pairs_kernel(const Params p) {
             float sums[kVector];
 #pragma unroll
             for (int i = 0; i < kVector; ++i) {
-                const float pair = raw[r][c * kStride].get(i, p.slope) + raw[r][c * kStride + 1].get(i, p.slope);
+                const float pair = raw[r][c * kStride].get(i) + raw[r][c * kStride + 1].get(i);
                 sums[i] = ends ? before[c][i] + pair : 0.f;
                 before[c][i] = pair;
             }
             if (ends && y0 + out_r < p.out_size[1] && x0 + c < p.out_size[2])
-                write_mean<Element, kVector, kGate>(p, out_corner + int64_t{out_r} * out_line + c * p.inner, sums);
+                write_mean<Element, kVector>(p, out_corner + int64_t{out_r} * out_line + c * p.inner, sums);
         }
     }
 }
 
 // The adjoint for windows of 2x2, stride 2, without pads in front: an item writes the places of a window, or what lies behind all
 // windows.
-template <class Element, int kVector, Gate kGate>
-__global__ void __launch_bounds__(kThreads) spread_pairs_kernel(const Params p) {
+template <class Element, int kVector> __global__ void __launch_bounds__(kThreads) spread_pairs_kernel(const Params p) {
     const uint32_t item = blockIdx.x * kThreads + threadIdx.x;
     if (item >= p.items) return;
     const Place window = place_of(p, item);
-    Raw<Element, kVector, kGate> raw;
+    Raw<Element, kVector> raw;
     const int64_t slice = window.outer * p.out_size[0] + window.at[0];
     raw.load(p, window.at[1] < p.in_size[1] && window.at[2] < p.in_size[2],
              ((slice * p.in_size[1] + window.at[1]) * p.in_size[2] + window.at[2]) * p.inner + window.inner);
     float sums[kVector];
 #pragma unroll
-    for (int i = 0; i < kVector; ++i) sums[i] = raw.get(i, p.slope);
+    for (int i = 0; i < kVector; ++i) sums[i] = raw.get(i);
 #pragma unroll
     for (int place = 0; place < 4; ++place) {
         const int y = 2 * window.at[1] + place / 2, x = 2 * window.at[2] + place % 2;
         if (y < p.out_size[1] && x < p.out_size[2])
-            write_mean<Element, kVector, kGate>(p, ((slice * p.out_size[1] + y) * p.out_size[2] + x) * p.inner + window.inner,
-                                                sums);
+            write_mean<Element, kVector>(p, ((slice * p.out_size[1] + y) * p.out_size[2] + x) * p.inner + window.inner, sums);
     }
 }
 
@@ -218,59 +196,45 @@ struct Tile {
     int rows, cols;
 };
 
-// Measured on an H200: with more columns, or rows beside a gate for each output, too few threads run at a time.
-template <int kVector, Gate kGate> constexpr Tile kTile = kVector == 1 ? Tile{8, 1} : Tile{kGate == Gate::kOutput ? 2 : 4, 1};
-
 using Kernel = void (*)(Params);
 
 // The kernel of a call, and the outputs that an item of it makes.
-template <class Element, int kVector, Gate kGate> Kernel kernel_of(const Params &p, bool spread, Tile &tile) {
+template <class Element, int kVector> Kernel kernel_of(const Params &p, bool spread, Tile &tile) {
     tile = {1, 1};
     const bool twos = p.kernel[0] == 1 && p.stride[0] == 1 && p.begin[0] == 0 && p.in_size[0] == p.out_size[0] &&
                       p.kernel[1] == 2 && p.kernel[2] == 2 && p.dilation[1] == 1 && p.dilation[2] == 1;
     if (spread && twos && p.stride[1] == 2 && p.stride[2] == 2 && p.begin[1] == 0 && p.begin[2] == 0) {
         tile = {2, 2};
-        return spread_pairs_kernel<Element, kVector, kGate>;
+        return spread_pairs_kernel<Element, kVector>;
     }
-    if (spread) return spread_kernel<Element, kVector, kGate>;
+    if (spread) return spread_kernel<Element, kVector>;
     const bool pairs = twos && p.stride[1] == p.stride[2];
-    constexpr Tile kOnes = kTile<kVector, kGate>, kTwos = {kVector == 1 ? 4 : 2, 1};
+    // Measured on an H200: with more columns too few threads run at a time.
+    constexpr Tile kOnes = {kVector == 1 ? 8 : 4, 1}, kTwos = {kVector == 1 ? 4 : 2, 1};
     if (pairs && p.stride[1] == 1) {
         tile = kOnes;
-        return pairs_kernel<Element, kVector, kGate, 1, kOnes.rows, kOnes.cols>;
+        return pairs_kernel<Element, kVector, 1, kOnes.rows, kOnes.cols>;
     }
     if (pairs && p.stride[1] == 2) {
         tile = kTwos;
-        return pairs_kernel<Element, kVector, kGate, 2, kTwos.rows, kTwos.cols>;
+        return pairs_kernel<Element, kVector, 2, kTwos.rows, kTwos.cols>;
     }
-    return gather_kernel<Element, kVector, kGate>;
+    return gather_kernel<Element, kVector>;
 }
 
-template <class Element, int kVector> Kernel kernel_of(const Params &p, Gate gate, bool spread, Tile &tile) {
-    switch (gate) {
-    case Gate::kSelf: return kernel_of<Element, kVector, Gate::kSelf>(p, spread, tile);
-    case Gate::kInput: return kernel_of<Element, kVector, Gate::kInput>(p, spread, tile);
-    case Gate::kOutput: return kernel_of<Element, kVector, Gate::kOutput>(p, spread, tile);
-    default: return kernel_of<Element, kVector, Gate::kNone>(p, spread, tile);
-    }
-}
-
-template <class Element> Kernel kernel_of(const Params &p, Gate gate, bool spread, bool vectors, Tile &tile) {
-    if (vectors) return kernel_of<Element, 16 / sizeof(Element)>(p, gate, spread, tile);
-    return kernel_of<Element, 1>(p, gate, spread, tile);
+template <class Element> Kernel kernel_of(const Params &p, bool spread, bool vectors, Tile &tile) {
+    return vectors ? kernel_of<Element, 16 / sizeof(Element)>(p, spread, tile) : kernel_of<Element, 1>(p, spread, tile);
 }
 
 int32_t tiles(int32_t size, int tile) { return (size + tile - 1) / tile; }
 
-void advance(const void *&pointer, int64_t bytes) { pointer = static_cast<const char *>(pointer) + bytes; }
-
 }  // namespace
 
-cudaError_t launch(Params p, int64_t outer, convpool_dtype dtype, Gate gate, bool spread, bool vectors, cudaStream_t stream) {
+cudaError_t launch(Params p, int64_t outer, convpool_dtype dtype, bool spread, bool vectors, cudaStream_t stream) {
     Tile tile;
-    const Kernel kernel = dtype == CONVPOOL_F16    ? kernel_of<__half>(p, gate, spread, vectors, tile)
-                          : dtype == CONVPOOL_BF16 ? kernel_of<__nv_bfloat16>(p, gate, spread, vectors, tile)
-                                                   : kernel_of<float>(p, gate, spread, vectors, tile);
+    const Kernel kernel = dtype == CONVPOOL_F16    ? kernel_of<__half>(p, spread, vectors, tile)
+                          : dtype == CONVPOOL_BF16 ? kernel_of<__nv_bfloat16>(p, spread, vectors, tile)
+                                                   : kernel_of<float>(p, spread, vectors, tile);
     const int32_t sizes[] = {p.out_size[0], tiles(p.out_size[1], tile.rows), tiles(p.out_size[2], tile.cols)};
     p.div_inner = FastDiv(static_cast<uint32_t>(p.inner));
     for (int axis = 0; axis < 3; ++axis) {
@@ -289,8 +253,7 @@ cudaError_t launch(Params p, int64_t outer, convpool_dtype dtype, Gate gate, boo
         config.blockDim = dim3(kThreads);
         config.stream = stream;
         if (const cudaError_t error = cudaLaunchKernelEx(&config, kernel, p); error != cudaSuccess) return error;
-        advance(p.in, slices * elements(p.in_size) * item_bytes);
-        if (gate != Gate::kNone) advance(p.gate, slices * elements(gate == Gate::kOutput ? p.out_size : p.in_size) * item_bytes);
+        p.in = static_cast<const char *>(p.in) + slices * elements(p.in_size) * item_bytes;
         p.out = static_cast<char *>(p.out) + slices * elements(p.out_size) * item_bytes;
     }
     return cudaSuccess;
