@@ -22,7 +22,8 @@ from benchmarks import model_times, onnxruntime_times, papers, resizing
 from benchmarks.layers import record as records
 from benchmarks.layers.figures import figures, geometric_mean
 from benchmarks.layers.table import markdown
-from benchmarks.network_times import OURS, ratios, times_of
+from benchmarks.network_times import NETWORKS as ENGINES
+from benchmarks.network_times import OURS, errors, ratios, times_of
 from convpool.algebra.parts import UPSAMPLING_OP_TYPE
 from convpool.cli.group import COMMANDS, SectionedCommand
 from convpool.cli.group import command as group
@@ -114,6 +115,20 @@ def networks(record: dict[str, Any]) -> str:
         rows.append([f"{NETWORKS[row['network']]}, batch {row['batch']}", row["precision"], *cells, *speedups, row["commit"][:7]])
     ways = ["original", "direct", "fused", "pairs and images", "plugin"]
     return table(["network", "precision", *ways, "over original", "over direct, fused", "commit"], rows)
+
+
+def generators(record: dict[str, Any]) -> str:
+    """Times of networks and layers that enlarge maps, with the errors that they were accepted with."""
+    rows = []
+    for row in record["rows"]:
+        times, layer = times_of(row), ENGINES[row["network"]].layer
+        times["plugin"] = next(times[name] for name in OURS if name in times)
+        over = [f"{times['original'] / times[name]:.2f}" if name in times else None for name in ("fused", "plugin")]
+        name = f"{layer[0]} to {layer[1]} channels, {layer[2]}x{layer[2]}" if layer else NETWORKS[row["network"]]
+        cells = [f"{times[name]:.1f}" if name in times else None for name in ("original", "fused", "plugin")]
+        rows.append([f"{name}, batch {row['batch']}", *cells, *over, row["bar"], *errors(row), row["commit"][:7]])
+    ways = ["original", "fused", "plugin", "original over fused", "over plugin", "asked"]
+    return table(["network or layer, fp16", *ways, "error, original", "error, plugin", "limit", "commit"], rows)
 
 
 def engines(record: dict[str, Any]) -> str:
