@@ -64,6 +64,15 @@ def test_annotations_of_tensors_that_are_gone_go():
     assert {"y", "x"} <= {item.tensor_name for item in result.graph.quantization_annotation}
 
 
+def test_constants_that_an_annotation_names_stay():
+    model = graph(PAIR.replace("(h)", "(m)").replace("\ny", "\nm = Mul(h, scale)\ny"), {"scale": np.float32(2)})
+    note = model.graph.quantization_annotation.add(tensor_name="y")
+    note.quant_parameter_tensor_names.add(key="SCALE_TENSOR", value="scale")
+    result = convpool.optimize(model, check=0).model
+    assert "Mul" not in {node.op_type for node in result.graph.node}
+    assert "scale" in {tensor.name for tensor in result.graph.initializer}
+
+
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_value_info_covers_new_tensors_and_drops_old_ones(lowering):
     model = onnx.shape_inference.infer_shapes(documented())

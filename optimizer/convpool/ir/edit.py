@@ -278,8 +278,11 @@ class Editor:
 
 
 def _is_read(scope: Scope, name: str, gone: dict[int, set[int]]) -> bool:
-    """Return True if a node that stays reads a tensor of a scope, in it or in a body inside it."""
+    """Return True if a node that stays reads a tensor of a scope, in it or in a body inside it, or a quantization annotation."""
     if name in scope.outputs or set(scope.readers.get(name, ())) - gone[id(scope)]:
+        return True
+    notes = scope.proto.quantization_annotation if isinstance(scope.proto, GraphProto) else ()
+    if any(entry.value == name for note in notes for entry in note.quant_parameter_tensor_names):
         return True
     return name in scope.captured and any(not child.defines(name) and _is_read(child, name, gone) for child in scope.children)
 
