@@ -2,11 +2,14 @@
 r"""Whole networks on onnxruntime's CUDA provider: the original, every standard form, and convpool's operators.
 
     python -m benchmarks onnxruntime_times [NETWORK ...] [--precision fp16 tf32] --json benchmarks/results/h200_ort.json
+    python -m benchmarks onnxruntime_times --resizing --json benchmarks/results/h100_ort_resizing.json
 
 Every method is a session of its own, with inputs and outputs on the GPU and runs captured as a CUDA graph.  Its outputs are
 compared with the original's in float32 on the CPU provider first, by the tolerances of `convpool verify`; one that is further
 off is not timed.  Then the sessions run in turn.  A run is timed on the host from call to return, which waits for the GPU;
-`queued_us` is the time of a run among many that are queued and waited for together.  Figures are medians over the rounds.
+`queued_us` is the time of a run among many that are queued and waited for together, `eager_us` that without the CUDA graph.
+Figures are medians over the rounds.  --resizing: layers and networks with convolutions behind resamplings, in the forms of
+standard operators that the rules can write.
 Each row is written as soon as it is done, in place of an earlier one of its network, batch, precision and graphs.  Needs a GPU,
 onnxruntime-gpu and libconvpool_ort.so.
 """
@@ -15,11 +18,13 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import functools
 import json
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -29,6 +34,7 @@ import numpy as np
 import onnx
 
 import convpool
+from benchmarks import resizing
 from convpool.check.inputs import to_float32
 from convpool.check.judge import PRECISION_TOLERANCES, Judge, Tolerance
 from convpool.check.session import OnnxruntimeRunner
@@ -40,7 +46,7 @@ from convpool.ir.model import LoadedModel, load
 from convpool.onnxruntime import CPU, CUDA, library_path, session
 from convpool.onnxruntime.bound import Bound
 from convpool.onnxruntime.session import require_cuda, runtime_module
-from models.decoders import PAPER_SIZES
+from models.decoders import PAPER_SIZES, UPSAMPLED_LAYERS
 from models.generators import REGISTRY, generate, random_inputs
 
 Row = dict[str, Any]
@@ -83,6 +89,12 @@ OURS = {
 }
 """pairs: ConvAvgPool alone; variants: with what stands before and after it; convolutions: and other convolutions that the
 library runs; cuda: what `--target cuda` makes."""
+FORMS = ("fused", "subpixel", "phases")
+RESIZED = {
+    "resized": {"target": "cuda", "lowering": "auto"},
+    **{f"resized_{form}": {"target": "cuda", "lowering": "auto", "upsampling": form} for form in FORMS},
+}
+"""Standard operators in the form that the target takes, and in each that there is for float16, whatever it costs."""
 METHODS = {
     "original": Method(),
     "original_nhwc": Method(nhwc=True),
@@ -92,7 +104,27 @@ METHODS = {
     "function_nhwc": Method(OURS["pairs"], nhwc=True),
     **{name: Method(options, library=True) for name, options in OURS.items()},
     **{f"{name}_nhwc": Method(options, library=True, nhwc=True) for name, options in OURS.items()},
+    **{name: Method(options) for name, options in RESIZED.items()},
+    **{f"{name}_nhwc": Method(options, nhwc=True) for name, options in RESIZED.items()},
 }
+LAYERS: dict[str, Callable[..., onnx.ModelProto]] = {
+    **{name: functools.partial(resizing.layer, *shape) for name, shape in UPSAMPLED_LAYERS.items()},
+    **{name: functools.partial(resizing.square, *shape) for name, shape in resizing.LAYERS.items()},
+}
+"""Layers of --resizing."""
+SMALL = ", small"
+"""Ends the name of a network of --resizing that has its generator's own sizes."""
+HEADS: dict[str, dict[str, Any]] = {
+    **{"segformer_head": {"size": 128}, "hrnet_head": {"size": 128}, "yolo_neck": {"size": 20, "widths": (512, 256, 128)}},
+    **{"esrgan_tail": {"size": 128}, "unet3d": {"size": 64, "widths": (32, 64, 128)}},
+}
+"""Sizes of other networks that enlarge maps."""
+RESIZING = {
+    **{name: layer.args[0] for name, layer in LAYERS.items()},
+    **{name: NETWORKS.get(name, 4) for name in (*PAPER_SIZES, *HEADS)},
+    **dict.fromkeys((f"{name}{SMALL}" for name in (*PAPER_SIZES, *HEADS)), 4),
+}
+"""Batches by row of --resizing."""
 
 
 def make_session(model: onnx.ModelProto, method: Method, precision: str, *, cuda_graph: bool) -> Any:
@@ -128,7 +160,9 @@ def bind(
 def time_network(name: str, batch: int, precision: str, methods: list[str], rounds: int, graphs: bool) -> Row:
     """Build, check and time one network: by method {"us", "spread_us", "queued_us", "error", "graph"}, {"wrong"}, {"skipped"}
     or {"same_as"} where the model is another method's."""
-    model = generate(name, batch=batch, dtype=DTYPES[precision], **PAPER_SIZES.get(name, {}))
+    sizes = {} if name.endswith(SMALL) else {**PAPER_SIZES, **HEADS}.get(name, {})
+    maker = LAYERS.get(name) or functools.partial(generate, name.removesuffix(SMALL), batch=batch, **sizes)
+    model = maker(dtype=DTYPES[precision])
     arrays = random_inputs(model)
     reference = OnnxruntimeRunner(LoadedModel(to_float32(load(model)), None, 0), "the original in float32", optimize=True)
     exact = reference.values(arrays)
@@ -167,7 +201,7 @@ def time_network(name: str, batch: int, precision: str, methods: list[str], roun
 def in_turn(sessions: dict[str, Bound], rounds: int) -> dict[str, Row]:
     """Microseconds of each session's runs."""
     single: dict[str, list[float]] = {key: [] for key in sessions}
-    queued: dict[str, list[float]] = {key: [] for key in sessions}
+    queued: dict[bool, dict[str, list[float]]] = {replay: {key: [] for key in sessions} for replay in (True, False)}
     for _ in range(rounds):
         for key, bound in sessions.items():
             bound.run()
@@ -175,17 +209,19 @@ def in_turn(sessions: dict[str, Bound], rounds: int) -> dict[str, Row]:
                 start = time.perf_counter()
                 bound.run()
                 single[key].append((time.perf_counter() - start) * 1e6)
-            start = time.perf_counter()
-            bound.queue(QUEUED)
-            queued[key].append((time.perf_counter() - start) * 1e6 / QUEUED)
-    return {key: {**summarize(single[key]), "queued_us": summarize(queued[key])["us"]} for key in sessions}
+            for replay, times in queued.items():
+                start = time.perf_counter()
+                bound.queue(QUEUED, replay=replay)
+                times[key].append((time.perf_counter() - start) * 1e6 / QUEUED)
+    medians = [{key: summarize(times[key])["us"] for key in sessions} for times in queued.values()]
+    return {key: {**summarize(single[key]), "queued_us": medians[0][key], "eager_us": medians[1][key]} for key in sessions}
 
 
-def times_of(row: Row) -> dict[str, float]:
+def times_of(row: Row, figure: str = "us") -> dict[str, float]:
     """Microseconds of the methods that were timed, or are the same as one that was."""
     methods = row["methods"]
     found = {key: methods.get(one.get("same_as"), one) for key, one in methods.items()}
-    return {key: one["us"] for key, one in found.items() if "us" in one}
+    return {key: one[figure] for key, one in found.items() if figure in one}
 
 
 def best(times: dict[str, float], names: dict[str, Any] | tuple[str, ...]) -> tuple[str, float] | None:
@@ -226,11 +262,33 @@ def markdown(record: dict[str, Any], names: Mapping[str, str] = MappingProxyType
     return "\n".join(lines)
 
 
+def resizing_markdown(record: dict[str, Any]) -> str:
+    """The table of a record of --resizing: by how much the faster layout of each form is as fast as that of the original."""
+    lines = [f"| | original, us | speed-up | without CUDA graph | {' | '.join(FORMS)} |", f"| --- |{' --- |' * (3 + len(FORMS))}"]
+    ratios: dict[str, list[float]] = {}
+    for row in record["rows"]:
+        times, eager = times_of(row), times_of(row, "eager_us")
+        original = best(times, ("original",))
+        assert original is not None, row["network"]
+        pairs = [(best(t, ("original",)), best(t, (key,))) for t, key in ((times, "resized"), (eager, "resized"))]
+        pairs += [(original, best(times, (f"resized_{form}",))) for form in FORMS]
+        cells = ["" if one is None or other is None else f"{one[1] / other[1]:.2f}" for one, other in pairs]
+        lines.append(f"| {row['network']}, batch {row['batch']} | {original[1]:.1f} | {' | '.join(cells)} |")
+        if row["network"] in UPSAMPLED_LAYERS:
+            for key, cell in zip(("speed-up", "eager"), cells[:2], strict=True):
+                ratios.setdefault(key, []).append(float(cell))
+    if ratios:
+        means = [f"{statistics.geometric_mean(values):.2f}" for values in ratios.values()]
+        lines.append(f"| geometric mean of the first {len(ratios['speed-up'])} | | {' | '.join(means)} |{' |' * len(FORMS)}")
+    return "\n".join(lines).replace("|  |", "| |").replace("|  |", "| |")
+
+
 def add_row(path: Path | None, row: Row) -> dict[str, Any]:
     """Put a row into the record at `path`, in place of an earlier one of the same network, batch, precision and graphs."""
 
     def order(name: str) -> tuple[int, str]:
-        return (list(NETWORKS).index(name) if name in NETWORKS else len(NETWORKS)), name
+        names = [*LAYERS, *NETWORKS]
+        return (names.index(name) if name in names else len(names)), name
 
     identity = ("network", "batch", "precision", "graphs")
     earlier = json.loads(path.read_text())["rows"] if path is not None and path.exists() else []
@@ -255,25 +313,30 @@ def about() -> Row:
 def main() -> int:
     """Entry point; 1 if a method was wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("networks", nargs="*", choices=[*REGISTRY, []], help=f"default: {', '.join(NETWORKS)}")
+    parser.add_argument("networks", nargs="*", choices=[*REGISTRY, *RESIZING, []], help=f"default: {', '.join(NETWORKS)}")
+    parser.add_argument("--resizing", action="store_true", help="layers and networks with convolutions behind resamplings")
     parser.add_argument("--precision", nargs="+", choices=DTYPES, default=["fp16", "tf32"])
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="default all")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, help="default all; of standard operators for --resizing")
     parser.add_argument("--batch", type=int, help="in place of each network's own")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--no-graphs", action="store_true", help="without CUDA graphs, as most applications run")
     parser.add_argument("--json", type=Path, help="record to put rows into")
     parser.add_argument("--commit", default="", help="commit to record")
     arguments = parser.parse_intermixed_args()
-    library_path()  # before anything is measured
+    batches = RESIZING if arguments.resizing else NETWORKS
+    usual = ("original", *(RESIZED if arguments.resizing else (*STANDARD, "function", *OURS)))
+    methods = arguments.methods or [key for key in METHODS if key.removesuffix("_nhwc") in usual]
+    if any(METHODS[key].library for key in methods):
+        library_path()  # before anything is measured
     rows = []
     for precision in arguments.precision:
-        for name in arguments.networks or NETWORKS:
-            batch = arguments.batch or NETWORKS.get(name, BATCH)
-            row = time_network(name, batch, precision, arguments.methods, arguments.rounds, not arguments.no_graphs)
+        for name in arguments.networks or batches:
+            batch = arguments.batch or batches.get(name, BATCH)
+            row = time_network(name, batch, precision, methods, arguments.rounds, not arguments.no_graphs)
             rows.append({**row, **about(), "commit": arguments.commit})
             print(json.dumps(rows[-1]), flush=True)
             add_row(arguments.json, rows[-1])
-    print(markdown({"rows": rows}))
+    print((resizing_markdown if arguments.resizing else markdown)({"rows": rows}))
     wrong = [f"{row['network']}: {key}: {one}" for row in rows for key, one in row["methods"].items() if "wrong" in one]
     print("\n".join(wrong))
     return 1 if wrong else 0

@@ -63,12 +63,17 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def layer(batch: int, c: int, m: int, size: int, kernel: int) -> onnx.ModelProto:
+def layer(batch: int, c: int, m: int, *size: int, kernel: int = 3, dtype: str = "float32") -> onnx.ModelProto:
     """A 1x1 convolution, nearest upsampling by two, the convolution, and another of 1x1."""
-    net = Net("layer", batch=batch, seed=0, opset=17, dtype="float32")
-    x = net.upsample(net.conv(net.input("x", 8, size, size), "before", c, 1), "up")
+    net = Net("layer", batch=batch, seed=0, opset=17, dtype=dtype)
+    x = net.upsample(net.conv(net.input("x", 8, *size), "before", c, 1), "up")
     net.output(net.conv(net.conv(x, "conv", m, kernel), "after", 8, 1), "y")
     return net.model()
+
+
+def square(batch: int, c: int, m: int, size: int, kernel: int, dtype: str = "float32") -> onnx.ModelProto:
+    """The model of a layer of LAYERS."""
+    return layer(batch, c, m, size, size, kernel=kernel, dtype=dtype)
 
 
 def measure(model: onnx.ModelProto, forms: tuple[str, ...], rounds: int, threads: int) -> dict[str, Any]:
@@ -106,8 +111,8 @@ def models(names: list[str], files: list[Path]) -> Iterator[tuple[str, str, onnx
     for kind, table in (("layer", LAYERS), ("network", NETWORKS)):
         for name in table:
             if not names or any(word in name for word in names):
-                entry = table[name]
-                yield kind, name, layer(*entry) if kind == "layer" else generate(entry[0], **entry[1])  # type: ignore[misc]
+                entry: Any = table[name]
+                yield kind, name, square(*entry) if kind == "layer" else generate(entry[0], **entry[1])
     for path in files:
         yield "file", path.stem, onnx.load(path)
 

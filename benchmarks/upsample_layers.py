@@ -27,25 +27,8 @@ import torch.nn.functional as F
 import convpool.torch
 from benchmarks.torch_layers import graph_time
 from convpool.torch.upsampling import summed_weights
+from models.decoders import UPSAMPLED_LAYERS
 
-LAYERS = {
-    "SD VAE decoder, 512": (1, 512, 512, 64, 64),
-    "SD VAE decoder, 1024": (1, 512, 512, 128, 128),
-    "SD VAE decoder, last": (1, 256, 256, 256, 256),
-    "SDXL UNet, 32": (2, 1280, 1280, 32, 32),
-    "SDXL UNet, 64": (2, 640, 640, 64, 64),
-    "SNGAN generator, 16": (64, 256, 256, 16, 16),
-    "SNGAN generator, 4": (64, 1024, 512, 4, 4),
-    "SNGAN generator, 32": (64, 128, 64, 32, 32),
-    "BigGAN generator, 32": (32, 384, 192, 32, 32),
-    "BigGAN generator, 4": (32, 1536, 1536, 4, 4),
-    "Real-ESRGAN": (1, 64, 64, 256, 256),
-    "U-Net, 16": (8, 512, 256, 16, 16),
-    "U-Net, 32": (8, 256, 128, 32, 32),
-    "style transfer, 1080p": (1, 128, 64, 270, 480),
-    "VQ decoder": (1, 512, 512, 32, 32),
-}
-"""n, c, m, height and width of the small map."""
 DTYPES = {"fp16": torch.float16, "tf32": torch.float32}
 PEAKS = {"fp16": 790e6, "tf32": 395e6}
 """Floating-point operations a microsecond of an H100's tensor cores, as measured."""
@@ -133,7 +116,7 @@ def main() -> None:
     }
     for precision in options.precision or DTYPES:
         ratios: dict[str, list[float]] = {}
-        for name, shape in LAYERS.items():
+        for name, shape in UPSAMPLED_LAYERS.items():
             tiny = (min(shape[0], 4), *(max(n // 64, 3) for n in shape[1:3]), 12, 10)
             found = measure(shape if on_gpu else tiny, precision, options.device, graph_time if on_gpu else lambda run: 0.0)
             if not on_gpu:

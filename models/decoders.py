@@ -22,6 +22,24 @@ PAPER_SIZES: dict[str, dict[str, object]] = {
 }
 """Arguments of `models.generators.generate`, by name, that make a network as large as in its paper: images of 64, 128, 256, 512,
 512."""
+UPSAMPLED_LAYERS = {
+    "SD VAE decoder, 512": (1, 512, 512, 64, 64),
+    "SD VAE decoder, 1024": (1, 512, 512, 128, 128),
+    "SD VAE decoder, last": (1, 256, 256, 256, 256),
+    "SDXL UNet, 32": (2, 1280, 1280, 32, 32),
+    "SDXL UNet, 64": (2, 640, 640, 64, 64),
+    "SNGAN generator, 16": (64, 256, 256, 16, 16),
+    "SNGAN generator, 4": (64, 1024, 512, 4, 4),
+    "SNGAN generator, 32": (64, 128, 64, 32, 32),
+    "BigGAN generator, 32": (32, 384, 192, 32, 32),
+    "BigGAN generator, 4": (32, 1536, 1536, 4, 4),
+    "Real-ESRGAN": (1, 64, 64, 256, 256),
+    "U-Net, 16": (8, 512, 256, 16, 16),
+    "U-Net, 32": (8, 256, 128, 32, 32),
+    "style transfer, 1080p": (1, 128, 64, 270, 480),
+    "VQ decoder": (1, 512, 512, 32, 32),
+}
+"""Layers of decoders, generators and U-Nets, 3x3 behind an upsampling by 2: n, c, m, height and width of the small map."""
 
 
 def vae_decoder(net: Net, *, size=16, widths: Sequence[int] = (64, 64, 32, 32), blocks=1, latent=4, groups=8) -> None:

@@ -36,6 +36,20 @@ def test_the_table_compares_with_the_faster_layout():
     assert line == "| sngan64, batch 64, fp16, no CUDA graph | 5.0 | | | | | | | |"
 
 
+def test_forms_of_resized_layers_are_compared_with_the_original_by_the_same_figure():
+    methods = {
+        "original": {"us": 90.0, "eager_us": 100.0},
+        "original_nhwc": {"us": 80.0, "eager_us": 120.0},
+        "resized": {"same_as": "resized_fused"},
+        "resized_fused": {"us": 40.0, "eager_us": 80.0},
+        "resized_phases": {"wrong": 0.3},
+    }
+    row = {"network": "Real-ESRGAN", "batch": 1, "methods": methods}
+    *_, line, mean = times.resizing_markdown({"rows": [row]}).splitlines()
+    assert line == "| Real-ESRGAN, batch 1 | 80.0 | 2.00 | 1.25 | 2.00 | | |"
+    assert mean == "| geometric mean of the first 1 | | 2.00 | 1.25 | | | |"
+
+
 def test_a_row_takes_the_place_of_its_like(tmp_path):
     path = tmp_path / "record.json"
     later = {**ROW, "methods": {"original": {"us": 1.0}}}

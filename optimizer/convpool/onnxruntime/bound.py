@@ -35,13 +35,15 @@ class Bound:
         """Run once and wait for the end."""
         self._run(None)
 
-    def queue(self, runs: int) -> None:
-        """Run so many times, and wait for the end of the last."""
-        options = self._runtime.RunOptions()
-        options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+    def queue(self, runs: int, *, replay: bool = True) -> None:
+        """Run so many times, and wait for the end of the last.  replay: False to launch node by node, CUDA graph or not."""
+        queued, last = self._runtime.RunOptions(), self._runtime.RunOptions()
+        queued.add_run_config_entry("disable_synchronize_execution_providers", "1")
+        for options in () if replay else (queued, last):
+            options.add_run_config_entry("gpu_graph_id", "-1")
         for _ in range(runs - 1):
-            self._run(options)
-        self._run(None)
+            self._run(queued)
+        self._run(last)
 
     def _run(self, options: Any) -> None:
         if not self._outputs:
