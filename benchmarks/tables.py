@@ -248,6 +248,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "h200_suita_table2_fp16_packed.json": lambda: markdown(packed_layers()),
     "h200_trt86_networks.json": lambda: networks(load("h200_trt86_networks.json")),
     "h200_trt86_networks_level3.json": lambda: networks(load("h200_trt86_networks_level3.json")),
+    "h100_trt86_generators.json": lambda: generators(load("h100_trt86_generators.json")),
     "h200_trt86_networks_float.json": lambda: networks(load("h200_trt86_networks_float.json")),
     "the papers' tables on record": papers.coverage,
     **{f"claims of {name}": functools.partial(papers.markdown, name) for name in papers.PAPERS},

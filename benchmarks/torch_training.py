@@ -121,16 +121,17 @@ def peak_memory(step: Callable[[], Any]) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
-def eager_time(step: Callable[[], Any], steps: int = 20) -> float:
-    """Median microseconds of a step that is not captured, from an idle GPU to an idle GPU."""
-    times = []
-    for number in range(3 + steps):
-        start = time.perf_counter()
-        step()
-        torch.cuda.synchronize()
-        if number >= 3:
-            times.append((time.perf_counter() - start) * 1e6)
-    return statistics.median(times)
+def eager_times(*steps: Callable[[], Any], rounds: int = 20) -> list[float]:
+    """Median microseconds of steps that are not captured, from an idle GPU to an idle one, in turn: hosts vary."""
+    times: list[list[float]] = [[] for _ in steps]
+    for number in range(3 + rounds):
+        for step, found in zip(steps, times, strict=True):
+            start = time.perf_counter()
+            step()
+            torch.cuda.synchronize()
+            if number >= 3:
+                found.append((time.perf_counter() - start) * 1e6)
+    return [statistics.median(found) for found in times]
 
 
 def measure(case: Case, mode: str | None) -> dict[str, Any]:
@@ -140,15 +141,16 @@ def measure(case: Case, mode: str | None) -> dict[str, Any]:
     images = case.input().requires_grad_(case.second)
     optimized, report = convpool.torch.optimize(copy.deepcopy(original), images)
     found: dict[str, Any] = {"pairs": sum(site.status == "rewritten" for site in report.sites)}
-    for name, net in (("original", original), ("convpool", optimized)):
-        step = step_of(net, case)
-        found[name] = {"us": graph_time(step, calls=1), "eager_us": eager_time(step), "peak_bytes": peak_memory(step)}
+    steps = {"original": step_of(original, case), "convpool": step_of(optimized, case)}
+    eager = eager_times(*steps.values())
+    for (name, step), eager_us in zip(steps.items(), eager, strict=True):
+        found[name] = {"us": graph_time(step, calls=1), "eager_us": eager_us, "peak_bytes": peak_memory(step)}
         if mode and not case.second:
             ours: dict[str, Any] = {"backend": convpool_backend, "options": {"inner": "inductor"} if mode == "default" else None}
             given = {} if name == "original" else ours
             fast = torch.compile(original, fullgraph=True, **given, **({"mode": mode} if mode != "default" else {}))
             compiled = step_of(fast, case)  # a mode with CUDA graphs of its own cannot be captured once more
-            found[name]["compiled_us"] = eager_time(compiled) if mode == "reduce-overhead" else graph_time(compiled, calls=1)
+            found[name]["compiled_us"] = eager_times(compiled)[0] if mode == "reduce-overhead" else graph_time(compiled, calls=1)
             torch._dynamo.reset()
     return found
 
