@@ -256,6 +256,7 @@ TABLES: dict[str, Callable[[], str]] = {
         name: lambda name=name: onnxruntime_times.markdown(load(name), NETWORKS)
         for name in ("h200_ort.json", "h100_ort_generators.json")
     },
+    "h100_ort_resizing.json": lambda: onnxruntime_times.resizing_markdown(load("h100_ort_resizing.json")),
     "h200_trt86_engines.json": lambda: engines(load("h200_trt86_engines.json")),
 }
 """The tables by the names in their markers."""
