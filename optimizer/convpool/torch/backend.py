@@ -132,7 +132,7 @@ def _copy(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
 def _planned(
     graph: fx.Graph, options: OptimizeOptions, seen: Captured, stay: Collection[fx.Node] = ()
 ) -> tuple[bool | None, list[fx.Node]]:
-    """Whether the graph has been rewritten, and the convolutions that were, without those that are to stay.
+    """Return if the graph has been rewritten, and the convolutions that were, without those that are to stay.
 
     None where the graph is of no use, and the original is to run: whatever is wrong with it."""
     if any(isinstance(value := value_of(node), torch.Tensor) and value.is_complex() for node in graph.nodes):

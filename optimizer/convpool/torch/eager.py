@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an eager step runs of a rewritten graph: PyTorch's operators where it waits for the host, kernels where it does not.
+"""Choose what an eager step runs: PyTorch's operators where it waits for the host, kernels where it does not.
 
 On a GPU a node of Python takes the host longer than PyTorch's two operators, whose derivatives are C++.  A step takes little
 more than the longer of two times: the host's, by the number of operators, and the GPU's, by their multiply-adds and bytes.
@@ -48,7 +48,7 @@ _TENSORS = 6
 
 
 def may_have_penalty(graph: fx.Graph) -> bool:
-    """Whether the network's input needs a gradient, so that second derivatives may be asked for."""
+    """Return True if the network's input needs a gradient, so that second derivatives may be asked for."""
     inputs = [node for node in graph.find_nodes(op="placeholder") if not is_of_module(node)]
     return any(isinstance(value := value_of(node), torch.Tensor) and value.requires_grad for node in inputs)
 

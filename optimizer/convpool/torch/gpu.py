@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a GPU gains beside the pairs: other convolutions, and weights that forward computes.
+"""Gains of a GPU beside the pairs: other convolutions, and weights that forward computes.
 
 Where forward's input needs a gradient, a penalty may follow: PyTorch's second derivative of a convolution has kernels as large as
 the images.  In a CUDA graph the host does not count: there the gradients of a convolution are two branches, and so are weights

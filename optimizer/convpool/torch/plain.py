@@ -66,7 +66,7 @@ def is_single(kernel: Ints, strides: Ints, pads: Ints) -> bool:
 
 
 def pools_rightly(x: Any, kernel: Ints, pads: Ints, dilations: Ints) -> bool:
-    """Whether PyTorch pools these windows; on a GPU its gradient leaves pads out, with the channels last (PyTorch 2.11)."""
+    """Return True if PyTorch pools these windows; on a GPU its gradient leaves pads out channels last (PyTorch 2.11)."""
     rank = len(kernel)
     even = list(pads[:rank]) == list(pads[rank:]) and all(2 * pad <= size for pad, size in zip(pads, kernel, strict=False))
     on_cpu = isinstance(x, torch.Tensor) and x.device.type == "cpu"
