@@ -7,13 +7,13 @@
 GPU parts (`convpool.cuda`, `convpool.tensorrt`) are imported only when asked for.
 """
 
-from importlib.metadata import PackageNotFoundError, version
-
+# ruff: noqa: E402, I001
 from convpool import interrupt
 
 interrupt.end_quietly()  # before what takes long to import
 
-# ruff: noqa: E402
+from importlib.metadata import PackageNotFoundError, version
+
 from convpool.api import OptimizeResult, optimize
 from convpool.check.judge import Verification
 from convpool.check.verify import verify

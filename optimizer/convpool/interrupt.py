@@ -3,13 +3,9 @@
 
 from __future__ import annotations
 
-import os
+import os  # typing and pathlib take long to import: a signal still ends Python meanwhile
 import signal
 import sys
-from contextlib import suppress
-from pathlib import Path
-from types import FrameType
-from typing import Any
 
 WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
 """The word of a command that a signal ended."""
@@ -17,7 +13,7 @@ WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGH
 
 def command_name() -> str:
     """The command that this process runs, as it calls itself; "" where convpool is imported by something else."""
-    program = Path(sys.argv[0]).name if sys.argv else ""
+    program = os.path.basename(sys.argv[0]) if sys.argv else ""
     if program == "-m":
         modules = {"convpool.cli": "convpool-optimize", "convpool": "convpool"}
         return next((name for module, name in modules.items() if module in sys.orig_argv), "")
@@ -38,7 +34,14 @@ def raise_again() -> None:
             signal.signal(number, stop)
 
 
-def stop(number: int, _frame: FrameType | None = None) -> Any:
+def ignore() -> None:
+    """Ignore these signals in a command that is done, and only ends: Python would show a traceback, or end by the signal."""
+    for number in WORDS:
+        if signal.getsignal(number) is stop:
+            signal.signal(number, signal.SIG_IGN)
+
+
+def stop(number: int, _frame: object = None) -> object:
     """Raise KeyboardInterrupt with the signal's number: a handler."""
     raise KeyboardInterrupt(number)
 
@@ -49,7 +52,8 @@ def told(error: BaseException | None) -> tuple[str, int]:
     return WORDS[number], 128 + number
 
 
-def _end(number: int, _frame: FrameType | None) -> Any:
-    with suppress(OSError):
+def _end(number: int, _frame: object) -> object:
+    try:
         os.write(2, f"{command_name()}: {WORDS[signal.Signals(number)]}\n".encode())
-    os._exit(128 + number)
+    finally:
+        os._exit(128 + number)

@@ -12,6 +12,7 @@ from onnx import TensorProto, helper
 from onnx.external_data_helper import set_external_data
 
 import convpool
+from convpool import interrupt
 from convpool.cli.group import run as run_cli
 from convpool.cli.optimize import command
 from convpool.errors import ModelError, OptionError, OutputError, VerificationError
@@ -285,16 +286,15 @@ def test_arguments_of_every_kind_that_is_allowed():
     assert convpool.optimize(good(), input_shapes={"x": (1, 16, 12, 12)}, progress=print, **given).changed
 
 
-@pytest.mark.parametrize("stage", ["imports", "work"])
+@pytest.mark.parametrize("stage", ["importlib.metadata", "numpy", "work"])
 def test_ctrl_c_is_one_line_and_130(stage, folder):
-    """Sent by the process itself, while it imports numpy, or when it opens the model."""
-    trigger = "'numpy'" if stage == "imports" else "'open'"
+    """Sent by the process itself, while it imports a module, or when it opens the model."""
     code = f"""
 import builtins, os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start without
 sys.argv = ["convpool-optimize", {str(folder / "good.onnx")!r}]
 def hook(event, arguments):
-    if (event == "import" and arguments[0] == {trigger} and {stage == "imports"}
+    if (event == "import" and arguments[0] == {stage!r}
             or event == "open" and str(arguments[0]).endswith("good.onnx") and {stage == "work"}):
         os.kill(os.getpid(), signal.SIGINT)
 sys.addaudithook(hook)
@@ -305,6 +305,26 @@ main()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.strip()) == (130, "convpool-optimize: interrupted")
     assert sorted(folder.iterdir()) == before
+
+
+@pytest.mark.parametrize("number", interrupt.WORDS, ids=str)
+@pytest.mark.parametrize("status", [0, 2])
+def test_a_signal_behind_the_work_changes_nothing(status, number, folder):
+    """Sent when Python calls what is registered for its end, and when it clears up modules.  The status was -15, or 0 with a
+    traceback."""
+    words = ["convpool-optimize", str(folder / ("good.onnx" if status == 0 else "none.onnx")), "-q"]
+    code = f"""
+import atexit, os, sys
+class Late:
+    def __del__(self, kill=os.kill, own=os.getpid()): kill(own, {number:d})
+sys.argv, late = {words!r}, Late()
+atexit.register(os.kill, os.getpid(), {number:d})
+from convpool.cli.optimize import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, len(done.stderr.splitlines())) == (status, min(status, 1))
+    assert (folder / "good.convpool.onnx").exists() == (status == 0)
 
 
 def test_importing_convpool_leaves_ctrl_c_to_the_program():

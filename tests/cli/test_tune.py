@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """`convpool tune`: nodes of models become problems of the library, and the fastest tactics rows of a file."""
 
+import onnx
 import pytest
 from onnx import shape_inference
 
 import convpool
+from convpool.algebra.parts import OPERATORS
 from convpool.cli import tune
 from convpool.cli.group import run
+from convpool.cuda.plan import expected_kinds
 from convpool.ir import schema
 from models import generators
 from models.digits import MODEL_PATH
 from tests.support.gpu import skip_or_fail
+from tests.support.operator_models import Node
 
 NETWORKS = ("sngan64", "wgan_gp", "stargan_v2", "lenet5")
 DIGITS = {"image": [8, 1, 32, 32]}
@@ -40,6 +44,19 @@ def test_nodes_become_problems_with_the_nodes_shapes(name, target, tmp_path):
         assert problem.y_shape[1:-1] == tuple(spatial) and problem.dtype == "float16" and problem.y_layout == "channels_last"
         assert channels in (0, problem.m) and problem.residual == ("Add" in node.op_type.removeprefix("Affine"))
         assert (problem.prologue_activation is None) == node.op_type.removeprefix("Affine").startswith("ConvAvgPool")
+
+
+@pytest.mark.parametrize(
+    "op_type", ["ModulatedSiluConvAvgPool", "ModulatedUpsampleConv", "AffineReluConvAvgPool", "SiluConvAvgPool"]
+)
+def test_scale_and_shift_have_the_nodes_shape(op_type, tmp_path):
+    """Scales by image and channel were once timed, and written down, as scales by channel."""
+    node = Node(op_type)
+    onnx.save(node.model(), tmp_path / "model.onnx")
+    (problem,) = tune.problems_of(str(tmp_path / "model.onnx"), {}, "fp16").values()
+    shape = {"Mod": (node.batch, node.channels), "Aff": (node.channels,)}.get(op_type[:3])
+    assert shape is None or expected_kinds(problem)["scale"][0] == expected_kinds(problem)["shift"][0] == shape
+    assert problem.struct.prologue_affine == OPERATORS[op_type].affine_number
 
 
 @pytest.mark.parametrize(

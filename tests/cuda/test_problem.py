@@ -582,6 +582,16 @@ def test_a_scale_and_a_shift_in_front_are_measured_apart_from_an_activation_alon
     assert chosen(str(path), *asked) == ([find_tactic(SLOW).id] * 2 + [find_tactic(NONE).id], [])
 
 
+def test_a_silu_and_a_scale_by_image_have_rows_of_their_own(tmp_path):
+    """The library once found no row of theirs: `convpool tune` measured them in vain."""
+    silu, image = dict(prologue_activation="silu"), dict(prologue_affine=2, n=62)
+    alone, channel = dict(prologue_activation="relu"), dict(prologue_affine=1, n=62)
+    path = tmp_path / "tuned.def"
+    path.write_text(row(NONE, **silu) + row(NONE, **image) + row(SLOW, **alone) + row(SLOW, **channel))
+    asked = [(LAYER | prologue, WHOLE_H200) for prologue in (silu, image, alone, channel)]
+    assert chosen(str(path), *asked) == ([find_tactic(NONE).id] * 2 + [find_tactic(SLOW).id] * 2, [])
+
+
 def test_every_field_of_a_row_is_where_the_library_looks(tmp_path):
     """Numbers differ wherever they may, so that none can stand for another."""
     problems = [

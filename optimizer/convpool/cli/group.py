@@ -186,8 +186,11 @@ def run(cli: click.Command, name: str, args: list[str] | None = None) -> int:
     """Run a click command and return its exit status: 1 for a failed verification, 2 for anything unusable."""
     _tame_python(name)
     try:
-        interrupt.raise_again()
-        cli.main(args=args, prog_name=name, standalone_mode=False)
+        try:
+            interrupt.raise_again()
+            cli.main(args=args, prog_name=name, standalone_mode=False)
+        finally:
+            interrupt.ignore()
     except click.ClickException as error:
         return _fail(name, error.format_message(), 2)
     except (click.Abort, KeyboardInterrupt) as error:

@@ -156,7 +156,7 @@ def _problem(node: NodeProto, x: tuple[Any, ...], w: tuple[Any, ...], precision:
         activation=_activation(parts.epilogue),
         alpha=parts.epilogue_alpha,
         allow_tf32=precision == "tf32",
-        prologue_affine=parts.affine,
+        prologue_affine=parts.affine_number,
         prologue_activation=_activation(parts.prologue),
         prologue_alpha=parts.prologue_alpha,
         accumulation=accumulation if PRECISIONS[precision] != "float32" else "default",
@@ -194,7 +194,7 @@ def _measuring() -> Callable[[Any], tuple[Any, float]]:
 
     def measure(problem: Any) -> tuple[Any, float]:
         wanted = {"b": problem.bias, "residual": problem.residual, "w_scale": False}
-        wanted |= dict.fromkeys(("scale", "shift"), problem.prologue_affine)
+        wanted |= dict.fromkeys(("scale", "shift"), bool(problem.prologue_affine))
         tensors = {
             name: torch.randn(shape, device="cuda").to(getattr(torch, dtype))
             for name, (shape, dtype) in expected_kinds(problem).items()

@@ -27,13 +27,14 @@ _TENSORS_BYTES = ctypes.sizeof(library.TensorsStruct)
 def expected_kinds(p: Problem) -> dict[str, tuple[tuple[int, ...], str]]:
     """Shape and type of every tensor, whether the problem has it or not."""
     x, w, y = p.dtypes
+    factors = (p.n, p.c) if p.prologue_affine == 2 else (p.c,)
     return {
         "x": (p.x_shape, x),
         "w": (p.w_shape, w),
         "b": ((p.m,), y),
         "residual": (p.y_shape, y),
-        "scale": ((p.c,), w),
-        "shift": ((p.c,), w),
+        "scale": (factors, w),
+        "shift": (factors, w),
         "w_scale": ((p.m,), "float32"),
         "y": (p.y_shape, y),
     }
@@ -148,8 +149,8 @@ class Plan:
             y: The result, which shares no memory with another.
             b: The bias.
             residual: The addend of Y's shape.
-            scale: The prologue's factor by channel.
-            shift: The prologue's summand by channel.
+            scale: The prologue's factor by channel, or by image and channel.
+            shift: The prologue's summand, as scale.
             w_scale: Factors of 8-bit sums by output channel.
             workspace: An array of workspace_bytes, or the address of as many.
             prepared: Likewise of prepared_bytes, for the transformed weights; with it the workspace

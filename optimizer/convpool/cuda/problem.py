@@ -154,8 +154,8 @@ class Problem:
             "int8" or "float8_e4m3fn".
         alpha: LeakyReLU's slope or Clip's lower bound.
         beta: Clip's upper bound.
-        prologue_affine: X is scaled and shifted by channel.
-        prologue_activation: Activation behind that: None, "relu" or "leaky_relu".
+        prologue_affine: 1 or True: X is scaled and shifted by channel; 2: by image and channel.
+        prologue_activation: Activation behind that: None, "relu", "leaky_relu" or "silu".
         prologue_alpha: The slope of that "leaky_relu".
         x_dtype: The type of X.  "float32" beside a 16-bit W is rounded to W's type as it is read,
             by the tactics for few channels and by generic.
@@ -193,7 +193,7 @@ class Problem:
     alpha: float = 0.0
     beta: float = 0.0
     allow_tf32: bool = False
-    prologue_affine: bool = False
+    prologue_affine: int = 0
     prologue_activation: str | None = None
     prologue_alpha: float = 0.0
     x_dtype: str | None = None

@@ -21,7 +21,8 @@ def numbers(problem: Problem, cc: int, multiprocessors: int, tactic: int) -> lis
     """The numbers of a row, in the order that `tuned.def` says."""
     s, rank = problem.struct, len(problem.spatial)
     less_exact = problem.allow_tf32 if problem.dtype == "float32" else problem.accumulation == "packed"
-    prologue = 1 if problem.prologue_affine else 2 if problem.prologue_activation not in (None, "none") else 0
+    general = s.prologue_affine == 2 or problem.prologue_activation == "silu"
+    prologue = 3 if general else 1 if s.prologue_affine else 2 if s.prologue_activation else 0
     head = [
         cc,
         multiprocessors,
