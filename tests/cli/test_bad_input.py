@@ -2,6 +2,7 @@
 """Unusable input: exit status 2 with one line on stderr and nothing left behind; a mismatch: 1, and no output file."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -389,6 +390,16 @@ def test_stdout_that_takes_nothing(folder, arguments):
     with open(pipe, "wb") as broken:
         done = subprocess.run(words, stdout=broken, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 2 and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("closed", "words"), [("<&-", "- -o out.onnx"), (">&-", "good.onnx -o -"), ("<&- >&-", "-")])
+def test_closed_stdin_and_stdout_are_told(closed, words, folder):
+    """The status was that of models that differ, behind a traceback."""
+    done = subprocess.run(
+        f"{sys.executable} -m convpool optimize {words} {closed}", shell=True, cwd=folder, stderr=subprocess.PIPE, text=True
+    )
+    assert done.returncode == 2 and re.fullmatch("convpool: std(in|out): closed; expected .*\n", done.stderr)
+    assert not (folder / "out.onnx").exists()
 
 
 def test_good_model_from_stdin_to_stdout(folder):

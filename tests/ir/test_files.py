@@ -3,6 +3,7 @@
 
 import os
 import subprocess
+import tempfile
 
 import onnx
 import pytest
@@ -12,7 +13,7 @@ from onnx.external_data_helper import set_external_data
 import convpool
 from convpool.cli.group import run
 from convpool.cli.optimize import command
-from convpool.errors import ModelError
+from convpool.errors import ModelError, OutputError
 from convpool.ir import files as external
 from convpool.ir.files import place_of
 from convpool.ir.model import LoadedModel, check_tensors
@@ -47,6 +48,28 @@ def test_no_tensor_is_read_where_nothing_matches(tmp_path, read_names):
 
 def test_verification_runs_with_data_in_files(tmp_path):
     assert convpool.optimize(make(tmp_path), lowering="fused").report.verification.passed
+
+
+@pytest.mark.parametrize("layout", ["auto", "one", "keep"])
+@pytest.mark.parametrize("option", ["-o", "--report"])
+def test_links_in_a_circle_are_replaced_by_a_file(tmp_path, option, layout):
+    """They ended in a traceback, and the status of models that differ."""
+    source, out = make(tmp_path), tmp_path / "loop.onnx"
+    out.symlink_to("loop.onnx")
+    words = [str(source), "-q", option, str(out), "--external-data", layout]
+    assert run(command, "convpool-optimize", words) == 0 and not out.is_symlink()
+    if option == "-o":
+        assert convpool.verify(source, out).passed
+
+
+def test_a_temporary_folder_that_takes_nothing_is_named(tmp_path, monkeypatch, capsys):
+    source = make(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    assert run(command, "convpool-optimize", [str(source), "-q"]) == 2
+    reason = "temporary file: cannot be written; No such file or directory; name another folder in TMPDIR"
+    assert capsys.readouterr().err == f"convpool-optimize: {reason}\n"
+    with pytest.raises(OutputError, match="temporary file"):
+        convpool.optimize(source)
 
 
 @pytest.mark.parametrize("option", ["-o", "--report"])

@@ -233,6 +233,8 @@ def load_model(name: str) -> LoadedModel:
     """The model of a file, or on stdin for "-".  Raises ModelError, in words for a command."""
     if name != "-":
         return load(Path(name))
+    if sys.stdin is None:
+        raise ModelError("stdin: closed; expected a model")
     try:
         return load(sys.stdin.buffer.read())
     except ModelError as error:

@@ -32,7 +32,7 @@ from convpool.cli.group import (
     write_report,
 )
 from convpool.cli.table import make_console, show
-from convpool.errors import OptionError, VerificationError
+from convpool.errors import OptionError, OutputError, VerificationError
 from convpool.ir import schema
 from convpool.ir.files import check_output
 from convpool.ir.save import LAYOUTS
@@ -271,6 +271,8 @@ def main() -> None:
 
 def _check_stdout(external_data: Layout, skip_unchanged: bool, report_path: str | None) -> None:
     """Refuse what a model on stdout cannot have beside it."""
+    if sys.stdout is None:
+        raise OutputError("stdout: closed; expected a pipe or a file for the model")
     if external_data == "one":
         raise OptionError("--external-data one: got stdout, which takes no data file; expected a file's name with -o")
     if skip_unchanged:

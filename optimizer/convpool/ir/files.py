@@ -49,7 +49,7 @@ def check_output(path: Path, others: Mapping[str, Iterable[Path]] | None = None)
     if os.path.isfile(path) and not (path.stat().st_mode & 0o222 and os.access(path, os.W_OK)):
         raise OutputError(f"{path}: a read-only file; give another name, or allow writing with chmod u+w")
     for what, files in (others or {}).items():
-        if path.resolve() in {file.resolve() for file in files}:
+        if os.path.realpath(path) in map(os.path.realpath, files):  # Path.resolve raises errors for links in a circle
             raise OutputError(f"{path}: {what}, which would be overwritten; give another file name")
 
 

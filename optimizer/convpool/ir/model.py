@@ -23,7 +23,7 @@ import onnx
 from google.protobuf.message import DecodeError, EncodeError
 from onnx import FunctionProto, GraphProto, ModelProto, TensorProto, TensorShapeProto, ValueInfoProto, helper, numpy_helper
 
-from convpool.errors import ModelError, first_line
+from convpool.errors import ModelError, OutputError, first_line
 from convpool.ir import inference as notes
 from convpool.ir import schema
 from convpool.ir.files import check_external_data, external_size, is_external, read_in, tensor_bytes
@@ -250,6 +250,8 @@ def check(loaded: LoadedModel, what: str, full: bool = False, inferred: ModelPro
             infer_elsewhere(_without_large_values(probe), strict=True)
     except _INFERENCE_ERRORS as error:
         raise ModelError(f"{what} is not valid ONNX: {first_line(error)}") from error
+    except OSError as error:
+        raise OutputError(f"temporary file: cannot be written; {error.strerror}; name another folder in TMPDIR") from error
 
 
 _INFERENCE_ERRORS = (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, RuntimeError, ValueError, EncodeError)

@@ -81,8 +81,8 @@ def save(model: LoadedModel, out: Path, new_constants: Iterable[str] = (), layou
         raise OptionError(f"external_data: got {layout!r}, expected one of {', '.join(LAYOUTS)}")
     check_output(out)
     proto, base_dir, unchanged = model.proto, model.base_dir, model.source
-    originals = {file.resolve() for file in model.weight_files}
-    if out.resolve() in originals:
+    originals = set(map(os.path.realpath, model.weight_files))
+    if os.path.realpath(out) in originals:
         raise OutputError(f"{out}: holds weights of the model; expected another name")
     sources, in_place = _sources(proto, base_dir), model.path is not None and _same_name(out, model.path)
     try:
@@ -119,7 +119,7 @@ def _referred(path: Path) -> set[str]:
 
 
 def _same_name(first: Path, second: Path) -> bool:
-    return (first.parent.resolve(), first.name) == (second.parent.resolve(), second.name)
+    return (os.path.realpath(first.parent), first.name) == (os.path.realpath(second.parent), second.name)
 
 
 def _needed(proto: ModelProto, out: Path) -> list[Path]:
@@ -144,7 +144,7 @@ class _Placer:
     Deletes what it made unless the model was settled.
     """
 
-    def __init__(self, out: Path, base_dir: Path | None, avoided: set[Path], model: NewFile) -> None:
+    def __init__(self, out: Path, base_dir: Path | None, avoided: set[str], model: NewFile) -> None:
         """avoided: files that are not used even if they hold the same: the original's, which may go away."""
         self._out, self._base_dir, self._avoided, self._model = out, base_dir, avoided, model
         self._created: list[Path] = []
@@ -229,7 +229,7 @@ class _Placer:
             if os.path.normpath(location) in self._known:
                 if self._usable(target) and filecmp.cmp(new.path, target, shallow=False):
                     return location
-            elif target.resolve() != self._out.resolve():
+            elif os.path.realpath(target) != os.path.realpath(self._out):
                 with suppress(FileExistsError):
                     target.touch(exist_ok=False)
                     self._created.append(target)
@@ -240,7 +240,7 @@ class _Placer:
     def _usable(self, path: Path) -> bool:
         """Return True if a file can be a result's data: one of its own that no model given has."""
         plain = path.is_file() and not path.is_symlink() and path.stat().st_nlink == 1
-        return plain and path.resolve() not in self._avoided
+        return plain and os.path.realpath(path) not in self._avoided
 
 
 def _names(name: str) -> Iterator[str]:
