@@ -227,6 +227,18 @@ def test_functions(whole, function, wanted):
     assert statuses(rewrite) == wanted
 
 
+@pytest.mark.parametrize("name", ["vmap", "vmap of weights", "grad of vmap", "after a transform"])
+def test_transforms_of_an_open_batch(name):
+    """A call of another batch ended in an IndexError: vmap's size was a symbol, and its begin not seen."""
+    (function, wanted) = next(item[1:] for item in FUNCTIONS if item[0] == name)
+    net = Function(function)
+    compiles, rewrite = compiled(copy.deepcopy(net))
+    for batch in (2, 3, 5):
+        x = torch.randn(batch, 3, 10, 10)
+        check_same(step(compiles, x), step(net, x))
+    assert [site.status for site in rewrite.reports[-1].sites] == wanted
+
+
 # ---- tensors that forward changes ----
 
 

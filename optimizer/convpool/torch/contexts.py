@@ -24,6 +24,7 @@ Context: TypeAlias = tuple[str, ...]
 TRANSFORM = "torch.func"
 """In a context: a transform of torch.func, or a level of forward-mode derivatives."""
 _GRAD = "_set_grad_enabled"
+_BEGINS = ("_increment_nesting", "enter_dual_level")
 _DATA = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, tuple, list, int, float)
 
 
@@ -32,7 +33,8 @@ def contexts_of(graph: fx.Graph) -> dict[fx.Node, Context]:
     found: dict[fx.Node, Context] = {}
     on: dict[Any, str] = {_GRAD: _text(_GRAD, (torch.is_grad_enabled(),))}
     for node in graph.nodes:
-        if node.op == "call_function" and not any(isinstance(value_of(item), _DATA) for item in (node, *node.all_input_nodes)):
+        data = any(isinstance(value_of(item), _DATA) for item in (node, *node.all_input_nodes))
+        if node.op == "call_function" and (not data or _name(node).endswith(_BEGINS)):  # vmap's reads the size of an open batch
             _turn(on, node)
         found[node] = tuple(on.values())
     return found
@@ -40,8 +42,8 @@ def contexts_of(graph: fx.Graph) -> dict[fx.Node, Context]:
 
 def _turn(on: dict[Any, str], switch: fx.Node) -> None:
     """on: what is set, by the name of the function that sets it, or the switch that enters it."""
-    name = getattr(switch.target, "__name__", str(switch.target))
-    if name.endswith(("_increment_nesting", "enter_dual_level")):
+    name = _name(switch)
+    if name.endswith(_BEGINS):
         on[switch] = TRANSFORM
     elif name.endswith(("_decrement_nesting", "exit_dual_level")):
         del on[[key for key, text in on.items() if text == TRANSFORM][-1]]
@@ -50,6 +52,10 @@ def _turn(on: dict[Any, str], switch: fx.Node) -> None:
             del on[entered]
     else:
         on[switch if name.startswith("_enter_") else name] = _text(name, switch.args)
+
+
+def _name(node: fx.Node) -> str:
+    return getattr(node.target, "__name__", str(node.target))
 
 
 def _text(name: str, args: tuple) -> str:
