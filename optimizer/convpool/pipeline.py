@@ -29,6 +29,7 @@ from convpool.check.session import evaluate
 from convpool.ir.constants import Evaluate
 from convpool.ir.edit import Editor
 from convpool.ir.index import Scope, index_model, index_with_shapes
+from convpool.ir.inference import BRANCHES_OPSET
 from convpool.ir.inlining import Call, Inlined, inlined
 from convpool.ir.model import LoadedModel, infer_shapes
 from convpool.ir.protos import AttributeReference, all_nodes, is_op, label, model_nodes, ops_of, opset_of
@@ -236,6 +237,9 @@ class Pipeline:
             return Excluded()
         if scope.opset < MIN_OPSET:
             return Reject("model", "opset", str(scope.opset), f"at least {MIN_OPSET}")
+        if scope.is_bound:
+            expected = f"one for both branches, before opset {BRANCHES_OPSET}"
+            return reject(scope, site.root, "shape of the branch's result", "unknown, or not that of the other branch", expected)
         try:
             verdict = rule.check(site, self._context)
         except AttributeReference as error:

@@ -12,6 +12,7 @@ from onnx import TensorProto, helper
 import convpool
 from convpool.check.inputs import InputMaker
 from convpool.errors import ModelError, VerificationError
+from convpool.ir.model import load, passes_full_check
 from tests.support import noted_models, sessions
 from tests.support.models import graph
 from tests.support.rewriting import PAIR
@@ -216,3 +217,57 @@ def test_sizes_that_shape_inference_names_have_no_name_in_the_result():
         result = convpool.optimize(model, lowering=lowering, check=0).model
         names = {dim.dim_param for value in result.graph.value_info for dim in value.type.tensor_type.shape.dim}
         assert names <= {"", "N"} and (lowering != "direct" or len(result.graph.value_info) > 0)
+
+
+@pytest.mark.parametrize("opset", [9, 11])
+def test_branches_of_several_shapes_stay_before_opset_11(opset):
+    """onnxruntime refuses such branches once it knows the ranks.  Here it learns them where no Concat is left."""
+    resize = "Upsample" if opset < 10 else "Resize"
+    scales = "s" if opset < 10 else "n, s"
+    mode = 'mode="nearest"' if opset < 10 else 'mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor"'
+    nodes = f"a = {resize}<{mode}>(x, {scales}) t = Concat<axis=-3>(a, a) r = Conv<pads=[1,1,1,1]>(t, w)"
+    body = f"y = If(c) <then_branch = t () => (float[] r) {{ {nodes} }}, else_branch = e () => (float[] k) {{ k = Identity(v) }}>"
+    constants = {"w": (32, 32, 3, 3), "s": np.array([1, 1, 2, 2], np.float32), "n": np.zeros(0, np.float32), "v": (2,)}
+    model = graph(body, constants, inputs="bool c, float[1,16,12,12] x", outputs="float[] y", opset=opset)
+    for one in (model.graph, *(attribute.g for attribute in model.graph.node[0].attribute)):
+        one.output[0].type.tensor_type.ClearField("shape")
+    result = convpool.optimize(model, check=0, target="cpu", upsampling="fused")
+    (site,) = result.report.sites
+    assert (site.status, site.obstacle) == (
+        ("rejected", "shape of the branch's result: unknown") if opset < 11 else ("rewritten", None)
+    )
+    for condition in (True, False):
+        feeds = {"c": np.array(condition), "x": np.ones((1, 16, 12, 12), np.float32)}
+        (one,), (other,) = sessions.run(model, feeds), sessions.run(result.model, feeds)
+        np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-5)
+
+
+def test_a_result_is_not_refused_for_a_wrong_note_of_the_original():
+    """Inference knows the result's sizes where it knew none of the original's, for which the output's note is wrong."""
+    sizes = "d = Shape(x) i = Slice(d, o, p) j = Slice(d, p, q) k = Mul(j, f) l = Concat<axis=0>(i, k)"
+    resize = 'u = Resize<mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor">(x, , , l)'
+    constants = {"o": [0], "p": [2], "q": [4], "f": [2, 2]}
+    model = graph(f"{sizes} {resize} y = Conv<pads=[1,1,1,1]>(u, w)", constants, outputs="float[1,32,9,9] y")
+    assert passes_full_check(load(model))
+    result = convpool.optimize(model, check=0, target="cpu", upsampling="fused")
+    assert result.changed
+    feeds = {"x": np.ones((1, 16, 12, 12), np.float32)}
+    np.testing.assert_allclose(sessions.run(result.model, feeds)[0], sessions.run(model, feeds)[0], rtol=1e-5, atol=1e-5)
+
+
+def test_a_branch_of_unknown_shape_leaves_the_result_of_its_if_unknown():
+    """Before opset 11 onnx's shape inference gives it the other branch's, by which it would be one number for all elements."""
+    nodes = 'a = Upsample<mode="nearest">(x, s) r = Concat<axis=-3>(a)'
+    branch = (
+        f"k = If(c) <then_branch = t () => (float[] r) {{ {nodes} }}, else_branch = e () => (float[] i) {{ i = Identity(v) }}>"
+    )
+    body = f'{branch} u = Upsample<mode="nearest">(x, s) m = Mul(u, k) y = Conv<pads=[1,1,1,1]>(m, w)'
+    constants = {"s": np.array([1, 1, 2, 2], np.float32), "v": (1,)}
+    model = graph(body, constants, inputs="bool c, float[1,16,12,12] x", opset=9)
+    for one in (model.graph.node[0].attribute[0].g, model.graph.node[0].attribute[1].g):
+        one.output[0].type.tensor_type.ClearField("shape")
+    result = convpool.optimize(model, check=0, target="cpu", upsampling="fused")
+    for condition in (True, False):
+        feeds = {"c": np.array(condition), "x": np.ones((1, 16, 12, 12), np.float32)}
+        (one,), (other,) = sessions.run(model, feeds), sessions.run(result.model, feeds)
+        np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-5)

@@ -36,6 +36,7 @@ from convpool.ir.constants import (
     folded,
     sparse_constant,
 )
+from convpool.ir.inference import BRANCHES_OPSET
 from convpool.ir.model import infer_shapes
 from convpool.ir.protos import STANDARD_DOMAINS, all_nodes, attributes, is_op, label, opset_of, subgraphs
 
@@ -81,6 +82,8 @@ class Scope:
         """Initializers that the model's training information assigns to."""
         self.captured: set[str] = set()
         self.children: list[Scope] = []
+        self.is_bound = False
+        """True in a branch of an If whose results must not become better known (`inference.BRANCHES_OPSET`)."""
         self.reload()
 
     def reload(self) -> None:
@@ -363,6 +366,8 @@ def index_model(
                 child = visit(graph, typed_graph, scope, opset, f"{path}/{place}" if path else place, depth + 1)
                 scope.children.append(child)
                 scope.captured |= child.free_names()
+            if opset < BRANCHES_OPSET and is_op(node, "If"):
+                _bind(scope.children[-2:])
         return scope
 
     visit(model.graph, inferred.graph if inferred is not None else None, None, opset_of(model.opset_import), "")
@@ -376,6 +381,17 @@ def index_model(
         scope = visit(function, typed, None, opset_of(function.opset_import), f"function {function.name}", depth)
         scope.add_infos(arguments)
     return scopes
+
+
+def _bind(branches: Sequence[Scope]) -> None:
+    """Note of the branches of an If that their results do not surely have one shape."""
+    results = zip(*([branch.info(value.name).shape for value in branch.proto.output] for branch in branches), strict=False)
+    if any(len(set(shapes)) > 1 or not all(isinstance(n, int) for n in shapes[0] or (None,)) for shapes in results):
+        pending = list(branches)
+        while pending:
+            scope = pending.pop()
+            scope.is_bound = True
+            pending += scope.children
 
 
 def _key(function: FunctionProto) -> tuple[str, str, str]:

@@ -194,6 +194,40 @@ def drop_windows(model: ModelProto, inferred: ModelProto) -> bool:
     return found
 
 
+BRANCHES_OPSET = 11
+"""The first opset in which the branches of an If may have results of different shapes."""
+APART = "IfOfSeveralShapes"
+
+
+def part_branches(model: ModelProto, inferred: ModelProto) -> bool:
+    """Rename each If before BRANCHES_OPSET whose branches do not surely have results of one shape; whether there are any.
+
+    onnx gives the result the shape of the branch of which it knows more.  For shape inference alone.
+    """
+    found = False
+    for graph, typed in zip(graphs_within(model.graph), graphs_within(inferred.graph), strict=True):
+        for node, done in zip(graph.node, typed.node, strict=True) if opset_of(model.opset_import) < BRANCHES_OPSET else ():
+            if is_op(node, "If") and not _agree([branch for _, _, branch in subgraphs(done)]):
+                node.op_type, found = APART, True
+    return found
+
+
+def _agree(branches: Sequence[GraphProto]) -> bool:
+    """Return True if each result has one static shape."""
+    for results in zip(*(branch.output for branch in branches), strict=False):
+        shapes = [value.type.tensor_type.shape for value in results if value.type.tensor_type.HasField("shape")]
+        sizes = {tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in shape.dim) for shape in shapes}
+        if len(shapes) < len(branches) or len(sizes) > 1 or any(None in size for size in sizes):
+            return False
+    return True
+
+
+def join_branches(model: ModelProto) -> None:
+    """Undo `part_branches`."""
+    for node in ops_of(model_nodes(model), APART):
+        node.op_type = "If"
+
+
 def has_open_sizes(model: ModelProto) -> bool:
     """Return True if an input has an open size, after `take` or shape inference."""
     types = [value.type.tensor_type for value in model.graph.input]

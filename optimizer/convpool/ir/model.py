@@ -233,7 +233,8 @@ def check(loaded: LoadedModel, what: str, full: bool = False, inferred: ModelPro
     """onnx's checker, also for a model whose external data is not loaded.  Raises ModelError.
 
     full: with strict shape inference, which another process does, since a model may end it.
-    inferred: a model with the same inputs and outputs, shapes inferred; default: as `loaded` has it.
+    inferred: of a result, the original with shapes inferred.  What the original notes wrongly, where inference knew nothing, is
+    no fault of the result.
     """
     schema.register_schema()
     probe = model = loaded.proto
@@ -247,7 +248,10 @@ def check(loaded: LoadedModel, what: str, full: bool = False, inferred: ModelPro
         else:
             onnx.checker.check_model(probe)
         if full:
-            infer_elsewhere(_without_large_values(probe), strict=True)
+            probe = _without_large_values(probe)
+            if inferred is not None:
+                notes.take(probe)
+            infer_elsewhere(probe, strict=True)
     except _INFERENCE_ERRORS as error:
         raise ModelError(f"{what} is not valid ONNX: {first_line(error)}") from error
     except OSError as error:
@@ -289,12 +293,16 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
     result = None
     try:
         result = infer_elsewhere(probe)
+        while notes.part_branches(probe, result):
+            result = infer_elsewhere(probe)
         while notes.drop_windows(probe, result):
             result = infer_elsewhere(probe)
         if notes.fill_in(probe, result, taken):
             result = infer_elsewhere(probe)
     except _INFERENCE_ERRORS:
         pass  # without the notes that do not fit, or without shapes
+    if result is not None:
+        notes.join_branches(result)
     return result
 
 
