@@ -57,7 +57,7 @@ def pretended(tmp_path, monkeypatch):
     """A process that does what the request says."""
     path = tmp_path / "module.py"
     path.write_text(Module.source)
-    monkeypatch.setattr(elsewhere.onnx_cpp2py_export, "__file__", str(path))
+    monkeypatch.setattr(elsewhere.onnx.onnx_cpp2py_export, "__file__", str(path))
     monkeypatch.setattr(elsewhere, "_running", None)
     monkeypatch.setattr(elsewhere, "ANSWER_S", 1)
     yield
@@ -114,7 +114,7 @@ def test_a_limit_is_no_higher_than_the_hard_one(monkeypatch):
 @pytest.mark.parametrize("source", ["import time; time.sleep(60)", "raise SystemExit"])
 def test_a_process_that_does_not_start(tmp_path, monkeypatch, source):
     (tmp_path / "module.py").write_text(source)
-    monkeypatch.setattr(elsewhere.onnx_cpp2py_export, "__file__", str(tmp_path / "module.py"))
+    monkeypatch.setattr(elsewhere.onnx.onnx_cpp2py_export, "__file__", str(tmp_path / "module.py"))
     monkeypatch.setattr(elsewhere, "START_S", 0.3)
     started = []
     start = subprocess.Popen

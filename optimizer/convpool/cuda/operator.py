@@ -22,7 +22,7 @@ import inspect
 import itertools
 import threading
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from convpool.cuda import arrays, library
 from convpool.cuda.errors import ArrayError, ProblemError
@@ -36,27 +36,11 @@ _X, _W, _B, _RESIDUAL, _SCALE, _SHIFT, _W_SCALE, _OUT = range(8)
 Sizes = Sequence[int] | int | None
 
 
-class Options(NamedTuple):
-    """Arguments of `conv_avg_pool` but arrays and stream; planned calls use them as a tuple."""
-
-    pool_kernel_shape: Sequence[int] | int
-    pool_strides: Sizes
-    pool_pads: Sizes
-    pool_dilations: Sizes
-    strides: Sizes
-    pads: Sizes
-    dilations: Sizes
-    group: int
-    activation: str | None
-    alpha: float
-    beta: float
-    prologue_activation: str | None
-    prologue_alpha: float
-    layout: str
-    y_layout: str | None
-    allow_tf32: bool
-    accumulation: str
-    tactic: int | str | Tactic | None
+_POOLING = ("pool_kernel_shape", "pool_strides", "pool_pads", "pool_dilations")
+_CONVOLUTION = ("strides", "pads", "dilations", "group")
+_ACTIVATIONS = ("activation", "alpha", "beta", "prologue_activation", "prologue_alpha")
+_OPTIONS = (*_POOLING, *_CONVOLUTION, *_ACTIVATIONS, "layout", "y_layout", "allow_tf32", "accumulation", "tactic")
+"""Arguments of `conv_avg_pool` but arrays and stream; calls have their values as a tuple, the tactic last."""
 
 
 def conv_avg_pool(
@@ -147,10 +131,25 @@ def conv_avg_pool(
     operands = (x, w, b, residual, scale, shift, w_scale, out)
     pooling = pool_kernel_shape, pool_strides, pool_pads, pool_dilations
     convolution = strides, pads, dilations, group
-    epilogue, prologue = (activation, alpha, beta), (prologue_activation, prologue_alpha)
-    # In the order of Options.
-    options = (*pooling, *convolution, *epilogue, *prologue, layout, y_layout, allow_tf32, accumulation, tactic)
-    return _run(operands, options, workspace, weights_prepared, stream)
+    activations = activation, alpha, beta, prologue_activation, prologue_alpha
+    options = (*pooling, *convolution, *activations, layout, y_layout, allow_tf32, accumulation, tactic)  # as in _OPTIONS
+    handle = 0 if stream is None else arrays.stream_handle(stream)
+    call = _Call(operands, options, workspace, weights_prepared)
+    planned = _plan(call)
+    pointers = call.pointers
+    if out is None:
+        out, pointers[_OUT] = planned.make_out(x, handle)
+    space, space_bytes = (call.space[0], call.space_bytes) if call.space is not None else (0, 0)
+    if planned.workspace_bytes > space_bytes:
+        space_bytes = planned.workspace_bytes
+        workspace, space = planned.make_workspace(x, handle)
+    flags = library.WEIGHTS_PREPARED if weights_prepared else 0
+    try:
+        planned.plan.launch_raw(pointers, space, space_bytes, handle, flags)
+    except ProblemError:
+        _expect_current_device(call.kinds[_X][2], library.current_ordinal())  # which says it in other words than the library
+        raise
+    return out
 
 
 def plan_for(x: Any, w: Any, b: Any = None, **options: Any) -> Plan:
@@ -171,28 +170,8 @@ def plan_for(x: Any, w: Any, b: Any = None, **options: Any) -> Plan:
     bound = inspect.signature(conv_avg_pool).bind(x, w, b, **options)
     bound.apply_defaults()
     given = bound.arguments
-    operands, chosen = tuple(given[name] for name in _NAMES), tuple(given[name] for name in Options._fields)
+    operands, chosen = tuple(given[name] for name in _NAMES), tuple(given[name] for name in _OPTIONS)
     return _plan(_Call(operands, chosen, given["workspace"], given["weights_prepared"])).plan
-
-
-def _run(operands: tuple, options: tuple, workspace: Any, weights_prepared: bool, stream: Any) -> Any:
-    handle = 0 if stream is None else arrays.stream_handle(stream)
-    call = _Call(operands, options, workspace, weights_prepared)
-    planned = _plan(call)
-    x, out, pointers = operands[_X], operands[_OUT], call.pointers
-    if out is None:
-        out, pointers[_OUT] = planned.make_out(x, handle)
-    space, space_bytes = (call.space[0], call.space_bytes) if call.space is not None else (0, 0)
-    if planned.workspace_bytes > space_bytes:
-        space_bytes = planned.workspace_bytes
-        workspace, space = planned.make_workspace(x, handle)
-    flags = library.WEIGHTS_PREPARED if weights_prepared else 0
-    try:
-        planned.plan.launch_raw(pointers, space, space_bytes, handle, flags)
-    except ProblemError:
-        _expect_current_device(call.kinds[_X][2], library.current_ordinal())  # which says it in other words than the library
-        raise
-    return out
 
 
 class _Call:
@@ -233,7 +212,7 @@ def _plan(call: _Call) -> _Planned:
     try:
         planned = _plans.get(call.key)
     except TypeError:  # a list among the options
-        call.options = _frozen(call.options)
+        call.options = tuple(v if isinstance(v, str) or not hasattr(v, "__iter__") else tuple(v) for v in call.options)
         call.key = (call.options, *call.key[1:])
         planned = _plans.get(call.key)
     if planned is None:
@@ -242,7 +221,7 @@ def _plan(call: _Call) -> _Planned:
         _check_own_memory(call)
     if planned is not None:
         return planned
-    x, tactic = call.operands[_X], Options(*call.options).tactic
+    x, tactic = call.operands[_X], call.options[-1]
     most = None
     if tactic is None and (call.space is not None or not arrays.frees_in_stream_order(x)):
         most = call.space_bytes
@@ -251,11 +230,6 @@ def _plan(call: _Call) -> _Planned:
     planned = _Planned(plan, arrays.maker(x))
     _plans.put(call.key, planned)
     return planned
-
-
-def _frozen(options: tuple) -> tuple:
-    """The options, hashable."""
-    return tuple(value if isinstance(value, str) or not hasattr(value, "__iter__") else tuple(value) for value in options)
 
 
 class _Planned:
@@ -314,10 +288,20 @@ def _check_call(call: _Call) -> Problem:
     x, known = call.operands[_X], arrays.maker(call.operands[_X])
     if call.kinds[_OUT] is None and not known:
         raise ArrayError(f"out: missing; got None, expected an array, since {type(x).__name__} is of no known library")
-    _check_operands(call, problem)
+    expected = expected_kinds(problem)
+    like = ", the type of out" if problem.dtypes[1] in library.EIGHT_BIT else ", the type of w"
+    for name, kind in zip(_NAMES, call.kinds, strict=True):
+        if kind is None:
+            continue
+        shape, dtype = expected["y" if name == "out" else name]
+        if kind[0] != shape:
+            raise ArrayError(f"{name}: wrong shape; got {tuple(kind[0])}, expected {shape}")
+        if (got := arrays.dtype_name(kind[1])) != dtype:
+            raise ArrayError(f"{name}: wrong type; got {got}, expected {dtype}{'' if name == 'w_scale' else like}")
+        _expect_device(name, kind[2], of_x)
     if call.space is not None:
         _expect_device("workspace", call.space[1][2], of_x)
-    tactic = Options(*call.options).tactic
+    tactic = call.options[-1]
     if call.weights_prepared and (call.space is None or tactic is None):
         raise ProblemError("weights_prepared: nothing to reuse; got no workspace or no tactic, expected both")
     if tactic is not None and (needed := problem.workspace_bytes(tactic)) > call.space_bytes:
@@ -351,8 +335,7 @@ def _describe(call: _Call) -> Problem:
         raise ArrayError(f"x: wrong type; got {x_dtype}, expected {', '.join(library.DTYPES)}")
     if w_dtype != x_dtype and not (x_dtype == "float32" and w_dtype in ("float16", "bfloat16")):
         raise ArrayError(f"w: wrong type; got {w_dtype}, expected {x_dtype}, the type of x")
-    options = Options(*call.options)._asdict()
-    options.pop("tactic")
+    options = dict(zip(_OPTIONS[:-1], call.options[:-1], strict=True))
     layout, group = options["layout"], options["group"]
     channels, spatial = (x[-1], x[1:-1]) if channels_last(layout) else (x[1], x[2:])
     if group < 1 or w[-1] * group != channels:
@@ -376,22 +359,6 @@ def _describe(call: _Call) -> Problem:
         w_scale=call.kinds[_W_SCALE] is not None,
         **options,
     )
-
-
-def _check_operands(call: _Call, problem: Problem) -> None:
-    """Shape, type and device of every array against those of the problem."""
-    expected = expected_kinds(problem)
-    like = ", the type of out" if problem.dtypes[1] in library.EIGHT_BIT else ", the type of w"
-    for name, kind in zip(_NAMES, call.kinds, strict=True):
-        if kind is None:
-            continue
-        shape, dtype = expected["y" if name == "out" else name]
-        if kind[0] != shape:
-            raise ArrayError(f"{name}: wrong shape; got {tuple(kind[0])}, expected {shape}")
-        if arrays.dtype_name(kind[1]) != dtype:
-            got = arrays.dtype_name(kind[1])
-            raise ArrayError(f"{name}: wrong type; got {got}, expected {dtype}{'' if name == 'w_scale' else like}")
-        _expect_device(name, kind[2], call.kinds[_X][2])
 
 
 def _check_own_memory(call: _Call) -> None:

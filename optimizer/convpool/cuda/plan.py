@@ -186,22 +186,8 @@ class Plan:
     ) -> None:
         """`launch` of the addresses of x, w, b, residual, scale, shift, w_scale and y, 0 for what the problem does not have."""
         x, w, b, residual, scale, shift, w_scale, y = operands
-        tensors = library.PACK_TENSORS(
-            _TENSORS_BYTES,
-            flags,
-            x,
-            w,
-            b,
-            residual,
-            y,
-            workspace,
-            workspace_bytes,
-            scale,
-            shift,
-            prepared,
-            prepared_bytes,
-            w_scale,
-        )
+        memory, kept = (workspace, workspace_bytes, scale, shift), (prepared, prepared_bytes)
+        tensors = library.PACK_TENSORS(_TENSORS_BYTES, flags, x, w, b, residual, y, *memory, *kept, w_scale)
         status = self._launch(self._handle, tensors, stream)
         if status:
             library.check(status)
@@ -215,10 +201,13 @@ class Plan:
                 return address, accepted.nbytes
         reading = arrays.read(name, array)
         pointer, kind, _, read_only = reading
-        if name in self._kinds:
-            self._check_kind(name, kind)
-        else:
-            self._expect_device(name, kind[2])
+        shape, dtype = self._kinds.get(name, (kind[0], arrays.dtype_name(kind[1])))
+        if kind[0] != shape:
+            raise ArrayError(f"{name}: wrong shape; got {tuple(kind[0])}, expected {shape}")
+        if arrays.dtype_name(kind[1]) != dtype:
+            raise ArrayError(f"{name}: wrong type; got {arrays.dtype_name(kind[1])}, expected {dtype}")
+        if kind[2] not in (None, self.device):
+            raise ArrayError(f"{name}: on another device; got device {kind[2]}, expected {self.device}, that of the plan")
         if read_only and name in _WRITTEN:
             raise ArrayError(f"{name}: read-only; got an array that must not be written, expected one that may")
         nbytes, address_of = arrays.nbytes(reading), arrays.address_by(array)
@@ -226,21 +215,8 @@ class Plan:
             self._accepted[name] = _Accepted(type(array), address_of, kind, nbytes)
         return pointer, nbytes
 
-    def _check_kind(self, name: str, kind: arrays.Kind) -> None:
-        """Check that an array has the shape, type and device that the plan is for."""
-        shape, dtype = self._kinds[name]
-        if kind[0] != shape:
-            raise ArrayError(f"{name}: wrong shape; got {tuple(kind[0])}, expected {shape}")
-        if arrays.dtype_name(kind[1]) != dtype:
-            raise ArrayError(f"{name}: wrong type; got {arrays.dtype_name(kind[1])}, expected {dtype}")
-        self._expect_device(name, kind[2])
-
     def _memory(self, name: str, array: Any, needed: int) -> tuple[int, int]:
         """Address and bytes; of a number as many as the plan needs."""
         if array is None:
             return 0, 0
         return (array, needed) if type(array) is int else self._read(name, array)
-
-    def _expect_device(self, name: str, device: int | None) -> None:
-        if device is not None and device != self.device:
-            raise ArrayError(f"{name}: on another device; got device {device}, expected {self.device}, that of the plan")

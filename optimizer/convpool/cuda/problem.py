@@ -16,16 +16,8 @@ from dataclasses import dataclass, field
 from convpool.cuda import library
 from convpool.cuda.errors import ProblemError
 
-_LAYOUTS = {
-    "NCHW": 0,
-    "NCW": 0,
-    "NCDHW": 0,
-    "channels_first": 0,
-    "NHWC": 1,
-    "NWC": 1,
-    "NDHWC": 1,
-    "channels_last": 1,
-}
+_LAYOUTS = dict.fromkeys(("NCHW", "NCW", "NCDHW", "channels_first"), False)
+_LAYOUTS |= dict.fromkeys(("NHWC", "NWC", "NDHWC", "channels_last"), True)
 
 
 @dataclass(frozen=True)
@@ -65,20 +57,11 @@ def tactics() -> tuple[Tactic, ...]:
     if lib.convpool_tactics(infos, count) != count:
         raise ProblemError("convpool_tactics: the library has another structure; got another version, expected this one")
     names = {code: name for name, code in library.DTYPES.items()}
-    return tuple(
-        Tactic(
-            i.id,
-            i.name.decode(),
-            i.family.decode(),
-            names.get(i.dtype),
-            bool(i.tf32),
-            i.min_cc,
-            i.split_k,
-            bool(i.packed),
-            i.roundings,
-        )
-        for i in infos
-    )
+    found = []
+    for i in infos:
+        name, family, dtype, packed = i.name.decode(), i.family.decode(), names.get(i.dtype), bool(i.packed)
+        found.append(Tactic(i.id, name, family, dtype, bool(i.tf32), i.min_cc, i.split_k, packed, i.roundings))
+    return tuple(found)
 
 
 def find_tactic(which: int | str | Tactic) -> Tactic:
@@ -112,7 +95,7 @@ def current_device() -> dict[str, int]:
 def channels_last(layout: str) -> bool:
     """Return True if a layout name puts the channels last."""
     try:
-        return bool(_LAYOUTS[layout])
+        return _LAYOUTS[layout]
     except KeyError:
         raise ProblemError(f"layout: unknown; got {layout!r}, expected one of {', '.join(_LAYOUTS)}") from None
 
@@ -224,31 +207,21 @@ class Problem:
         s.struct_size = ctypes.sizeof(s)
         s.rank = rank
         s.x_dtype, s.w_dtype, s.y_dtype = (library.DTYPES[name] for name in self.dtypes)
-        s.has_w_scale = self.w_scale
         s.accumulation = library.ACCUMULATIONS[self.accumulation]
-        s.x_layout = channels_last(self.layout)
-        s.y_layout = channels_last(self.y_layout or self.layout)
-        s.allow_tf32, s.has_bias, s.has_residual = self.allow_tf32, self.bias, self.residual
+        s.x_layout, s.y_layout = channels_last(self.layout), channels_last(self.y_layout or self.layout)
+        s.allow_tf32, s.has_bias, s.has_residual, s.has_w_scale = self.allow_tf32, self.bias, self.residual, self.w_scale
         s.n, s.c, s.m = _whole("n", self.n, 64), _whole("c", self.c, 64), _whole("m", self.m, 64)
         s.group = _whole("group", self.group, 32)
-        s.activation = library.ACTIVATIONS[self.activation]
-        s.alpha, s.beta = self.alpha, self.beta
-        s.prologue_affine = self.prologue_affine
+        s.activation, s.alpha, s.beta = library.ACTIVATIONS[self.activation], self.alpha, self.beta
+        s.prologue_affine, s.prologue_alpha = self.prologue_affine, self.prologue_alpha
         s.prologue_activation = library.ACTIVATIONS[self.prologue_activation]
-        s.prologue_alpha = self.prologue_alpha
         s.spatial[:rank] = [_whole("spatial", size, 64) for size in self.spatial]
-        for name, values, default in (
-            ("pool_kernel", self.pool_kernel_shape, 1),
-            ("pool_strides", self.pool_strides, 1),
-            ("pool_dilations", self.pool_dilations, 1),
-            ("kernel", self.kernel_shape, 1),
-            ("strides", self.strides, 1),
-            ("dilations", self.dilations, 1),
-            ("upsample", self.upsample, 1),
-        ):
-            getattr(s, name)[:rank] = _numbers(name, values, rank, default)
-        for name, values in (("pool_pads", self.pool_pads), ("pads", self.pads)):
-            getattr(s, name)[: 2 * rank] = _numbers(name, values, 2 * rank, 0)
+        for name, values in (("pool_kernel", self.pool_kernel_shape), ("kernel", self.kernel_shape)):
+            getattr(s, name)[:rank] = _numbers(name, values, rank, 1)
+        for name in ("pool_strides", "pool_dilations", "strides", "dilations", "upsample"):
+            getattr(s, name)[:rank] = _numbers(name, getattr(self, name), rank, 1)
+        for name in ("pool_pads", "pads"):
+            getattr(s, name)[: 2 * rank] = _numbers(name, getattr(self, name), 2 * rank, 0)
         object.__setattr__(self, "struct", s)
 
     @property

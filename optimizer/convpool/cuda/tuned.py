@@ -23,38 +23,14 @@ def numbers(problem: Problem, cc: int, multiprocessors: int, tactic: int) -> lis
     less_exact = problem.allow_tf32 if problem.dtype == "float32" else problem.accumulation == "packed"
     general = s.prologue_affine == 2 or problem.prologue_activation == "silu"
     prologue = 3 if general else 1 if s.prologue_affine else 2 if s.prologue_activation else 0
-    head = [
-        cc,
-        multiprocessors,
-        tactic,
-        s.w_dtype,
-        int(less_exact),
-        s.x_layout,
-        s.y_layout,
-        s.has_residual,
-        prologue,
-        s.group,
-        s.n,
-        s.c,
-        s.m,
-        rank,
-    ]
+    row = [cc, multiprocessors, tactic, s.w_dtype, int(less_exact), s.x_layout, s.y_layout, s.has_residual, prologue]
+    row += [s.group, s.n, s.c, s.m, rank]
     upsamples = any(s.upsample[i] > 1 for i in range(rank))
     for i in range(rank):
-        head += [
-            s.spatial[i],
-            0 if upsamples else s.pool_kernel[i],
-            s.upsample[i] if upsamples else s.pool_strides[i],
-            s.pool_pads[i],
-            s.pool_pads[rank + i],
-            s.pool_dilations[i],
-            s.kernel[i],
-            s.strides[i],
-            s.pads[i],
-            s.pads[rank + i],
-            s.dilations[i],
-        ]
-    return head
+        row += [s.spatial[i], *((0, s.upsample[i]) if upsamples else (s.pool_kernel[i], s.pool_strides[i]))]
+        row += [s.pool_pads[i], s.pool_pads[rank + i], s.pool_dilations[i]]
+        row += [s.kernel[i], s.strides[i], s.pads[i], s.pads[rank + i], s.dilations[i]]
+    return row
 
 
 def row(problem: Problem, device: Mapping[str, int], tactic: Tactic | int, us: float, name: str) -> str:

@@ -28,17 +28,7 @@ import time
 from collections.abc import Sequence
 
 import onnx
-from onnx import (
-    GraphProto,
-    ModelProto,
-    NodeProto,
-    TensorProto,
-    TensorShapeProto,
-    TypeProto,
-    ValueInfoProto,
-    helper,
-    onnx_cpp2py_export,
-)
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TensorShapeProto, TypeProto, ValueInfoProto, helper
 
 from convpool.algebra.parts import LAYOUTS, OPERATORS
 from convpool.errors import ModelError
@@ -46,16 +36,7 @@ from convpool.ir import inference_process
 from convpool.ir.inference_process import DONE, FAILED, GROWTH_BYTES, LENIENT, MEMORY, READY, SIZE_BYTES, STRICT
 from convpool.ir.process import EndedError, OtherProcess, ended
 from convpool.ir.protos import graphs_within, is_op, known_attributes, model_nodes, ops_of, opset_of, subgraphs
-from convpool.ir.schema import (
-    DOMAIN,
-    OP_TYPES,
-    SCALES,
-    complete_layouts,
-    functions_for,
-    is_operator,
-    layout_of,
-    used_in,
-)
+from convpool.ir.schema import DOMAIN, OP_TYPES, SCALES, complete_layouts, functions_for, give, is_operator, layout_of, used_in
 
 Notes = dict[str, ValueInfoProto]
 """Types and shapes that a graph notes of its tensors."""
@@ -174,11 +155,8 @@ def drop_windows(model: ModelProto, inferred: ModelProto) -> bool:
             rank, ends, dropped = len(dims), [], False
             ones, pads = [1] * rank, list(values.get("pads") or [0] * (2 * rank))
             rows = [list(values.get(name) or ones) for name in ("kernel_shape", "strides", "dilations")]
-            if (
-                [len(row) for row in (*rows, pads)] != [rank] * 3 + [2 * rank]
-                or min([*sum(rows, []), *pads, 1]) < 0
-                or 0 in sum(rows, [])
-            ):
+            lengths = [len(row) for row in (*rows, pads)]
+            if lengths != [rank] * 3 + [2 * rank] or min([*pads, 0]) < 0 or min([*sum(rows, []), 1]) < 1:
                 continue  # malformed
             for dim, kernel, stride, dilation, begin, end in zip(dims, *rows, pads, pads[rank:], strict=False):
                 size, extent = dim.dim_value + begin, dilation * (kernel - 1) + 1
@@ -187,9 +165,7 @@ def drop_windows(model: ModelProto, inferred: ModelProto) -> bool:
                     last, dropped = last - stride, True
                 ends.append(max(last + extent - size, 0) if dim.HasField("dim_value") else end)
             if dropped:
-                kept = [item for item in node.attribute if item.name not in ("ceil_mode", "pads")]
-                del node.attribute[:]
-                node.attribute.extend([*kept, helper.make_attribute("pads", [*pads[:rank], *ends])])
+                give(node, {"pads": [*pads[:rank], *ends]}, ("ceil_mode",))
                 found = True
     return found
 
@@ -276,7 +252,7 @@ class InferenceProcess(OtherProcess):
 
     def __init__(self) -> None:
         """Start it.  Raises OSError."""
-        super().__init__(inference_process.__file__, str(onnx_cpp2py_export.__file__))
+        super().__init__(inference_process.__file__, str(onnx.onnx_cpp2py_export.__file__))
         try:
             ready = self.read(1, time.monotonic() + START_S)
         except TimeoutError:
@@ -371,10 +347,8 @@ def with_own_functions(model: ModelProto) -> ModelProto:
     nodes = [node for node in model_nodes(copy) if is_operator(node)]
     for node in nodes:
         given = {item.name for item in node.attribute if item.ints or item.floats}
-        if layout_of(node) not in LAYOUTS or not given >= {
-            "kernel_shape",
-            *([SCALES] if OPERATORS[node.op_type].upsamples else []),
-        }:
+        needed = {"kernel_shape", SCALES} if OPERATORS[node.op_type].upsamples else {"kernel_shape"}
+        if layout_of(node) not in LAYOUTS or not given >= needed:
             node.op_type += "Unusable"  # has no function: its result stays unknown
     permuting = complete_layouts([node for node in nodes if is_operator(node)])
     own = functions_for(used_in(copy), TYPES_OPSET, permuting)  # of the nodes in functions too

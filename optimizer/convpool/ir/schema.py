@@ -205,12 +205,7 @@ def specs_of(values: Mapping[str, Any]) -> tuple[PoolSpec | UpsampleSpec, ConvSp
 
 def give_parts(node: NodeProto, parts: Parts) -> None:
     """Turn a node of these operators into the one that does `parts`; the inputs are the caller's."""
-    kept = [item for item in node.attribute if item.name not in (*_PART_INTS, *_PART_FLOATS)]
     node.op_type = parts.op_type
-    del node.attribute[:]
-    node.attribute.extend(kept)
-    if parts.is_plain:
-        return
     values: dict[str, int | float] = {
         "prologue_affine": parts.affine_number,
         "prologue_activation": ACTIVATION_NUMBERS[parts.prologue],
@@ -219,7 +214,14 @@ def give_parts(node: NodeProto, parts: Parts) -> None:
         "activation": ACTIVATION_NUMBERS[parts.epilogue],
         "alpha": float(parts.epilogue_alpha),
     }
-    node.attribute.extend(helper.make_attribute(name, value) for name, value in values.items())
+    give(node, {} if parts.is_plain else values, (*_PART_INTS, *_PART_FLOATS))
+
+
+def give(node: NodeProto, values: Mapping[str, Any], instead_of: Collection[str] = ()) -> None:
+    """Give a node attributes, last of all, in place of those of their names and of the names `instead_of`."""
+    kept = [item for item in node.attribute if item.name not in values and item.name not in instead_of]
+    del node.attribute[:]
+    node.attribute.extend((*kept, *(helper.make_attribute(name, value) for name, value in values.items())))
 
 
 def layout_of(node: NodeProto) -> int:
@@ -234,11 +236,8 @@ def accumulation_of(node: NodeProto) -> int:
 
 def give_accumulation(node: NodeProto, accumulation: str) -> None:
     """Set the attribute accumulation of a node of these operators, which has no such attribute where it is the default."""
-    kept = [item for item in node.attribute if item.name != ACCUMULATION]
-    del node.attribute[:]
-    node.attribute.extend(kept)
-    if ACCUMULATIONS[accumulation]:
-        node.attribute.append(helper.make_attribute(ACCUMULATION, ACCUMULATIONS[accumulation]))
+    number = ACCUMULATIONS[accumulation]
+    give(node, {ACCUMULATION: number} if number else {}, (ACCUMULATION,))
 
 
 def _number(node: NodeProto, name: str) -> int:
@@ -247,11 +246,7 @@ def _number(node: NodeProto, name: str) -> int:
 
 def give_layout(node: NodeProto, channels_last: int) -> None:
     """Set the attribute channels_last of a node of these operators, which has no such attribute where it is 0."""
-    kept = [item for item in node.attribute if item.name not in (CHANNELS_LAST, *_PERMS)]
-    del node.attribute[:]
-    node.attribute.extend(kept)
-    if channels_last:
-        node.attribute.append(helper.make_attribute(CHANNELS_LAST, channels_last))
+    give(node, {CHANNELS_LAST: channels_last} if channels_last else {}, (CHANNELS_LAST, *_PERMS))
 
 
 def complete_layouts(nodes: list[NodeProto]) -> set[str]:
@@ -266,8 +261,7 @@ def complete_layouts(nodes: list[NodeProto]) -> set[str]:
         give_layout(node, layout)
         if node.op_type in permuting:
             rank = next(len(item.ints) for item in node.attribute if item.name == "kernel_shape")
-            perms = function_perms(layout, rank, OPERATORS[node.op_type].residual)
-            node.attribute.extend(helper.make_attribute(name, perm) for name, perm in perms.items())
+            give(node, function_perms(layout, rank, OPERATORS[node.op_type].residual))
     return permuting
 
 
@@ -290,24 +284,11 @@ def make_node(inputs: list[str], output: str, before: PoolSpec | UpsampleSpec, c
     if isinstance(before, UpsampleSpec):
         values = {UPSAMPLE: before.factors, SCALES: scales_of(before)}
     else:
-        sizes = before.kernel_shape, before.strides, before.pads, before.dilations
-        values = {f"pool_{attribute}": value for attribute, value in zip(_WINDOW, sizes, strict=True)}
-    return helper.make_node(
-        Parts(upsamples=isinstance(before, UpsampleSpec)).op_type,
-        inputs,
-        [output],
-        name=name or None,
-        domain=DOMAIN,
-        **values,
-        kernel_shape=conv.kernel_shape,
-        strides=conv.strides,
-        pads=conv.pads,
-        dilations=conv.dilations,
-        group=conv.group,
-        weight_perm=weight_perm(conv.rank),
-        plugin_version="1",
-        plugin_namespace="",
-    )
+        values = {f"pool_{attribute}": getattr(before, attribute) for attribute in _WINDOW}
+    values |= {attribute: getattr(conv, attribute) for attribute in (*_WINDOW, "group")}
+    values |= {"weight_perm": weight_perm(conv.rank), "plugin_version": "1", "plugin_namespace": ""}
+    op_type = Parts(upsamples=isinstance(before, UpsampleSpec)).op_type
+    return helper.make_node(op_type, inputs, [output], name=name or None, domain=DOMAIN, **values)
 
 
 def scales_of(up: UpsampleSpec) -> list[float]:
@@ -338,11 +319,18 @@ def function_proto(op_type: str, opset: int) -> FunctionProto:
         x = "activated"
     nodes.append(helper.make_node("Transpose", ["W"], ["weight"]))
     _refer(nodes[-1], perm="weight_perm")
-    nodes += _upsampling(x) if parts.upsamples else [_pooling(x, opset)]
+    if parts.upsamples:
+        scales = AttributeProto(name="value_floats", ref_attr_name=SCALES, type=AttributeProto.FLOATS)
+        nodes.append(helper.make_node("Constant", [], ["factors"]))
+        nodes[-1].attribute.append(scales)
+        nodes.append(helper.make_node("Resize", [x, "", "factors"], ["upsampled"], **NEAREST))
+    else:
+        nodes.append(helper.make_node("AveragePool", [x], ["pooled"], count_include_pad=1))
+        _refer(nodes[-1], **{name: f"pool_{name}" for name in _WINDOW[: 4 if opset >= POOL_DILATIONS_OPSET else 3]})
     steps = [*(("Add",) if parts.residual else ()), *((parts.epilogue,) if parts.epilogue else ())]
     y = "convolved" if steps else "Y"
     nodes.append(helper.make_node("Conv", [nodes[-1].output[0], "weight", "B"], [y]))
-    _refer(nodes[-1], kernel_shape="kernel_shape", strides="strides", pads="pads", dilations="dilations", group="group")
+    _refer(nodes[-1], **{name: name for name in (*_WINDOW, "group")})
     if parts.residual:
         nodes.append(helper.make_node("Add", [y, "R"], ["sum" if parts.epilogue else "Y"]))
         y = "sum"
@@ -353,35 +341,10 @@ def function_proto(op_type: str, opset: int) -> FunctionProto:
     if not parts.is_plain:
         core = Parts(upsamples=parts.upsamples).op_type
         text = f"{core} with what its name says before and behind it; zero padding comes after the prologue."
-    return helper.make_function(
-        DOMAIN,
-        op_type,
-        list(parts.inputs),
-        ["Y"],
-        nodes,
-        [helper.make_opsetid("", opset)],
-        [
-            *(({**_UPSAMPLING, **_SCALES}) if parts.upsamples else _POOLING),
-            *_CONVOLUTION,
-            *_OTHERS,
-            *(() if parts.is_plain else (*_PART_INTS, *_PART_FLOATS)),
-        ],
-        doc_string=text,
-    )
-
-
-def _pooling(x: str, opset: int) -> NodeProto:
-    node = helper.make_node("AveragePool", [x], ["pooled"], count_include_pad=1)
-    _refer(node, kernel_shape="pool_kernel_shape", strides="pool_strides", pads="pool_pads")
-    if opset >= POOL_DILATIONS_OPSET:
-        _refer(node, dilations="pool_dilations")
-    return node
-
-
-def _upsampling(x: str) -> list[NodeProto]:
-    scales = helper.make_node("Constant", [], ["factors"])
-    scales.attribute.append(AttributeProto(name="value_floats", ref_attr_name=SCALES, type=AttributeProto.FLOATS))
-    return [scales, helper.make_node("Resize", [x, "", "factors"], ["upsampled"], **NEAREST)]
+    attributes = [*({**_UPSAMPLING, **_SCALES} if parts.upsamples else _POOLING), *_CONVOLUTION, *_OTHERS]
+    attributes += () if parts.is_plain else (*_PART_INTS, *_PART_FLOATS)
+    imports = [helper.make_opsetid("", opset)]
+    return helper.make_function(DOMAIN, op_type, list(parts.inputs), ["Y"], nodes, imports, attributes, doc_string=text)
 
 
 def functions_for(op_types: set[str], opset: int, permuting: Collection[str] = ()) -> list[FunctionProto]:
@@ -440,27 +403,16 @@ def _register(name: str, version: int, parts: Parts) -> None:
     if not parts.is_plain:
         meanings |= {OpSchema.AttrType.INT: _PART_INTS, OpSchema.AttrType.FLOAT: _PART_FLOATS}
     attributes = [attribute(key, kind, text, required=True) for kind, texts in meanings.items() for key, text in texts.items()]
-    attributes += [
-        attribute("group", helper.make_attribute("group", 1), "Number of channel groups."),
-        attribute(
-            "plugin_version", helper.make_attribute("plugin_version", "1"), "Version under which TensorRT finds the plugin."
-        ),
-        attribute(
-            "plugin_namespace", helper.make_attribute("plugin_namespace", ""), "Namespace under which TensorRT finds the plugin."
-        ),
-        attribute("allow_tf32", helper.make_attribute("allow_tf32", 0), "1 lets the plugin compute float32 products in TF32."),
-        attribute("constant_weights", helper.make_attribute("constant_weights", 0), "1 tells the plugin that W never changes."),
-        attribute(
-            CHANNELS_LAST,
-            helper.make_attribute(CHANNELS_LAST, 0),
-            "Which tensors are [N, spatial..., channels]: 0 none, 1 X, R and Y, 2 R and Y, 3 X.",
-        ),
-        attribute(
-            ACCUMULATION,
-            helper.make_attribute(ACCUMULATION, ACCUMULATIONS["default"]),
-            "How kernels sum pooling windows of float16 and bfloat16: 0 in float32, 1 may be in that type (packed).",
-        ),
-    ]
+    optional: dict[str, tuple[int | str, str]] = {
+        "group": (1, "Number of channel groups."),
+        "plugin_version": ("1", "Version under which TensorRT finds the plugin."),
+        "plugin_namespace": ("", "Namespace under which TensorRT finds the plugin."),
+        "allow_tf32": (0, "1 lets the plugin compute float32 products in TF32."),
+        "constant_weights": (0, "1 tells the plugin that W never changes."),
+        CHANNELS_LAST: (0, "Which tensors are [N, spatial..., channels]: 0 none, 1 X, R and Y, 2 R and Y, 3 X."),
+        ACCUMULATION: (0, "How kernels sum pooling windows of float16 and bfloat16: 0 in float32, 1 may be in it (packed)."),
+    }
+    attributes += [attribute(key, helper.make_attribute(key, value), text) for key, (value, text) in optional.items()]
     perms = [name for name in _PERMS if name != "r_perm" or parts.residual]
     attributes += [attribute(name, OpSchema.AttrType.INTS, _PERMS[name], required=False) for name in perms]
     factors = "[N, C, 1...]" if parts.modulated else "[C]"
@@ -472,11 +424,9 @@ def _register(name: str, version: int, parts: Parts) -> None:
         "shift": f"What is added then, {factors}.",
         "R": "Added to the convolution, of Y's shape.",
     }
-    option = OpSchema.FormalParameterOption
-    inputs = [
-        parameter(key, "T", texts[key], param_option=option.Optional if key == "B" and parts.is_plain else option.Single)
-        for key in parts.inputs
-    ]
+    option = {"B": OpSchema.FormalParameterOption.Optional} if parts.is_plain else {}
+    single = OpSchema.FormalParameterOption.Single
+    inputs = [parameter(key, "T", texts[key], param_option=option.get(key, single)) for key in parts.inputs]
     schema = OpSchema(
         name,
         DOMAIN,
@@ -543,19 +493,12 @@ def move_to_domain(model: ModelProto, domain: str, source: str = DOMAIN) -> bool
 def move_back(model: ModelProto) -> bool:
     """Undo `move_to_domain`, for domains with nothing but these operators as defined here; whether there were any."""
     opset = opset_of(model.opset_import)
-    others: dict[str, set[str]] = {}
-    for node in model_nodes(model):
-        others.setdefault(node.domain, set()).add(node.op_type)
-    functions: dict[str, list[FunctionProto]] = {}
-    for function in model.functions:
-        functions.setdefault(function.domain, []).append(function)
-    ours = [
-        domain
-        for domain, found in functions.items()
-        if domain != DOMAIN
-        and others.get(domain, set()) <= {function.name for function in found} <= set(OP_TYPES)
-        and all(_is_ours(function, opset) for function in found)
-    ]
+    ours = []
+    for domain in {function.domain: None for function in model.functions if function.domain != DOMAIN}:
+        found = [function for function in model.functions if function.domain == domain]
+        used, names = {node.op_type for node in model_nodes(model) if node.domain == domain}, {f.name for f in found}
+        if used <= names <= set(OP_TYPES) and all(_is_ours(function, opset) for function in found):
+            ours.append(domain)
     return any([move_to_domain(model, DOMAIN, domain) for domain in ours])
 
 
@@ -580,11 +523,8 @@ def check_meaning(model: ModelProto) -> None:
         if not _is_ours(function, opset_of(function.opset_import)):
             raise ModelError(f"function '{DOMAIN}::{function.name}': got another body, expected the operator's own")
     for node in filter(is_operator, model_nodes(model)):
-        given: dict[str, list[Any]] = {
-            item.name: list(item.floats if item.name == SCALES else item.ints)
-            for item in node.attribute
-            if not item.ref_attr_name
-        }
+        known = [item for item in node.attribute if not item.ref_attr_name]
+        given: dict[str, list[Any]] = {item.name: list(item.floats if item.name == SCALES else item.ints) for item in known}
         rank, layout = len(given.get("kernel_shape", ())), layout_of(node)
         perms = function_perms(layout, rank, True) if layout in LAYOUTS else {}
         factors, opset, where = tuple(given.get(UPSAMPLE, ())), opset_of(model.opset_import), named(node)

@@ -18,7 +18,7 @@ from typing import Any, cast
 import onnx
 import onnx.inliner
 from google.protobuf.message import EncodeError
-from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, numpy_helper
 
 from convpool.api import optimize
 from convpool.check.inputs import feeds, fitting
@@ -111,19 +111,10 @@ def for_parser(model: ModelProto, major: int, *, plugin: bool, allow_tf32: bool,
                 f"opset {OLD_PARSER_OPSET}"
             )
     for node in filter(is_plugin_node, all_nodes(model.graph)):
-        _set_flag(node, ALLOW_TF32, plugin and allow_tf32)
+        schema.give(node, {ALLOW_TF32: 1} if plugin and allow_tf32 else {}, (ALLOW_TF32,))
         if accumulation is not None:
             schema.give_accumulation(node, accumulation)
     return model
-
-
-def _set_flag(node: NodeProto, name: str, truth: bool) -> None:
-    """Give the node the attribute `name` = 1 if `truth`, else remove that attribute."""
-    others = [attribute for attribute in node.attribute if attribute.name != name]
-    del node.attribute[:]
-    node.attribute.extend(others)
-    if truth:
-        node.attribute.append(helper.make_attribute(name, 1))
 
 
 def _without_trailing_blanks(model: ModelProto) -> ModelProto:
@@ -183,9 +174,10 @@ def set_constant_weights(model: ModelProto, constant: bool) -> None:
     given = {value.name for value in model.graph.input}
     weights = {tensor.name for tensor in model.graph.initializer} - given
     for node in filter(is_plugin_node, all_nodes(model.graph)):
-        _set_flag(node, CONSTANT_WEIGHTS, False)
-    for node in filter(is_plugin_node, model.graph.node):  # the main graph's, where a name has one meaning
-        _set_flag(node, CONSTANT_WEIGHTS, constant and node.input[1] in weights)
+        schema.give(node, {}, (CONSTANT_WEIGHTS,))
+    for node in filter(is_plugin_node, model.graph.node if constant else ()):  # the main graph's, where a name has one meaning
+        if node.input[1] in weights:
+            schema.give(node, {CONSTANT_WEIGHTS: 1})
 
 
 def serialized(model: ModelProto) -> bytes:

@@ -30,7 +30,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from onnx import NodeProto, helper
@@ -175,7 +174,7 @@ def turned(edit: Edit, index: int, rank: int, x: bool, y: bool, to: To) -> list[
         return _mean(edit, node, rank)
     if is_op(node, "Concat"):
         axis = (known_attributes(node) or {})["axis"] % rank
-        _set(node, "axis", _moved(axis, rank, to))
+        schema.give(node, {"axis": _moved(axis, rank, to)})
     elif is_op(node, *SUMS, "Squeeze"):
         _sum(edit, node, tuple(_moved(axis, rank, to) for axis in axes_of(scope, index) or ()), nodes)
     elif is_op(node, "Pad"):
@@ -191,12 +190,6 @@ def _moved(axis: int, rank: int, to: To = to_channels_last) -> int:
     return to(rank - 2).index(axis)
 
 
-def _set(node: NodeProto, name: str, value: Any) -> None:
-    kept = [item for item in node.attribute if item.name != name]
-    del node.attribute[:]
-    node.attribute.extend([*kept, helper.make_attribute(name, value)])
-
-
 def _permuted(node: NodeProto, rank: int, x: bool, y: bool, to: To = to_channels_last) -> NodeProto:
     perm = list((known_attributes(node) or {}).get("perm", range(rank - 1, -1, -1)))
     if x:
@@ -205,7 +198,7 @@ def _permuted(node: NodeProto, rank: int, x: bool, y: bool, to: To = to_channels
         perm = [perm[axis] for axis in to(rank - 2)]
     if perm == sorted(perm):
         return helper.make_node("Identity", [node.input[0]], [node.output[0]], name=node.name or None)
-    _set(node, "perm", perm)
+    schema.give(node, {"perm": perm})
     return node
 
 
@@ -213,7 +206,7 @@ def _sum(edit: Edit, node: NodeProto, axes: tuple[int, ...], nodes: list[NodePro
     """Give a sum, a mean or a Squeeze its axes, where the operator's version has them."""
     axes = tuple(sorted(axes))
     if any(item.name == "axes" for item in node.attribute):
-        _set(node, "axes", axes)
+        schema.give(node, {"axes": axes})
     else:
         name = node.input[1]
         node.input[1] = edit.shared((name, axes), lambda: np.array(axes, np.int64), f"{name}_channels_last", nodes)
@@ -224,7 +217,7 @@ def _pad(edit: Edit, node: NodeProto, pads: Sequence[int], to: To, nodes: list[N
     half = len(pads) // 2
     moved = tuple(pads[axis + end] for end in (0, half) for axis in to(half - 2))
     if edit.scope.opset < 11:
-        _set(node, "pads", moved)
+        schema.give(node, {"pads": moved})
         return
     name = node.input[1]
     node.input[1] = edit.shared((name, moved), lambda: np.array(moved, np.int64), f"{name}_moved", nodes)
@@ -236,7 +229,7 @@ def _mean(edit: Edit, node: NodeProto, rank: int) -> list[NodeProto]:
     nodes: list[NodeProto] = []
     mean = helper.make_node("ReduceMean", [node.input[0]], [node.output[0]], name=node.name or None, keepdims=1)
     if edit.scope.opset < 18:
-        _set(mean, "axes", axes)
+        schema.give(mean, {"axes": axes})
     else:
         mean.input.append(edit.shared(("axes", axes), lambda: np.array(axes, np.int64), f"{node.output[0]}_axes", nodes))
     return [*nodes, mean]
