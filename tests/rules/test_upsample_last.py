@@ -94,7 +94,55 @@ def test_sizes_computed_from_the_input(body):
 
 def test_sizes_that_are_no_multiple_stay():
     halves = {**SIZES, "half": np.float32(1.5)}
-    assert "got ['unknown', 2.0], expected known ones" in reason(graph(FLOATS + CONV, halves, **OPEN))
+    assert "got unknown over size 2 of 'x', expected known ones" in reason(graph(FLOATS + CONV, halves, **OPEN))
+
+
+# What comes before a Resize in U-Nets, the sizes of its map, and sizes by which it is enlarged to as many, or to others.
+TRACED = {
+    "halves": ("m = MaxPool<kernel_shape=[2,2], strides=[2,2]>(x)", "q = Div(n, two) t = Mul(two, q)"),
+    "rounded up": (
+        "m = Conv<pads=[1,1,1,1], strides=[2,2]>(x, w)",
+        "a = Sub(n, one) q = Div(a, two) b = Add(q, one) t = Mul(two, b)",
+    ),
+    "quarters": (
+        "k = Conv<pads=[1,1,1,1], strides=[2,2]>(x, w) l = Sigmoid(k) o = Mul(k, l)"
+        "m = AveragePool<kernel_shape=[2,2], strides=[2,2]>(o)",
+        "a = Add(n, one) b = Div(a, two) q = Div(b, two) t = Mul(q, two)",
+    ),
+    "of another level": (
+        "k = MaxPool<kernel_shape=[2,2], strides=[2,2]>(x)"
+        'm = Resize<mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor">(k, , s)',
+        "q = Div(n, two) t = Mul(q, six)",
+    ),
+}
+UNTRACED = {
+    "of the skip": (TRACED["halves"][0], "t = Identity(n)", "size 2 of 'x' over size 2 of 'x' // 2"),
+    "rounded down": (TRACED["rounded up"][0], TRACED["halves"][1], "2 * (size 2 of 'x' // 2) over (size 2 of 'x' + 1) // 2"),
+    "of a ceiling": (
+        "m = MaxPool<kernel_shape=[2,2], strides=[2,2], ceil_mode=1>(x)",
+        TRACED["halves"][1],
+        "2 * (size 2 of 'x' // 2) over size 2 of 'm'",
+    ),
+}
+
+
+def _enlarged(before: str, computed: str):
+    sizes = f"h = Shape(x) n = Slice(h, n2, n4) {computed} g = Shape(m) first = Slice(g, n0, n2) sizes = Concat<axis=0>(first, t)"
+    resize = 'u = Resize<mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor">(m, , , sizes)'
+    constants = {**SCALES, "n0": [0], "n2": [2], "n4": [4], "one": np.array(1), "two": np.array(2), "six": np.array([6, 4])}
+    return graph(f"{before} {sizes} {resize} {CONV}", constants, **OPEN)
+
+
+@pytest.mark.parametrize("name", TRACED)
+def test_sizes_computed_from_those_in_front(name):
+    for size in (9, 11, 13, 16):
+        rewrite(_enlarged(*TRACED[name]), size=size, upsampling="fused")
+
+
+@pytest.mark.parametrize("name", UNTRACED)
+def test_sizes_whose_factor_depends_on_the_input_stay(name):
+    before, computed, expected = UNTRACED[name]
+    assert f"got {expected}" in reason(_enlarged(before, computed), upsampling="fused")
 
 
 GROUPS = "a = Reshape(u, r)\nb = InstanceNormalization(a, g, g)\nh = Shape(u)\nd = Reshape(b, h)\nv = Mul(d, c)\n"

@@ -107,6 +107,8 @@ class Scope:
         self._weights: dict[str, Constant | None] = {}
         self._constants: dict[str, Constant | None] = {}
         self._sizes: dict[str, tuple[Dim, ...] | None] = {}
+        self.traced: dict[tuple[str, int], Any] = {}
+        """Sizes of tensors, by name and axis, as `rules.resampling.sizes` traces them."""
         for index, node in enumerate(self.nodes):
             for name in node.output:
                 if name:

@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
-from onnx import NodeProto
 
 from convpool.algebra.expand import UpsampleSpec
 from convpool.algebra.geometry import Ints
@@ -33,13 +32,12 @@ from convpool.ir.constants import FOLDABLE
 from convpool.ir.index import Dim, Scope
 from convpool.ir.protos import attributes, is_op
 from convpool.rules.base import Reject, reject
+from convpool.rules.resampling.sizes import scales_of, unknown_ratios
 
 CENTRED = ("half_pixel", "pytorch_half_pixel", "half_pixel_symmetric")
 """Coordinates for which each element of an upsampled map lies nearest to one of the input, for every whole factor."""
 POSITIONS = (*CENTRED, "asymmetric", "align_corners")
 """Coordinates that lie in the map, or are moved to its border."""
-MAX_DEPTH = 24
-"""Nodes that the search for where sizes come from goes back at most."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,8 @@ def _resize(scope: Scope, index: int, rank: int) -> Resample | Reject:
         return reject(scope, index, "scales of batch and channels", _shown(scales[:2]), "1 and 1")
     spatial = scales[2:]
     if any(scale is None or scale <= 0 for scale in spatial):
-        return reject(scope, index, "scales", _shown(spatial), "known ones")
+        got = unknown_ratios(scope, index, rank) or _shown(spatial)
+        return reject(scope, index, "scales", got, "known ones, the same for every size")
     known = [scale for scale in spatial if scale is not None]
     mode = values.get("mode", b"nearest").decode(errors="replace")
     old = scope.opset < 11
@@ -116,6 +115,10 @@ def _resize(scope: Scope, index: int, rank: int) -> Resample | Reject:
     return Resample(index, node.input[0], None, False, growth, nodes)
 
 
+def _shown(scales: Sequence[Fraction | None]) -> list[object]:
+    return ["unknown" if scale is None else round(float(scale), 6) for scale in scales]
+
+
 def _repeats(coordinates: str, rounding: str, factors: Ints) -> bool:
     """Condition (3)."""
     if coordinates in CENTRED:
@@ -123,152 +126,6 @@ def _repeats(coordinates: str, rounding: str, factors: Ints) -> bool:
     if coordinates != "asymmetric":
         return False
     return rounding == "floor" or rounding == "round_prefer_floor" and max(factors) <= 2
-
-
-def scales_of(scope: Scope, index: int, rank: int) -> tuple[Fraction | None, ...] | Reject:
-    """The factor of each axis of a Resize or Upsample; None for one that is not known.  Raises AttributeReference."""
-    node, values = scope.nodes[index], attributes(scope.nodes[index])
-    x, inputs = node.input[0], [*node.input[1:], "", "", ""]
-    shape = scope.info(x).shape
-    axes = [axis % (rank + 2) for axis in values.get("axes", range(rank + 2))]
-    if shape is not None and len(shape) != rank + 2:
-        return reject(scope, index, "axes of the map", len(shape), rank + 2)
-    if values.get("keep_aspect_ratio_policy", b"stretch") != b"stretch":
-        return reject(scope, index, "keep_aspect_ratio_policy", values["keep_aspect_ratio_policy"].decode(), "stretch")
-    found: list[Fraction | None] = []
-    name = inputs[0] if scope.opset < 11 else inputs[1]
-    if "scales" in values:
-        found = [Fraction(float(scale)) for scale in values["scales"]]
-    elif name and (constant := scope.constant(name)) is None:
-        return reject(scope, index, "scales", "a computed tensor", "a constant")
-    elif name and constant is not None and constant.array().size:
-        found = [Fraction(float(scale)) for scale in constant.array().reshape(-1)]
-    elif inputs[2]:
-        sizes = size_terms(scope, inputs[2])
-        if sizes is None:
-            return reject(scope, index, "sizes", "a computed tensor", "the input's sizes times constants")
-        found = [_ratio(scope, size, x, axis) for size, axis in zip(sizes, axes, strict=False)]
-    if len(found) != len(axes):
-        return reject(scope, index, "scales", len(found), f"{len(axes)} numbers")
-    full = dict(zip(axes, found, strict=True))
-    return tuple(full.get(axis, Fraction(1)) for axis in range(rank + 2))
-
-
-def _shown(scales: Sequence[Fraction | None]) -> list[object]:
-    return ["unknown" if scale is None else round(float(scale), 6) for scale in scales]
-
-
-# ---- sizes that are computed --------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class SizeOf:
-    """A size of a tensor, times a factor."""
-
-    tensor: str
-    axis: int
-    factor: Fraction
-
-
-Term = Fraction | SizeOf | None
-"""A number, a size times a factor, or neither."""
-
-
-def _ratio(scope: Scope, term: Term, x: str, axis: int) -> Fraction | None:
-    """The number of times that a size is that of `x` on an axis; None where it may be any."""
-    shape = scope.info(x).shape
-    own = shape[axis] if shape is not None else None
-    if isinstance(term, Fraction):
-        return term / own if isinstance(own, int) and own > 0 else None
-    if term is None:
-        return None
-    if (term.tensor, term.axis) == (x, axis):
-        return term.factor
-    other = scope.info(term.tensor).shape
-    same = own is not None and other is not None and other[term.axis] == own
-    return term.factor if same else None
-
-
-def size_terms(scope: Scope, name: str, depth: int = 0) -> list[Term] | None:
-    """The elements of a vector or number that is computed from shapes and constants; None where it comes about in another way.
-
-    Casts to floating point and back, and rounding, do not change what is a whole number anyway: a size times a whole factor.
-    """
-    constant = scope.constant(name)
-    if constant is not None:
-        array = constant.array()
-        return [Fraction(float(value)) for value in array.reshape(-1)] if array.size <= 8 and np.isfinite(array).all() else None
-    index = scope.producer.get(name)
-    if index is None or depth > MAX_DEPTH:
-        return None
-    node = scope.nodes[index]
-    if any(attribute.ref_attr_name for attribute in node.attribute):
-        return None
-    if is_op(node, "Shape"):
-        return _shape_terms(scope, node)
-    if is_op(node, "Concat"):
-        parts = [size_terms(scope, source, depth + 1) for source in node.input]
-        return None if any(part is None for part in parts) else [term for part in parts for term in part or ()]
-    if is_op(node, "Mul"):
-        return _product(*(size_terms(scope, source, depth + 1) for source in node.input))
-    if not is_op(node, "Identity", "Unsqueeze", "Squeeze", "Cast", "Floor", "Ceil", "Round", "Reshape", "Gather", "Slice"):
-        return None
-    terms = size_terms(scope, node.input[0], depth + 1)
-    if terms is None:
-        return None
-    if is_op(node, "Gather"):
-        picks = scope.constant_ints(node.input[1])
-        ok = picks is not None and all(-len(terms) <= i < len(terms) for i in picks)
-        return [terms[i] for i in picks or ()] if ok else None
-    if is_op(node, "Slice"):
-        return _sliced(scope, node, terms)
-    if is_op(node, "Cast", "Floor", "Ceil", "Round"):
-        return [term if _is_whole(term) else None for term in terms]
-    return terms
-
-
-def _is_whole(term: Term) -> bool:
-    number = term.factor if isinstance(term, SizeOf) else term
-    return number is not None and number.denominator == 1
-
-
-def _shape_terms(scope: Scope, node: NodeProto) -> list[Term] | None:
-    shape = scope.info(node.input[0]).shape
-    if shape is None:
-        return None
-    values = attributes(node)
-    terms: list[Term] = [
-        Fraction(size) if isinstance(size, int) else SizeOf(node.input[0], axis, Fraction(1)) for axis, size in enumerate(shape)
-    ]
-    return terms[slice(values.get("start"), values.get("end"))]
-
-
-def _product(left: list[Term] | None, right: list[Term] | None) -> list[Term] | None:
-    if left is None or right is None or len(left) != len(right) and 1 not in (len(left), len(right)):
-        return None
-    count = max(len(left), len(right))
-    pairs = zip(left * (count // len(left)), right * (count // len(right)), strict=True)
-    return [_times(a, b) for a, b in pairs]
-
-
-def _times(a: Term, b: Term) -> Term:
-    if isinstance(a, Fraction) and isinstance(b, SizeOf):
-        a, b = b, a
-    if isinstance(a, SizeOf) and isinstance(b, Fraction):
-        return SizeOf(a.tensor, a.axis, a.factor * b)
-    return a * b if isinstance(a, Fraction) and isinstance(b, Fraction) else None
-
-
-def _sliced(scope: Scope, node: NodeProto, terms: list[Term]) -> list[Term] | None:
-    values = attributes(node)
-    if scope.opset < 10:
-        given = [values.get("starts"), values.get("ends"), None, [1]]
-    else:
-        given = [scope.constant_ints(name) if name else None for name in [*node.input[1:], "", ""][:4]]
-    starts, ends, _, steps = given
-    if starts is None or ends is None or len(starts) != 1 or len(ends) != 1:
-        return None
-    return terms[starts[0] : ends[0] : steps[0] if steps else 1]
 
 
 def sources(scope: Scope, names: Sequence[str]) -> set[int]:

@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The factors of a Resize, from its scales, or from sizes that are computed from shapes.
+
+Each size is a term: a number, or `factor * ((n + offset) // divisor)`, where n is a size of some tensor.  The sizes of the map
+that is resized are traced back to such terms too, through convolutions, poolings and what acts on each element: the same term on
+both sides cancels for every n.  So in a U-Net twice the size of a pooled map is a factor of 2, also where the input has an odd
+size.  The size of the skip connection is none: it is n, and the map has n // 2.
+
+Casts to floating point and back, and rounding, do not change what is a whole number anyway: a size times a whole factor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+import numpy as np
+from onnx import NodeProto, TensorProto
+
+from convpool.ir.index import Dim, Scope
+from convpool.ir.protos import attributes, is_op, known_attributes
+from convpool.rules.base import Reject, reject
+
+MAX_DEPTH = 24
+"""Nodes that the search for where sizes come from goes back at most."""
+MAX_TRACE = 96
+"""Nodes that the size of a map is traced back through at most."""
+KEEPING = (
+    "BatchNormalization", "Cast", "Clip", "Dropout", "Elu", "Gelu", "GroupNormalization", "HardSigmoid", "HardSwish", "Identity",
+    "InstanceNormalization", "LeakyRelu", "Mish", "Relu", "Selu", "Sigmoid", "Softplus", "Tanh",
+)  # fmt: skip
+"""Operators whose result has the shape of the first input."""
+BROADCAST = ("Add", "Div", "Mul", "PRelu", "Sub")
+INTEGERS = (TensorProto.INT64, TensorProto.INT32)
+
+
+@dataclass(frozen=True)
+class SizeOf:
+    """A size n of a tensor in a term: factor * ((n + offset) // divisor)."""
+
+    tensor: str
+    axis: int
+    factor: Fraction = Fraction(1)
+    offset: int = 0
+    divisor: int = 1
+
+    def __str__(self) -> str:
+        n = f"size {self.axis} of '{self.tensor}'"
+        n = f"({n} + {self.offset})" if self.offset else n
+        n = f"{n} // {self.divisor}" if self.divisor > 1 else n
+        return n if self.factor == 1 else f"{self.factor} * ({n})"
+
+    def times(self, factor: Fraction) -> SizeOf:
+        """The term times a factor."""
+        return replace(self, factor=self.factor * factor)
+
+    def plus(self, number: int) -> SizeOf | None:
+        """The term plus a number; None where that is no term."""
+        own = Fraction(number, 1) / self.factor if self.factor else Fraction(1, 2)
+        return replace(self, offset=self.offset + int(own) * self.divisor) if own.denominator == 1 else None
+
+    def over(self, number: int) -> SizeOf | None:
+        """The term divided by a number above 0 and rounded down; None where that is no term."""
+        if self.factor == 1:
+            return replace(self, divisor=self.divisor * number)
+        whole = self.factor / number
+        return replace(self, factor=whole) if whole.denominator == 1 else None
+
+
+Term = Fraction | SizeOf | None
+"""A number, a size in a term, or neither."""
+
+
+def scales_of(scope: Scope, index: int, rank: int) -> tuple[Fraction | None, ...] | Reject:
+    """The factor of each axis of a Resize or Upsample; None for one that is not known.  Raises AttributeReference."""
+    node, values = scope.nodes[index], attributes(scope.nodes[index])
+    x, inputs = node.input[0], [*node.input[1:], "", "", ""]
+    shape = scope.info(x).shape
+    axes = [axis % (rank + 2) for axis in values.get("axes", range(rank + 2))]
+    if shape is not None and len(shape) != rank + 2:
+        return reject(scope, index, "axes of the map", len(shape), rank + 2)
+    if values.get("keep_aspect_ratio_policy", b"stretch") != b"stretch":
+        return reject(scope, index, "keep_aspect_ratio_policy", values["keep_aspect_ratio_policy"].decode(), "stretch")
+    found: list[Fraction | None] = []
+    name = inputs[0] if scope.opset < 11 else inputs[1]
+    if "scales" in values:
+        found = [Fraction(float(scale)) for scale in values["scales"]]
+    elif name and (constant := scope.constant(name)) is None:
+        return reject(scope, index, "scales", "a computed tensor", "a constant")
+    elif name and constant is not None and constant.array().size:
+        found = [Fraction(float(scale)) for scale in constant.array().reshape(-1)]
+    elif inputs[2]:
+        sizes = size_terms(scope, inputs[2])
+        if sizes is None:
+            return reject(scope, index, "sizes", "a computed tensor", "the input's sizes times constants")
+        found = [_ratio(scope, size, x, axis) for size, axis in zip(sizes, axes, strict=False)]
+    if len(found) != len(axes):
+        return reject(scope, index, "scales", len(found), f"{len(axes)} numbers")
+    full = dict(zip(axes, found, strict=True))
+    return tuple(full.get(axis, Fraction(1)) for axis in range(rank + 2))
+
+
+def _ratio(scope: Scope, term: Term, x: str, axis: int) -> Fraction | None:
+    """The number of times that a size is that of `x` on an axis; None where it may be any."""
+    shape = scope.info(x).shape
+    size = shape[axis] if shape is not None else None
+    if isinstance(term, Fraction):
+        return term / size if isinstance(size, int) and size > 0 else None
+    if term is None:
+        return None
+    own = traced(scope, x, axis)
+    if (term.offset, term.divisor) != (own.offset, own.divisor) or own.factor <= 0:
+        return None
+    return term.factor / own.factor if _is_same(scope, term, own) else None
+
+
+def _is_same(scope: Scope, one: SizeOf, other: SizeOf) -> bool:
+    """Return True if the sizes in two terms are equal."""
+    if (one.tensor, one.axis) == (other.tensor, other.axis):
+        return True
+    shapes = scope.info(one.tensor).shape, scope.info(other.tensor).shape
+    known: list[Dim] = [shape[size.axis] if shape is not None else None for shape, size in zip(shapes, (one, other), strict=True)]
+    return known[0] is not None and known[0] == known[1]
+
+
+def unknown_ratios(scope: Scope, index: int, rank: int) -> str:
+    """The spatial sizes of a Resize over those of its map, in words, for a reason."""
+    node = scope.nodes[index]
+    terms = size_terms(scope, node.input[3]) if len(node.input) > 3 and node.input[3] else None
+    axes = [axis % (rank + 2) for axis in (known_attributes(node) or {}).get("axes", range(rank + 2))]
+    shown = [
+        f"{'unknown' if term is None else term} over {traced(scope, node.input[0], axis)}"
+        for term, axis in zip(terms or (), axes, strict=False)
+        if axis > 1 and not isinstance(term, Fraction) and _ratio(scope, term, node.input[0], axis) is None
+    ]
+    return ", ".join(dict.fromkeys(shown))
+
+
+# ---- sizes of maps ------------------------------------------------------------------------------------------------------
+
+
+def traced(scope: Scope, tensor: str, axis: int, depth: int = 0) -> SizeOf:
+    """A size of a tensor as a term in that of a tensor in front of it."""
+    key = tensor, axis
+    if key not in scope.traced:
+        scope.traced[key] = SizeOf(tensor, axis)  # ends the search on a graph with a cycle
+        index = scope.producer.get(tensor)
+        if index is not None and depth < MAX_TRACE and scope.nodes[index].output[0] == tensor:
+            scope.traced[key] = _traced_through(scope, scope.nodes[index], index, axis, depth + 1) or scope.traced[key]
+    return scope.traced[key]
+
+
+def _traced_through(scope: Scope, node: NodeProto, index: int, axis: int, depth: int) -> SizeOf | None:
+    values = known_attributes(node)
+    shape = scope.info(node.input[0]).shape if node.input else None
+    if values is None or shape is None:
+        return None
+    x, rank = node.input[0], len(shape) - 2
+    if is_op(node, *KEEPING) or is_op(node, "Concat") and values.get("axis", 1) % len(shape) != axis:
+        return traced(scope, x, axis, depth)
+    if is_op(node, *BROADCAST):
+        found = {traced(scope, name, place, depth) for name, place in _wide(scope, node, axis)}
+        return found.pop() if len(found) == 1 else None
+    if is_op(node, "Conv", "MaxPool", "AveragePool"):
+        if axis < 2:
+            return None if axis and is_op(node, "Conv") else traced(scope, x, axis, depth)
+        return _through_window(scope, node, values, axis - 2, rank, traced(scope, x, axis, depth))
+    if is_op(node, "Resize", "Upsample") and rank > 0:
+        factors = scales_of(scope, index, rank)
+        factor = None if isinstance(factors, Reject) else factors[axis]
+        return traced(scope, x, axis, depth).times(factor) if factor is not None and factor.denominator == 1 else None
+    return None
+
+
+def _wide(scope: Scope, node: NodeProto, axis: int) -> list[tuple[str, int]]:
+    """The operands of an operator with broadcasting that give its result the size of an axis, each with its own axis."""
+    shapes = [scope.info(name).shape for name in node.input]
+    rank = max((len(shape) for shape in shapes if shape is not None), default=0)
+    places = [
+        (name, axis - rank + len(shape), shape) for name, shape in zip(node.input, shapes, strict=True) if shape is not None
+    ]
+    if len(places) < len(shapes):
+        return []
+    return [(name, place) for name, place, shape in places if place >= 0 and shape[place] != 1]
+
+
+def _through_window(scope: Scope, node: NodeProto, values: dict, i: int, rank: int, size: SizeOf) -> SizeOf | None:
+    """The number of windows of a Conv or pooling."""
+    weight = scope.info(node.input[1]).shape if is_op(node, "Conv") else None
+    kernel = values.get("kernel_shape") or (weight[2:] if weight is not None else ())
+    strides, dilations = values.get("strides") or [1] * rank, values.get("dilations") or [1] * rank
+    pads = values.get("pads") or [0] * (2 * rank)
+    if values.get("ceil_mode", 0) or values.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
+        return None
+    if (len(kernel), len(strides), len(dilations), len(pads)) != (rank, rank, rank, 2 * rank) or strides[i] < 1:
+        return None
+    k = kernel[i]
+    if not isinstance(k, int):
+        return None
+    more = 0 if values.get("auto_pad") == b"VALID" else pads[i] + pads[rank + i]
+    covered = size.plus(more - dilations[i] * (k - 1) - 1)
+    steps = covered and covered.over(strides[i])
+    return steps and steps.plus(1)
+
+
+# ---- sizes that are computed --------------------------------------------------------------------------------------------
+
+
+def size_terms(scope: Scope, name: str, depth: int = 0) -> list[Term] | None:
+    """The elements of a vector or number that is computed from shapes and constants; None where it comes about in another way."""
+    constant = scope.constant(name)
+    if constant is not None:
+        array = constant.array()
+        return [Fraction(float(value)) for value in array.reshape(-1)] if array.size <= 8 and np.isfinite(array).all() else None
+    index = scope.producer.get(name)
+    if index is None or depth > MAX_DEPTH:
+        return None
+    node = scope.nodes[index]
+    if any(attribute.ref_attr_name for attribute in node.attribute):
+        return None
+    if is_op(node, "Shape"):
+        return _shape_terms(scope, node)
+    if is_op(node, "Concat"):
+        parts = [size_terms(scope, source, depth + 1) for source in node.input]
+        return None if any(part is None for part in parts) else [term for part in parts for term in part or ()]
+    if is_op(node, "Add", "Div", "Mul", "Sub"):
+        return _combined(scope, node, *(size_terms(scope, source, depth + 1) for source in node.input))
+    if not is_op(node, "Identity", "Unsqueeze", "Squeeze", "Cast", "Floor", "Ceil", "Round", "Reshape", "Gather", "Slice"):
+        return None
+    terms = size_terms(scope, node.input[0], depth + 1)
+    if terms is None:
+        return None
+    if is_op(node, "Gather"):
+        picks = scope.constant_ints(node.input[1])
+        ok = picks is not None and all(-len(terms) <= i < len(terms) for i in picks)
+        return [terms[i] for i in picks or ()] if ok else None
+    if is_op(node, "Slice"):
+        return _sliced(scope, node, terms)
+    if is_op(node, "Cast", "Floor", "Ceil", "Round"):
+        return [term if _is_whole(term) else None for term in terms]
+    return terms
+
+
+def _is_whole(term: Term) -> bool:
+    number = term.factor if isinstance(term, SizeOf) else term
+    return number is not None and number.denominator == 1
+
+
+def _shape_terms(scope: Scope, node: NodeProto) -> list[Term] | None:
+    shape = scope.info(node.input[0]).shape
+    if shape is None:
+        return None
+    values = attributes(node)
+    terms: list[Term] = [
+        Fraction(size) if isinstance(size, int) else traced(scope, node.input[0], axis) for axis, size in enumerate(shape)
+    ]
+    return terms[slice(values.get("start"), values.get("end"))]
+
+
+def _combined(scope: Scope, node: NodeProto, left: list[Term] | None, right: list[Term] | None) -> list[Term] | None:
+    if left is None or right is None or len(left) != len(right) and 1 not in (len(left), len(right)):
+        return None
+    count = max(len(left), len(right))
+    pairs = zip(left * (count // len(left)), right * (count // len(right)), strict=True)
+    whole = scope.info(node.output[0]).elem_type in INTEGERS
+    return [_arithmetic(node.op_type, a, b, whole) for a, b in pairs]
+
+
+def _arithmetic(operator: str, a: Term, b: Term, whole: bool) -> Term:
+    """Two terms added, subtracted, multiplied or divided.  whole: of integers, where a division rounds towards zero."""
+    if a is None or b is None:
+        return None
+    if operator in ("Add", "Mul") and isinstance(b, SizeOf):
+        a, b = b, a
+    if isinstance(b, SizeOf):
+        return None
+    if operator == "Mul":
+        return a.times(b) if isinstance(a, SizeOf) else a * b
+    if not whole or b.denominator != 1:
+        return None
+    if operator == "Div":
+        if b <= 0:
+            return None
+        if isinstance(a, SizeOf):  # which is not below zero, for a size of at least 1
+            return a.over(int(b)) if a.offset >= -1 and a.factor > 0 else None
+        return Fraction(a // b) if a >= 0 and a.denominator == 1 else None
+    number = b if operator == "Add" else -b
+    return a.plus(int(number)) if isinstance(a, SizeOf) else a + number
+
+
+def _sliced(scope: Scope, node: NodeProto, terms: list[Term]) -> list[Term] | None:
+    values = attributes(node)
+    if scope.opset < 10:
+        given = [values.get("starts"), values.get("ends"), None, [1]]
+    else:
+        given = [scope.constant_ints(name) if name else None for name in [*node.input[1:], "", ""][:4]]
+    starts, ends, _, steps = given
+    if starts is None or ends is None or len(starts) != 1 or len(ends) != 1:
+        return None
+    return terms[starts[0] : ends[0] : steps[0] if steps else 1]
