@@ -19,7 +19,7 @@ from convpool.algebra.parts import FUSED_VARIANTS
 from convpool.check.session import make_session
 from convpool.ir import schema
 from convpool.ir.model import LoadedModel
-from convpool.tensorrt import Engine, build_engine, casts, prepare
+from convpool.tensorrt import Engine, build_engine, prepare
 from convpool.tensorrt.package import tensorrt_module, version
 from models.digits import MODEL_PATH, load_test_set
 from models.generators import generate, random_inputs
@@ -85,7 +85,7 @@ def lowered(name: str, lowering: str) -> onnx.ModelProto:
 def run_onnxruntime(model: onnx.ModelProto, precision: str, inputs) -> dict[str, np.ndarray]:
     if precision in KINDS:
         model = prepare.self_contained(model)
-        casts.cast_floats(model, KINDS[precision])
+        prepare.cast_floats(model, KINDS[precision])
     session = make_session(LoadedModel(model, None, 0), optimize=False)
     return dict(zip([output.name for output in session.get_outputs()], session.run(None, inputs), strict=True))
 

@@ -11,9 +11,9 @@ from onnx import TensorProto
 
 from convpool.errors import ModelError, OptionError, OutputError, TensorRTError
 from convpool.tensorrt import BuildOptions, build_engine, builder
-from convpool.tensorrt.build_progress import interruptible, monitor_of
+from convpool.tensorrt.builder import interruptible, monitor_of
+from convpool.tensorrt.network import add_profiles, typical_shapes
 from convpool.tensorrt.prepare import is_plugin_node
-from convpool.tensorrt.profiles import add_profiles, typical_shapes
 from models.generators import generate
 from tests.support.pretended_tensorrt import Config, Flag, Profile, TacticSource, pretended_tensorrt
 

@@ -523,12 +523,12 @@ def half_channels_last(model, name: str, inputs: dict) -> Engine:
     """An fp16 engine whose inputs and outputs are half precision, channels last: the format in which its node is fastest."""
     import tensorrt as trt
 
-    from convpool.tensorrt import casts, load_plugin, prepare
+    from convpool.tensorrt import load_plugin, prepare
     from convpool.tensorrt.package import logger
 
     load_plugin()
     ready = prepare.for_parser(prepare.self_contained(model), 8, plugin=True, allow_tf32=False)
-    casts.half_weights(ready, onnx.TensorProto.FLOAT16)
+    prepare.half_weights(ready, onnx.TensorProto.FLOAT16)
     prepare.set_constant_weights(ready, True)
     builder = trt.Builder(logger(trt))
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.EXPLICIT_BATCH))

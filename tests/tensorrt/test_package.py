@@ -15,7 +15,7 @@ from convpool.cuda.errors import LibraryError
 from convpool.errors import ModelError, TensorRTError
 from convpool.ir import schema
 from convpool.ir.model import load
-from convpool.tensorrt import BuildOptions, casts, package, plugin_library, policy, prepare
+from convpool.tensorrt import BuildOptions, package, plugin_library, policy, prepare
 from convpool.tensorrt.memory import PycudaMemory
 from convpool.tensorrt.runner import EngineRunner
 from convpool.tensorrt.tune import typical_inputs
@@ -202,7 +202,7 @@ def test_constants_as_attributes_become_half_precision_ones(name, value):
     shape = [len(value)] if isinstance(value, list) else []
     outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)]
     model = helper.make_model(helper.make_graph([node], "g", [], outputs), opset_imports=[helper.make_opsetid("", 17)])
-    casts.cast_floats(model, TensorProto.FLOAT16)
+    prepare.cast_floats(model, TensorProto.FLOAT16)
     onnx.checker.check_model(model, full_check=True)
     (tensor,) = [item.t for node in model.graph.node if node.op_type == "Constant" for item in node.attribute]
     assert numpy_helper.to_array(tensor).tolist() == np.minimum(np.array(value), 65504).astype(np.float16).tolist()
@@ -210,7 +210,7 @@ def test_constants_as_attributes_become_half_precision_ones(name, value):
 
 def test_casts_to_float_become_half_precision_ones():
     model = graph("c = Cast<to=1>(n)\nd = Cast<to=7>(c)\ny = Add(c, x)", inputs="int64[1,16,12,12] n, float[1,16,12,12] x")
-    casts.cast_floats(model, TensorProto.FLOAT16)
+    prepare.cast_floats(model, TensorProto.FLOAT16)
     kinds = [node.attribute[0].i for node in model.graph.node if node.op_type == "Cast"]
     # x to half precision, the model's own two, the result to float32
     assert kinds == [TensorProto.FLOAT16, TensorProto.FLOAT16, TensorProto.INT64, TensorProto.FLOAT]

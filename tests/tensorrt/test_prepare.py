@@ -16,9 +16,8 @@ from convpool.errors import ModelError, OptionError
 from convpool.ir import schema
 from convpool.ir.inference import mark_layers
 from convpool.ir.model import LoadedModel, load
-from convpool.tensorrt import PRECISIONS, BuildOptions, Engine, build_engine, casts, pipeline, policy, prepare
-from convpool.tensorrt.network import keep_heads_in_float
-from convpool.tensorrt.profiles import typical_shapes
+from convpool.tensorrt import PRECISIONS, BuildOptions, Engine, build_engine, pipeline, policy, prepare
+from convpool.tensorrt.network import keep_heads_in_float, typical_shapes
 from models.generators import generate, random_inputs
 
 TRT_86 = SimpleNamespace(__name__="tensorrt", __version__="8.6.1")
@@ -45,7 +44,7 @@ def test_cast_floats_rounds_and_nothing_else(name):
     inputs = random_inputs(model)
     exact = run(model, inputs)
     half = prepare.self_contained(optimize(model, check=0).model)
-    casts.cast_floats(half, TensorProto.FLOAT16)
+    prepare.cast_floats(half, TensorProto.FLOAT16)
     onnx.checker.check_model(half)
     kinds = {tensor.data_type for tensor in half.graph.initializer}
     assert TensorProto.FLOAT not in kinds and TensorProto.FLOAT16 in kinds
@@ -77,7 +76,7 @@ def test_cast_floats_keeps_scales_and_clips_what_half_precision_cannot_hold():
         [scales, large],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    casts.cast_floats(model, TensorProto.FLOAT16)
+    prepare.cast_floats(model, TensorProto.FLOAT16)
     onnx.checker.check_model(model, full_check=True)
     kept = {tensor.name: tensor for tensor in model.graph.initializer}
     assert kept["scales"].data_type == TensorProto.FLOAT
@@ -99,7 +98,7 @@ def test_cast_floats_keeps_scales_of_constant_nodes_and_converts_what_branches_h
     model = onnx.parser.parse_model(text)
     branch = model.graph.node[-1].attribute[0].g
     assert [tensor.name for tensor in branch.initializer] == ["three"]
-    casts.cast_floats(model, TensorProto.FLOAT16)
+    prepare.cast_floats(model, TensorProto.FLOAT16)
     onnx.checker.check_model(model, full_check=True)
     assert branch.initializer[0].data_type == TensorProto.FLOAT16
     for condition, factor in ((True, 3), (False, 0.5)):
@@ -142,7 +141,7 @@ def test_functions_leave_nothing_before_the_plugin():
         assert [node.op_type for node in ready.graph.node if prepare.is_plugin_node(node)] == names and names
     plain = prepare.for_parser(rewritten, 10, plugin=False, allow_tf32=False)
     assert np.array_equal(run(plain, inputs)[0], 2 * wanted[0])
-    casts.cast_floats(plain, TensorProto.FLOAT16)
+    prepare.cast_floats(plain, TensorProto.FLOAT16)
     error = np.abs(run(plain, inputs)[0] - 2 * wanted[0]).max() / np.abs(wanted[0]).max()
     assert 0 < error < 2e-2
 
@@ -268,7 +267,7 @@ def test_nodes_in_bodies_have_no_constant_weights():
 
 def test_half_weights_are_those_of_the_operator_alone():
     rewritten = prepare.self_contained(optimize(generate("wgan_gp_small", batch=2), check=0).model)
-    casts.half_weights(rewritten, TensorProto.FLOAT16)
+    prepare.half_weights(rewritten, TensorProto.FLOAT16)
     kinds = {tensor.name: tensor.data_type for tensor in rewritten.graph.initializer}
     for node in rewritten.graph.node:
         wanted = TensorProto.FLOAT16 if prepare.is_plugin_node(node) else TensorProto.FLOAT
@@ -284,7 +283,7 @@ def test_half_weights_of_a_prologue_that_two_nodes_share():
     shared, kept = first.input[3], third.input[4]
     second.input[3] = shared
     model.graph.node.append(helper.make_node("Neg", [kept], ["elsewhere"]))
-    casts.half_weights(model, TensorProto.FLOAT16)
+    prepare.half_weights(model, TensorProto.FLOAT16)
     kinds = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
     fp16 = {name for node in (first, second, third) for name in node.input[1:]} - {kept}
     assert {kinds[name] for name in fp16} == {TensorProto.FLOAT16} and kinds[kept] == TensorProto.FLOAT

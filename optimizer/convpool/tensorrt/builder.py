@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorRT's builder: its config, its timing cache, and the build itself.
+"""TensorRT's builder: its config, its timing cache, its progress, and the build itself, which Ctrl-C stops.
 
 | precision | TensorRT 8.6, 9 (weakly typed) | TensorRT 10, 11 (strongly typed) |
 |---|---|---|
@@ -20,22 +20,25 @@ The plugin sees neither the TF32 flag nor which weights never change, so attribu
 from __future__ import annotations
 
 import ctypes
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from onnx import ModelProto
 
+from convpool import interrupt
 from convpool.errors import OptionError, OutputError, TensorRTError
 from convpool.ir.files import write_atomically
-from convpool.tensorrt import casts, prepare
-from convpool.tensorrt.build_options import BuildOptions
-from convpool.tensorrt.build_progress import interruptible, monitor_of
+from convpool.tensorrt import prepare
+from convpool.tensorrt.build_options import BuildOptions, Progress
 from convpool.tensorrt.engine import Engine
-from convpool.tensorrt.network import keep_heads_in_float, parse
+from convpool.tensorrt.network import add_profiles, keep_heads_in_float, parse
 from convpool.tensorrt.package import is_weakly_typed, logger, parser_major
 from convpool.tensorrt.plugin_library import load_plugin
-from convpool.tensorrt.profiles import add_profiles
 
 
 def build_plan(trt: ModuleType, model: ModelProto, options: BuildOptions) -> Engine:
@@ -89,9 +92,9 @@ def _use_half_types(trt: ModuleType, model: ModelProto, options: BuildOptions) -
     if not options.in_half_precision:
         return
     if not is_weakly_typed(trt):
-        casts.cast_floats(model, casts.ELEMENT_TYPES[options.precision])
+        prepare.cast_floats(model, prepare.ELEMENT_TYPES[options.precision])
     elif options.precision == "fp16":
-        casts.half_weights(model, casts.ELEMENT_TYPES["fp16"])
+        prepare.half_weights(model, prepare.ELEMENT_TYPES["fp16"])
 
 
 def _configure(trt: ModuleType, config: Any, options: BuildOptions) -> None:
@@ -160,3 +163,67 @@ def _save_timing_cache(config: Any, path: Path) -> None:
         write_atomically(path, bytes(config.get_timing_cache().serialize()))
     except OSError as error:
         raise OutputError(f"timing cache {path}: cannot be written; {error.strerror or error}") from error
+
+
+def monitor_of(trt: ModuleType, config: Any, progress: Progress | None) -> Any:
+    """The config's new monitor, which hands TensorRT's steps on; None without a progress function, or before TensorRT 10.
+
+    TensorRT prints an exception in a callback and goes on: the monitor keeps it as `error` and stops the build.
+    """
+    if progress is None or not hasattr(trt, "IProgressMonitor") or not hasattr(config, "progress_monitor"):
+        return None
+
+    tell = progress
+
+    class Monitor(trt.IProgressMonitor):  # type: ignore[name-defined]
+        def __init__(self) -> None:
+            trt.IProgressMonitor.__init__(self)
+            self._steps: dict[str, int] = {}
+            self.error: BaseException | None = None
+
+        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
+            self._steps[phase_name] = num_steps
+            self._tell(phase_name, 0, num_steps)
+
+        def step_complete(self, phase_name: str, step: int) -> bool:
+            self._tell(phase_name, step + 1, self._steps.get(phase_name, 0))
+            return self.error is None
+
+        def phase_finish(self, phase_name: str) -> None:
+            steps = self._steps.pop(phase_name, 0)
+            self._tell(phase_name, steps, steps)
+
+        def _tell(self, *step: Any) -> None:
+            try:
+                if self.error is None:
+                    tell(*step)
+            except BaseException as error:
+                self.error = error
+
+    config.progress_monitor = Monitor()
+    return config.progress_monitor
+
+
+@contextmanager
+def interruptible(monitor: Any) -> Iterator[None]:
+    """Ctrl-C stops the build at its next step: Python would raise KeyboardInterrupt in a callback, where it is printed.
+
+    So do SIGTERM and SIGHUP in a command.  Without a monitor these end the process at once, as nothing is being written.
+    """
+    own = threading.current_thread() is threading.main_thread()
+    before = {number: signal.getsignal(number) for number in interrupt.WORDS if own}
+    raising = [number for number, handler in before.items() if handler in (signal.default_int_handler, interrupt.stop)]
+
+    def stop(number: int, _frame: object) -> None:
+        monitor.error = KeyboardInterrupt(number)
+
+    for number in raising:
+        if monitor is not None:
+            signal.signal(number, stop)
+        elif number != signal.SIGINT:
+            signal.signal(number, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        for number in raising:
+            signal.signal(number, before[number])

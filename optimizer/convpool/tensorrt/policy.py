@@ -13,8 +13,8 @@ from convpool.ir.protos import all_nodes, is_op
 from convpool.options import PASS_OF_SWITCH
 from convpool.tensorrt import prepare
 from convpool.tensorrt.build_options import HALF_PRECISIONS, BuildOptions
+from convpool.tensorrt.network import typical_shapes
 from convpool.tensorrt.package import parser_major, tensorrt_module
-from convpool.tensorrt.profiles import typical_shapes
 
 STEM_MIN_CC = 80
 """Least compute capability, 10 * major + minor, of the plugin's kernel for few channels."""

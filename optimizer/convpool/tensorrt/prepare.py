@@ -7,7 +7,12 @@
 - TensorRT 8.6 and 9 read opsets up to 17 and no local functions.
 - TensorRT 10.0 to 10.6 take a local function before a plugin of the same name.
 
-`casts` has the types of half precisions.
+In half precision float32 tensors become others:
+
+| networks | half precision is | here |
+|---|---|---|
+| weakly typed (TensorRT 8.6, 9) | a flag of the builder | `half_weights`: constants of the plugin's nodes |
+| strongly typed (TensorRT 10, 11) | the model's types | `cast_floats`: every tensor inside the model |
 """
 
 from __future__ import annotations
@@ -15,20 +20,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+import ml_dtypes
+import numpy as np
 import onnx
 import onnx.inliner
 from google.protobuf.message import EncodeError
-from onnx import GraphProto, ModelProto, NodeProto, numpy_helper
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from convpool.api import optimize
-from convpool.check.inputs import feeds, fitting
+from convpool.check.inputs import TYPE_ATTRIBUTES, feeds, fitting
 from convpool.check.session import evaluate
 from convpool.errors import ModelError
 from convpool.ir import schema
 from convpool.ir.index import Scope, index_model
 from convpool.ir.inference import mark_layers
 from convpool.ir.model import LoadedModel, load
-from convpool.ir.protos import all_nodes, is_op
+from convpool.ir.protos import all_nodes, graphs_within, is_op
 from convpool.ir.save import self_contained as without_data_files
 from convpool.tensorrt.package import STRONGLY_TYPED_SINCE
 from convpool.types import Lowering
@@ -38,6 +45,14 @@ OLD_PARSER_OPSET = 17
 CONSTANT_WEIGHTS, ALLOW_TF32 = "constant_weights", "allow_tf32"
 WEIGHTED = ("Conv", "ConvTranspose", "Gemm")
 """Operators whose second input are weights."""
+ELEMENT_TYPES: dict[str, int] = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
+"""ONNX's number for the type of a half precision."""
+_NUMPY_TYPES: dict[int, np.dtype] = {
+    TensorProto.FLOAT16: np.dtype(np.float16),
+    TensorProto.BFLOAT16: np.dtype(ml_dtypes.bfloat16),
+}
+_FLOAT_ONLY_INPUTS = {"Resize": (1, 2), "Upsample": (1,)}
+"""Inputs that stay float32 whatever the type of the data: regions and scales."""
 
 
 def lowered(
@@ -52,7 +67,7 @@ def lowered(
 
     lowering: as in `convpool.optimize`, or "none"; a model that has nodes for the plugin already is taken as it is.
     layers: make intermediate tensors outputs.  input_shapes: typical shapes, for the size of plain convolutions; those that
-    fit no input are left to `profiles.add_profiles` to refuse.  keywords: of `convpool.optimize`, which checks nothing here:
+    fit no input are left to `network.add_profiles` to refuse.  keywords: of `convpool.optimize`, which checks nothing here:
     `build` compares the engine itself with the model.
     """
     if lowering != "none" and not has_plugin_nodes(model.proto):
@@ -178,6 +193,97 @@ def set_constant_weights(model: ModelProto, constant: bool) -> None:
     for node in filter(is_plugin_node, model.graph.node if constant else ()):  # the main graph's, where a name has one meaning
         if node.input[1] in weights:
             schema.give(node, {CONSTANT_WEIGHTS: 1})
+
+
+def half_weights(model: ModelProto, kind: int) -> None:
+    """Give the plugin's nodes constants of type `kind` (FLOAT16): weights, biases, scales and shifts that only they read.
+
+    For weakly typed networks, where TensorRT would otherwise convert the float32 constants in every run.
+    """
+    elsewhere = {
+        node.input[index]
+        for node in all_nodes(model.graph)
+        for index in range(len(node.input))
+        if index == 0 or not is_plugin_node(node)
+    }
+    initializers = {tensor.name: tensor for tensor in model.graph.initializer}
+    for node in filter(is_plugin_node, model.graph.node):
+        for name in node.input[1:]:
+            if name in initializers and name not in elsewhere:
+                _convert(initializers[name], kind)
+
+
+def cast_floats(model: ModelProto, kind: int) -> None:
+    """Make every float32 tensor inside the model one of type `kind` (FLOAT16, BFLOAT16); inputs and outputs stay float32.
+
+    For strongly typed networks, where the model's types say how TensorRT computes.
+    """
+    graph = model.graph
+    kept = _float_only(graph)
+    for node in all_nodes(graph):
+        if node.op_type != "Constant" or node.output[0] not in kept:
+            _convert_attributes(node, kind)
+    for inner in graphs_within(graph):
+        for tensor in inner.initializer:
+            if tensor.name not in kept:
+                _convert(tensor, kind)
+        for value in (*inner.value_info, *(() if inner is graph else (*inner.input, *inner.output))):
+            if value.type.tensor_type.elem_type == TensorProto.FLOAT and value.name not in kept:
+                value.type.tensor_type.elem_type = kind
+    _cast_ends(graph, kind)
+
+
+def _float_only(graph: GraphProto) -> set[str]:
+    names: set[str] = set()
+    for node in all_nodes(graph):
+        for index in _FLOAT_ONLY_INPUTS.get(node.op_type, ()):
+            names.update(node.input[index : index + 1])
+    return names
+
+
+def _convert(tensor: TensorProto, kind: int) -> None:
+    if tensor.data_type != TensorProto.FLOAT:
+        return
+    values = numpy_helper.to_array(tensor)
+    largest = float(ml_dtypes.finfo(_NUMPY_TYPES[kind]).max)
+    finite = np.where(np.isfinite(values), np.clip(values, -largest, largest), values)
+    tensor.CopyFrom(helper.make_tensor(tensor.name, kind, tensor.dims, finite.astype(_NUMPY_TYPES[kind]).tobytes(), raw=True))
+
+
+def _convert_attributes(node: NodeProto, kind: int) -> None:
+    for attribute in node.attribute:
+        if attribute.name in TYPE_ATTRIBUTES and attribute.type == AttributeProto.INT:
+            if attribute.i == TensorProto.FLOAT:
+                attribute.i = kind
+        elif attribute.type == AttributeProto.TENSOR and node.op_type in ("Constant", "ConstantOfShape"):
+            _convert(attribute.t, kind)
+        elif node.op_type == "Constant" and attribute.name in ("value_float", "value_floats"):
+            shape = [] if attribute.name == "value_float" else [len(attribute.floats)]
+            values = [attribute.f] if attribute.name == "value_float" else list(attribute.floats)
+            tensor = helper.make_tensor("", TensorProto.FLOAT, shape, values)
+            _convert(tensor, kind)
+            attribute.CopyFrom(helper.make_attribute("value", tensor))
+
+
+def _cast_ends(graph: GraphProto, kind: int) -> None:
+    """Casts between the float32 inputs and outputs and the inside."""
+    first, last, renames = [], [], {}
+    initializers = {tensor.name for tensor in graph.initializer}
+    for value in graph.input:
+        if value.type.tensor_type.elem_type == TensorProto.FLOAT and value.name not in initializers:
+            renames[value.name] = f"{value.name}__inside"
+            first.append(helper.make_node("Cast", [value.name], [renames[value.name]], to=kind))
+    for value in graph.output:
+        if value.type.tensor_type.elem_type == TensorProto.FLOAT:
+            inside = renames.setdefault(value.name, f"{value.name}__inside")
+            last.append(helper.make_node("Cast", [inside], [value.name], to=TensorProto.FLOAT))
+    for node in all_nodes(graph):
+        for names in (node.input, node.output):
+            for index, name in enumerate(names):
+                names[index] = renames.get(name, name)
+    nodes = [*first, *graph.node, *last]
+    del graph.node[:]
+    graph.node.extend(nodes)
 
 
 def serialized(model: ModelProto) -> bytes:
