@@ -291,6 +291,15 @@ def test_explain_leaves_the_module_alone():
     assert explain(changed) is report and report.summary.rewritten == 1 and not report.hints
 
 
+class FailsBehindACut(nn.Module):
+    """A call fails behind the place where TorchDynamo cuts forward in two."""
+
+    def forward(self, x):
+        y = x * 2
+        torch._dynamo.graph_break()
+        return y.view(-1, 1_000_003)
+
+
 @pytest.mark.parametrize(
     ("arguments", "options", "words"),
     [
@@ -299,6 +308,7 @@ def test_explain_leaves_the_module_alone():
         ((nn.Conv2d(4, 8, 3), (1, 4, 8, 8)), {}, r"for a shape, pass torch.randn\(1, 4, 8, 8\)"),
         ((nn.Conv2d(4, 8, 3), (X, X)), {}, "too many positional arguments"),
         ((nn.Conv2d(3, 8, 3), X), {}, "forward fails; got RuntimeError"),
+        ((FailsBehindACut(), X), {}, "forward fails; got RuntimeError: shape"),
         ((nn.ReLU(), X), {"exclude": 3}, "exclude: got 3"),
         ((nn.ReLU(), X), {"accumulation": "fast"}, "accumulation: got 'fast'"),
     ],

@@ -204,8 +204,8 @@ class Calls:
                 with _aside():
                     try:
                         self._run(*copy.deepcopy((self.module, *args)), **copy.deepcopy(kwargs))
-                    except FailOnRecompileLimitHit:
-                        self.report.warnings.append(_MET)
+                    except Exception as error:  # behind the place where forward is cut
+                        self._judge(args, kwargs, error)
 
     def _judge(self, args: tuple, kwargs: dict[str, Any], error: Exception) -> None:
         """OptionError if forward fails with these inputs without TorchDynamo too; else a warning."""
