@@ -25,7 +25,7 @@ from convpool.ir import schema
 from convpool.ir.files import external_size
 from convpool.ir.model import LoadedModel, load, passes_full_check, static_shapes, with_sizes
 from convpool.ir.model import check as check_model
-from convpool.ir.protos import graphs_within, model_nodes, subgraphs
+from convpool.ir.protos import graphs_within, is_op, known_attributes, label, model_nodes, opset_of, subgraphs
 from convpool.ir.save import save, self_contained, serialize
 from convpool.options import PASS_OF_SWITCH, OptimizeOptions, check_arguments, ended, options_for
 from convpool.pipeline import Pipeline, Reached, Stays, in_reach
@@ -327,9 +327,24 @@ def rewrite(
     )
     if (dense := _sparse_constants(original.proto) - _sparse_constants(result.proto)) > 0:
         report.warnings.append(f"sparse constants: {dense} dense in the result, since the rewrite changes their numbers")
+    for name in sorted(_misread(result.proto) - _misread(original.proto)):
+        text = "its pads are misread by onnxruntime 1.24 and earlier at opset 19 and later; run the result in 1.25 or later"
+        report.warnings.append(f"AveragePool of {name!r}: {text}")
     if options.accumulation == "packed" and not packed:
         report.warnings.append("accumulation packed changes nothing: the result has no node of convpool's operators")
     return OptimizeResult(result.proto, report, run.changed, result, run.new_constants, run.seen)
+
+
+def _misread(model: ModelProto) -> set[str]:
+    """The poolings whose pads onnxruntime misreads before 1.25: as if the begin and the end of each axis stood side by side."""
+    found = set()
+    for node in model_nodes(model) if opset_of(model.opset_import) >= schema.POOL_DILATIONS_OPSET else ():
+        values = known_attributes(node) or {}
+        pads = list(values.get("pads", ()) if is_op(node, "AveragePool") and values.get("count_include_pad") else ())
+        pads = pads or list(values.get("pool_pads", ()) if schema.is_operator(node) else ())
+        if pads[1::2] != pads[len(pads) // 2 :]:
+            found.add(label(node))
+    return found
 
 
 def _with_clearer_reasons(log: Log, stays: Stays) -> list[SiteReport]:
