@@ -48,7 +48,7 @@ def test_a_node_that_stays_by_name(pinned):
 )
 @pytest.mark.parametrize("lowering", ["direct", "convavgpool"])
 def test_pads_that_early_releases_of_onnxruntime_misread_are_told(lowering, kernel, pads, opset, told):
-    """They take pads[1] for the end of the first of two axes; onnxruntime 1.21 to 1.24.4 gave wrong results, 1.25.1 right ones."""
+    """They take pads[1] for the end of the first of two axes; onnxruntime 1.21 to 1.24.4 were wrong, 1.25.1 is right."""
     model = graph(f"h = Conv<pads={pads}>(x, w)\ny = {POOL}(h)", {"w": (32, 16, *kernel)}, opset=opset)
     result = convpool.optimize(model, lowering=lowering, check=0)
     assert result.changed and len(result.report.warnings) == told
