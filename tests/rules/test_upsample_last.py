@@ -58,6 +58,15 @@ def test_for_every_runtime_what_is_faster_on_all():
     assert "at least 64 channels, for this target" in reason(few, target="any")
 
 
+def test_maps_of_few_pixels_stay_for_gpus():
+    """A fused kernel has 16 taps in the place of 9: in the records 64 pixels in fp16 lose by them and 256 gain."""
+    of = lambda *shape: graph(UP + CONV, SCALES, inputs=f"float[{','.join(map(str, shape))}] x")  # noqa: E731
+    for shape in ((1, 64, 8, 8), (1, 64, 4, 4), (8, 64, 4, 4)):
+        assert "pixels of the small maps; got" in reason(of(*shape), target="any")
+    for shape in ((1, 64, 16, 16), (16, 64, 4, 4), (4, 64, 8, 8), ("N", 64, 4, 4), (1, 64, "H", 4)):
+        assert convpool.optimize(of(*shape), target="any", check=0).changed
+
+
 def test_a_dilation_of_the_factor_moves_in_front():
     model = graph(UP + "y = Conv<pads=[2,1,2,3], dilations=[2,2]>(u, w)", SCALES)
     assert operators(rewrite(model, exact=False).graph) == {"Conv": 1, "Resize": 1, "Slice": 1}

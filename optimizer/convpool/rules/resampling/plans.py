@@ -368,7 +368,27 @@ def _unmeasured(plan: ResizePlan) -> Reject | None:
         return reject(
             scope, leaf.node, "upsampled map", got, f"factors [2, 2], at least {GPU_CHANNELS} channels, for this target"
         )
-    return None
+    return _few_pixels(plan, up)
+
+
+def _few_pixels(plan: ResizePlan, up: UpsampleSpec) -> Reject | None:
+    """The reason why a fused kernel is no faster on a GPU: for few pixels its further weights take longer than products are saved."""
+    scope, leaf, conv = plan.scope, plan.leaf, plan.leaf.conv
+    batch = (scope.info(leaf.input).shape or (None,))[0]
+    if leaf.size is None or not isinstance(batch, int):
+        return None
+    pixels = batch * math.prod(work_of(plan, plan.groups[0]).size)
+    taps = math.prod(conv.kernel_shape)
+    merged = math.prod(k + s - 1 for k, s in zip(conv.kernel_shape, up.factors, strict=True))
+    fewest = math.ceil((merged - taps) * item_bytes(plan) / GPU_BYTES_PER_US / (up.copies * taps - merged) * GPU_MACS_PER_US)
+    if pixels >= fewest:
+        return None
+    return reject(scope, leaf.node, "pixels of the small maps", pixels, f"at least {fewest}, for this target")
+
+
+def item_bytes(plan: ResizePlan) -> int:
+    """The bytes of an element of what the convolution reads."""
+    return 2 if plan.scope.info(plan.leaf.input).elem_type in (TensorProto.FLOAT16, TensorProto.BFLOAT16) else 4
 
 
 def _many_launches(plan: ResizePlan, resized: int) -> Reject | None:
@@ -379,12 +399,11 @@ def _many_launches(plan: ResizePlan, resized: int) -> Reject | None:
     scope, leaf, count = plan.scope, plan.leaf, len(plan.groups)
     shape, m, c, large = scope.info(leaf.input).shape or (), channels_out(leaf), channels_in(leaf), math.prod(_large(plan))
     images = shape[0] if shape and isinstance(shape[0], int) else 1
-    item_bytes = 2 if scope.info(leaf.input).elem_type in (TensorProto.FLOAT16, TensorProto.BFLOAT16) else 4
     summed = sum(len(group.channels) for group in plan.groups) > c
     maps = [(len(g.channels), math.prod(work_of(plan, g).size) if g.resample else large) for g in plan.groups]
 
     def time(elements: int, macs: int) -> float:
-        return images * (elements * item_bytes / GPU_BYTES_PER_US + macs / GPU_MACS_PER_US)
+        return images * (elements * item_bytes(plan) / GPU_BYTES_PER_US + macs / GPU_MACS_PER_US)
 
     before = time(large * (resized + c * (3 * count - 3 if summed else 2) + c + m), large * c * m)
     after = time(
