@@ -372,7 +372,7 @@ def _unmeasured(plan: ResizePlan) -> Reject | None:
 
 
 def _few_pixels(plan: ResizePlan, up: UpsampleSpec) -> Reject | None:
-    """The reason why a fused kernel is no faster on a GPU: for few pixels its further weights take longer than products are saved."""
+    """The reason why `fused` is no faster on a GPU: for few pixels its further weights take longer than the products saved."""
     scope, leaf, conv = plan.scope, plan.leaf, plan.leaf.conv
     batch = (scope.info(leaf.input).shape or (None,))[0]
     if leaf.size is None or not isinstance(batch, int):
