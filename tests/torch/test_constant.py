@@ -42,12 +42,12 @@ def test_weights_are_made_for_one_kind_of_call(no_gpu):
     with constant_weights():
         kind = call(launches)
         for _ in range(2):
-            kind(x, weight, None, None, None, None)
+            kind(x, weight, None)
         assert launches == [0, library.WEIGHTS_PREPARED]
         for _ in range(20):
             kind = None
             kind = call(launches)
-            kind(x, weight, None, None, None, None)
+            kind(x, weight, None)
     assert launches[2:] == [0] * 20
 
 
@@ -59,11 +59,11 @@ def test_weights_that_every_call_computes_are_not_kept(no_gpu, last):
     with constant_weights():
         kind = call(launches)
         for _ in range(4):
-            kind(x, weight * 1, None, None, None, None)
+            kind(x, weight * 1, None)
             assert not constant.current()
-        kind(x, weight, None, None, None, None)
+        kind(x, weight, None)
     assert launches == [0, *["each time"] * 4]
     with constant_weights():  # which knows nothing of the one before
         for _ in range(3):
-            kind(x, weight, None, None, None, None)
+            kind(x, weight, None)
     assert launches[5:] == [0, library.WEIGHTS_PREPARED, library.WEIGHTS_PREPARED]

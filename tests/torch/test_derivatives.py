@@ -63,49 +63,18 @@ def test_the_random_layers_have_every_kind():
     assert 100 < sum(firsts) < 200
 
 
-ACTIVATIONS = [(0, 0.0), (1, 0.0), (2, 0.3), (2, -0.5)]
-
-
-@pytest.mark.parametrize("affine", [False, True])
-@pytest.mark.parametrize("epilogue, epilogue_alpha", [*ACTIVATIONS, (3, 0.0), (4, 0.0)])
-@pytest.mark.parametrize("prologue, prologue_alpha", ACTIVATIONS)
-def test_prologues_and_epilogues(prologue, prologue_alpha, epilogue, epilogue_alpha, affine):
-    torch.manual_seed(prologue * 10 + epilogue)
-    shapes = [(2, 4, 5, 6), (4, 2, 2, 3), (4,), (2, 4, 3, 2), *([(4,), (4,)] if affine else [])]
-    given = [torch.randn(shape, dtype=torch.float64).requires_grad_() for shape in shapes]
-    activations = (prologue, prologue_alpha, epilogue, epilogue_alpha)
-
-    def function(x, weight, bias, residual, scale=None, shift=None):
-        geometry = ([2, 2], [1, 1], [1, 0, 0, 1], [1, 2], [2, 2], [0, 1, 1, 0], [1, 1], 2)
-        return pooled_conv(x, weight, bias, scale, shift, residual, *geometry, *activations)
-
-    def act(t, code, slope):
-        return [t, F.relu(t), F.leaky_relu(t, slope), torch.tanh(t), torch.sigmoid(t)][code]
-
-    def expected(x, weight, bias, residual, scale=None, shift=None):
-        u = x if scale is None else x * scale.view(-1, 1, 1) + shift.view(-1, 1, 1)
-        u = F.pad(act(u, prologue, prologue_alpha), (0, 1, 1, 0))
-        z = (u[..., :-1, :-2] + u[..., 1:, :-2] + u[..., :-1, 2:] + u[..., 1:, 2:]) / 4
-        y = F.conv2d(F.pad(z, (1, 0, 0, 1)), weight, bias, stride=2, groups=2)
-        return act(y + residual, epilogue, epilogue_alpha)
-
-    torch.testing.assert_close(function(*given), expected(*given), rtol=1e-12, atol=1e-12)
-    assert torch.autograd.gradcheck(function, given, fast_mode=True)
-    assert torch.autograd.gradgradcheck(function, given, fast_mode=True)
-
-
 @pytest.mark.parametrize("pool", [1, 2])
-@pytest.mark.parametrize("wanted", range(1, 16))
+@pytest.mark.parametrize("wanted", range(1, 8))
 def test_gradients_of_any_of_the_inputs(wanted, pool):
     """A first-order backward pass without activations, of pads that PyTorch's convolution takes."""
     torch.manual_seed(wanted)
-    shapes = [(2, 4, 8, 6), (4, 2, 3, 3), (4,), (2, 4, 8 // pool, 6 // pool)]
+    shapes = [(2, 4, 8, 6), (4, 2, 3, 3), (4,)]
     given = [torch.randn(shape, dtype=torch.float64).requires_grad_(bool(wanted >> i & 1)) for i, shape in enumerate(shapes)]
-    x, weight, bias, residual = given
+    x, weight, bias = given
     box_pads, pads = ([1] * 4, [0] * 4) if pool > 1 else ([0] * 4, [1] * 4)  # of a padding of 1
-    geometry = ([pool] * 2, [1, 1], box_pads, [1, 1], [pool] * 2, pads, [1, 1], 2, 0, 0.0, 0, 0.0)
-    y = pooled_conv(x, weight, bias, None, None, residual, *geometry)
-    expected = F.avg_pool2d(F.conv2d(x, weight, bias, padding=1, groups=2), pool) + residual
+    geometry = ([pool] * 2, [1, 1], box_pads, [1, 1], [pool] * 2, pads, [1, 1], 2, 0, 0.0)
+    y = pooled_conv(x, weight, bias, *geometry)
+    expected = F.avg_pool2d(F.conv2d(x, weight, bias, padding=1, groups=2), pool)
     asked, grad = [t for t in given if t.requires_grad], torch.randn_like(y)
     torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
     for mine, theirs in zip(*(torch.autograd.grad(t, asked, grad) for t in (y, expected)), strict=True):
@@ -113,20 +82,18 @@ def test_gradients_of_any_of_the_inputs(wanted, pool):
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("epilogue", [0, 1])
+@pytest.mark.parametrize("epilogue", [0, 1, 2])
 @pytest.mark.parametrize("last_pad", [0, 1])
 def test_activation_checkpoints(last_pad, epilogue, reentrant):
     """torch.utils.checkpoint computes what a backward pass kept again, and lets the pass ask for it once."""
     torch.manual_seed(0)
-    x, weight, residual = (
-        torch.randn(shape, requires_grad=True) for shape in ((2, 4, 9, 9), (4, 4, 2, 2), (2, 4, 4 + last_pad, 4))
-    )
-    geometry = ([2, 2], [1, 1], [0] * 4, [1, 1], [2, 2], [0, 0, 2 * last_pad, 0], [1, 1], 1, 0, 0.0, epilogue, 0.0)
+    x, weight = (torch.randn(shape, requires_grad=True) for shape in ((2, 4, 9, 9), (4, 4, 2, 2)))
+    geometry = ([2, 2], [1, 1], [0] * 4, [1, 1], [2, 2], [0, 0, 2 * last_pad, 0], [1, 1], 1, epilogue, 0.2)
 
-    def layer(x, weight, residual):
-        return pooled_conv(x, weight, None, None, None, residual, *geometry)
+    def layer(x, weight):
+        return pooled_conv(x, weight, None, *geometry)
 
-    given = [x, weight, residual]
+    given = [x, weight]
     expected = torch.autograd.grad(layer(*given).square().sum(), given)
     y = checkpoint(layer, *given, use_reentrant=reentrant)
     y.square().sum().backward()
@@ -189,8 +156,8 @@ def test_while_a_graph_is_captured_only_gradients_that_are_asked_for_are_made(ca
 
 
 @pytest.mark.parametrize("last", [False, True])
-@pytest.mark.parametrize("prologue, epilogue", [(0, 0), (2, 1)])
-def test_several_gradients_at_once(last, prologue, epilogue):
+@pytest.mark.parametrize("epilogue", [0, 1])
+def test_several_gradients_at_once(last, epilogue):
     """torch.autograd.grad(is_grads_batched=True), as of jacobian(vectorize=True), and of gradients once more."""
     generator = torch.Generator().manual_seed(3)
     shapes = ((2, 4, 6, 8), (3, 4, 3, 3), (3,))
@@ -198,9 +165,9 @@ def test_several_gradients_at_once(last, prologue, epilogue):
     if last:
         x, weight = (t.contiguous(memory_format=torch.channels_last) for t in (x, weight))
     given = [t.requires_grad_() for t in (x, weight, bias)]
-    window, rest = ([2, 2], [1, 1], [1, 1, 1, 1], [1, 1]), ([2, 2], [0, 0, 0, 0], [1, 1], 1, prologue, 0.2, epilogue, 0.0)
+    window, rest = ([2, 2], [1, 1], [1, 1, 1, 1], [1, 1]), ([2, 2], [0, 0, 0, 0], [1, 1], 1, epilogue, 0.0)
     hidden = pairs.convolve(x, weight.transpose(0, 1).repeat(1, 2, 1, 1)[:, :4], None, (1, 1), (1, 1), (1, 1), 1)
-    y = pooled_conv(hidden, weight, bias, None, None, None, *window, *rest)
+    y = pooled_conv(hidden, weight, bias, *window, *rest)
     many = torch.randn(3, *y.shape, dtype=torch.float64, generator=generator)
     got = torch.autograd.grad(y, given, many, retain_graph=True, is_grads_batched=True)
     one = [torch.autograd.grad(y, given, each, create_graph=True) for each in many]

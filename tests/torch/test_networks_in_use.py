@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real networks, original and optimized, in use: fused inference, checkpoints, 20 steps of training.
+"""Real networks, original and optimized, in use: inference, checkpoints, 20 steps of training.
 
 What may differ is as in test_optimize_networks.py.  Losses of training are compared with the original's of one order.
 """
@@ -24,7 +24,7 @@ STEPS = 20
 
 
 @pytest.mark.parametrize(("name", "device", "dtype"), ALL)
-def test_inference_fused(name, device, dtype):
+def test_inference(name, device, dtype):
     module, x = made(name, device, dtype)
     with torch.no_grad():
         for _ in range(2):  # running means, and the vectors of spectral norm
@@ -33,13 +33,9 @@ def test_inference_fused(name, device, dtype):
         exact = copy.deepcopy(module).double()(x.double())
         other, nhwc = channels_last(module, x)
         own = [module(x).double(), other(nhwc).double()]
-        changed, report = optimize(module, x)
+        changed, _ = optimize(module, x)
         distances = [float((y.double() - exact).abs().max() / exact.abs().max()) for y in (*own, changed(x))]
     assert distances[2] <= max(TIMES * max(distances[:2]), floor(dtype))
-    sites = [site for site in report.sites if site.rule == "pool_first"]
-    generates = any(word in name for word in ("generator", "decoder", "U-Net"))  # upsampled convolutions, no pairs
-    if NETWORKS[name].pairs and not generates and name not in ("LeNet-5", "StyleGAN 64x64"):  # parameters stand behind theirs
-        assert any(site.absorbed for site in sites)
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -13,9 +13,8 @@ torch = require_torch()
 import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 
-import convpool.torch  # noqa: E402
 from convpool.errors import OptionError  # noqa: E402
-from convpool.torch import UpsampleConv2d, calls, constant_weights, optimize, upsample_conv2d, upsampling  # noqa: E402
+from convpool.torch import calls, constant_weights, optimize, upsample_conv2d, upsampling  # noqa: E402
 from tests.support.torch_gpu import gpu  # noqa: E402, F401
 
 torch.set_num_threads(1)
@@ -68,14 +67,6 @@ def test_values_and_two_derivatives(rank, seed):
     assert torch.autograd.gradgradcheck(function, given, fast_mode=True)
 
 
-@pytest.mark.usefixtures("always")
-@pytest.mark.parametrize("rank", (1, 2, 3))
-def test_a_function_for_each_rank(rank):
-    x, weight = torch.randn(2, 3, *[6] * rank).double(), torch.randn(4, 3, *[3] * rank).double()
-    found = getattr(convpool.torch, f"upsample_conv{rank}d")(x, weight, scale_factor=3, padding="same")
-    torch.testing.assert_close(found, two_operators(x, weight, None, (3,) * rank, 1))
-
-
 @pytest.mark.parametrize("pixels, merged", ((15, False), (16, True)))
 def test_few_pixels_run_the_two_operators(monkeypatch, pixels, merged):
     """256 pixels of a kernel of 3x3 and a factor of 2 are the least."""
@@ -99,27 +90,15 @@ def test_autocast_convolves_in_its_type():
         torch.testing.assert_close(mine, own, rtol=3e-2, atol=2e-1)
 
 
-class _Plain(UpsampleConv2d):
-    """The two operators of PyTorch's modules."""
-
-    def forward(self, x):
-        pads = [p for p in reversed(self.padding) for _ in range(2)]
-        up = F.interpolate(x, scale_factor=2.0)
-        padded = up if self.padding_mode == "zeros" else F.pad(up, pads, mode=self.padding_mode)
-        return F.conv2d(padded, self.weight, self.bias, padding=self.padding if padded is up else 0)
-
-
 @pytest.mark.parametrize("size", [6, 16])
 @pytest.mark.parametrize(("kernel", "mode"), [(3, "zeros"), (1, "zeros"), (3, "reflect")])
 @pytest.mark.parametrize("half", [False, True], ids=["float", "behind another layer"])
-@pytest.mark.parametrize("optimized", [False, True], ids=["eager", "optimized"])
-def test_autocast_is_that_of_the_two_operators(size, kernel, mode, half, optimized):
+def test_autocast_is_that_of_the_two_operators(size, kernel, mode, half):
     """Small maps, which PyTorch runs, and large ones; a layer behind another one gets halves, and has weights of floats."""
     front = [nn.Conv2d(4, 4, 3, padding=1)] if half else []
-    net = nn.Sequential(*front, UpsampleConv2d(4, 6, kernel, padding=kernel // 2, padding_mode=mode))
-    plain, x = copy.deepcopy(net), torch.randn(8, 4, size, size)
-    plain[-1].__class__ = _Plain
-    net = optimize(net, x)[0] if optimized else net
+    last = nn.Conv2d(4, 6, kernel, padding=kernel // 2, padding_mode=mode)
+    plain, x = nn.Sequential(*front, nn.Upsample(scale_factor=2), last), torch.randn(8, 4, size, size)
+    net = optimize(copy.deepcopy(plain), x)[0]
     with torch.autocast("cpu", torch.bfloat16):
         found, expected = net(x), plain(x)
     assert found.dtype == expected.dtype == torch.bfloat16
@@ -218,7 +197,6 @@ def conv(*between, channels=4, kernel=3, up=None, **options):
 
 REWRITTEN = {
     "plain": conv(),
-    "convpool's module": nn.Sequential(UpsampleConv2d(4, 6, 3, padding=1)),
     "sizes": conv(up=nn.Upsample(size=(18, 32)), padding=(0, 1)),
     "no pads, no bias": conv(padding=0, bias=False),
     "same, even kernel": conv(kernel=4, padding="same"),

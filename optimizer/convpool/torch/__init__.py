@@ -10,14 +10,13 @@ The operators behind them take any number of spatial axes from 1 to 3.  pads hol
 number for each axis.  Weights are PyTorch's: [M, C/groups, kernel...].
 
     convpool.torch.pooled_conv(                                 # torch.ops.convpool.pooled_conv, also under torch.func
-        x, weight, bias, scale, shift, residual,                # bias [M], scale and shift [C], residual of Y's shape: or None
+        x, weight, bias,                                        # bias [M], or None
         pool_kernel, pool_strides, pool_pads, pool_dilations,   # of the box mean, which counts its zero padding
         strides, pads, dilations, groups,                       # of the convolution, over the pooled tensor
-        prologue, prologue_alpha, epilogue, epilogue_alpha,     # activations: 0 none, 1 ReLU, 2 LeakyReLU of slope alpha,
-                                                                # and behind the convolution 3 Tanh, 4 Sigmoid
+        epilogue, epilogue_alpha,                               # activation: 0 none, 1 ReLU, 2 LeakyReLU of slope alpha
         accumulation=0)                                         # 1: kernels may sum windows of 16-bit types in that type
 
-    Y = epilogue(conv(box_mean(prologue(scale * X + shift)), weight, bias) + residual)
+    Y = epilogue(conv(box_mean(X), weight, bias))
 
     torch.ops.convpool.box_mean(x, kernel, strides, pads, dilations)
     torch.ops.convpool.box_mean_adjoint(grad, size, kernel, strides, pads, dilations)
@@ -35,18 +34,15 @@ from convpool.torch.backend import compile_options
 from convpool.torch.constant import constant_weights
 from convpool.torch.exporting import export_onnx
 from convpool.torch.functional import conv_avg_pool1d, conv_avg_pool2d, conv_avg_pool3d
-from convpool.torch.modules import ConvAvgPool1d, ConvAvgPool2d, ConvAvgPool3d, UpsampleConv1d, UpsampleConv2d, UpsampleConv3d
+from convpool.torch.modules import ConvAvgPool1d, ConvAvgPool2d, ConvAvgPool3d
 from convpool.torch.optimizing import explain, optimize
 from convpool.torch.pairs import pooled_conv
-from convpool.torch.upsampling import upsample_conv1d, upsample_conv2d, upsample_conv3d
+from convpool.torch.upsampling import upsample_conv2d
 
 __all__ = [
     "ConvAvgPool1d",
     "ConvAvgPool2d",
     "ConvAvgPool3d",
-    "UpsampleConv1d",
-    "UpsampleConv2d",
-    "UpsampleConv3d",
     "compile_options",
     "constant_weights",
     "conv_avg_pool1d",
@@ -56,7 +52,5 @@ __all__ = [
     "export_onnx",
     "optimize",
     "pooled_conv",
-    "upsample_conv1d",
     "upsample_conv2d",
-    "upsample_conv3d",
 ]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import linecache
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from convpool.report import Report
 from convpool.torch import eager, gpu
 from convpool.torch.changes import changes, is_of_module, value_of
 from convpool.torch.functional import checked
-from convpool.torch.plan import FUSED, PAIRS, plan
+from convpool.torch.plan import plan
 from convpool.torch.rebuild import Unmapped
 from convpool.types import Accumulation
 
@@ -77,14 +77,9 @@ class PoolFirst:
     def _rewritten(self, module: fx.GraphModule, seen: Captured) -> Callable | None:
         """A function that runs the module's graph rewritten; None where nothing changes.
 
-        Without gradients pairs fuse their neighbours.  With them a GPU has two graphs: for captures, and for eager steps."""
-        changed: bool | None = None
-        for rules in (PAIRS,) if torch.is_grad_enabled() else (FUSED, FUSED - {"fuse_prologue"}):
-            options = replace(self.options, passes=rules)
-            graph, copies = _copy(module.graph)
-            changed, pairs = _planned(graph, options, seen)
-            if changed is not None:
-                break
+        With gradients a GPU has two graphs: for captures, and for eager steps."""
+        graph, copies = _copy(module.graph)
+        changed, pairs = _planned(graph, self.options, seen)
         if not changed:
             return None
         place = eager.place_of_batch(module.graph)
@@ -93,7 +88,7 @@ class PoolFirst:
         gpu.give_derivatives(graph)
         prepared, originals = eager.ready(module, graph, first=True), {copy: node for node, copy in copies.items()}
         kept, copies = _copy(module.graph)  # TorchDynamo takes from its graph what it knows of the inputs
-        steps = _EagerSteps(module, kept, {copies[originals[node]] for node in pairs}, options)
+        steps = _EagerSteps(module, kept, {copies[originals[node]] for node in pairs}, self.options)
         return eager.by_stream(steps, prepared, place)
 
 
@@ -144,14 +139,13 @@ def _planned(
         seen.errors.append(f"the graph stays as it is: {error}")
         return None, []
     seen.reports.append(report)
-    seen.errors.clear()
     return changed, pairs
 
 
 def _rewrite_in_place(graph: fx.Graph, options: OptimizeOptions, seen: Captured) -> None:
     """Rewrite the pairs of a graph for a compiler.  Its inputs stay: TorchDynamo has attributes of its own on them."""
     copied, values = _copy(graph)
-    if not _planned(copied, replace(options, passes=PAIRS), seen)[0]:
+    if not _planned(copied, options, seen)[0]:
         return
     gpu.run_by_library(copied)
     originals = {copy: node for node, copy in values.items()}

@@ -8,7 +8,6 @@ multiplied in TF32.  The `KEPT` kinds seen first are kept.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,13 +19,13 @@ from convpool.torch import constant, plain
 KEPT = 4096
 ACCUMULATIONS = tuple(library.ACCUMULATIONS)
 NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
-_ACTIVATIONS = (None, "relu", "leaky_relu", "tanh", "sigmoid")
+_ACTIVATIONS = (None, "relu", "leaky_relu")
 _TENSORS_BYTES = library.PACK_TENSORS.__self__.size  # type: ignore[attr-defined]
 raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
 
-Tensors = tuple[torch.Tensor, torch.Tensor, Any, Any, Any, Any]
-"""x, weight, bias, scale, shift, residual."""
+Tensors = tuple[torch.Tensor, torch.Tensor, Any]
+"""x, weight, bias."""
 
 
 _fp32_precision: Any = getattr(torch._C, "_get_fp32_precision_getter", None)  # what the attribute asks, in half the time
@@ -39,23 +38,22 @@ def allows_tf32() -> bool:
 
 def _fits(tensors: Tensors, geometry: tuple) -> bool:
     """Whether the library may be asked: PyTorch's operators refuse the rest, or do it."""
-    x, weight, *_, residual = tensors
+    x, weight, bias = tensors
     groups, rank = geometry[7] if len(geometry) > 2 else 1, x.dim() - 2
     if groups != 1 or not 1 <= rank <= 2 or 0 in x.shape or 0 in weight.shape or weight.shape[1:2] != x.shape[1:2]:
         return False
-    shapes = [None, None, weight.shape[:1], x.shape[1:2], x.shape[1:2], None]
-    for tensor, shape in zip(tensors, shapes, strict=True):
-        if tensor is not None and (tensor.dtype != x.dtype or tensor.device != x.device or shape not in (None, tensor.shape)):
-            return False
+    if any(t is not None and (t.dtype != x.dtype or t.device != x.device) for t in (weight, bias)):
+        return False
+    if bias is not None and bias.shape != weight.shape[:1]:
+        return False
     if len(geometry) == 2:
         return max(geometry[0]) <= MAX_UPSAMPLE
     sizes = plain.pooled_size(x.shape[2:], *geometry[:4])
-    y_shape = (x.shape[0], weight.shape[0], *plain.pooled_size(sizes, weight.shape[2:], *geometry[4:7]))
-    return min(y_shape) > 0 and (residual is None or tuple(residual.shape) == y_shape)
+    return min(plain.pooled_size(sizes, weight.shape[2:], *geometry[4:7])) > 0
 
 
 def _problem(tensors: Tensors, geometry: tuple, x_last: bool, y_last: bool) -> Problem:
-    x, weight, bias, scale, _, residual = tensors
+    x, weight, bias = tensors
     common: dict[str, Any] = {
         "n": x.shape[0],
         "c": x.shape[1],
@@ -66,13 +64,12 @@ def _problem(tensors: Tensors, geometry: tuple, x_last: bool, y_last: bool) -> P
         "layout": "channels_last" if x_last else "channels_first",
         "y_layout": "channels_last" if y_last else "channels_first",
         "bias": bias is not None,
-        "residual": residual is not None,
         "allow_tf32": allows_tf32(),
     }
     if len(geometry) == 2:
         return Problem(**common, pool_kernel_shape=1, upsample=geometry[0], pads=geometry[1])
     pool_kernel, pool_strides, pool_pads, pool_dilations, strides, pads, dilations, groups = geometry[:8]
-    prologue, prologue_alpha, epilogue, epilogue_alpha, accumulation = geometry[8:]
+    epilogue, epilogue_alpha, accumulation = geometry[8:]
     return Problem(
         **common,
         pool_kernel_shape=pool_kernel,
@@ -85,9 +82,6 @@ def _problem(tensors: Tensors, geometry: tuple, x_last: bool, y_last: bool) -> P
         group=groups,
         activation=_ACTIVATIONS[epilogue],
         alpha=epilogue_alpha,
-        prologue_affine=scale is not None,
-        prologue_activation=_ACTIVATIONS[prologue],
-        prologue_alpha=prologue_alpha,
         accumulation=ACCUMULATIONS[accumulation],
     )
 
@@ -121,15 +115,11 @@ class Call:
     """A kind of call, with its plan for aligned addresses, and for others once there are such."""
 
     def __init__(self, tensors: Tensors, geometry: tuple) -> None:
-        x, weight, bias, scale, shift, residual = tensors
+        x, weight, bias = tensors
         self.formats = plain.memory_format(x), plain.result_format(x, weight)
         self.problem = _problem(tensors, geometry, *(found != torch.contiguous_format for found in self.formats))
         self.copies_weight = library_weight(weight).data_ptr() != weight.data_ptr()
-        self.copies_others = not (
-            x.is_contiguous(memory_format=self.formats[0])
-            and (residual is None or residual.is_contiguous(memory_format=self.formats[1]))
-            and all(v is None or v.is_contiguous() for v in (bias, scale, shift))
-        )
+        self.copies_others = not (x.is_contiguous(memory_format=self.formats[0]) and (bias is None or bias.is_contiguous()))
         self.plan = _fastest(self.problem)
         self.unaligned: Plan | None = None
         self.constant: Plan | None = None
@@ -146,62 +136,49 @@ class Call:
         """Whether the plan is more than one thread per output."""
         return self.plan.tactic.family != "generic"
 
-    def _dense(self, tensors: Sequence[Any], weight: torch.Tensor) -> Sequence[Any]:
-        x, _, bias, scale, shift, residual = tensors
-        if residual is not None:
-            residual = residual.contiguous(memory_format=self.formats[1])
-        vectors = (None if v is None else v.contiguous() for v in (bias, scale, shift))
-        return (x.contiguous(memory_format=self.formats[0]), weight, *vectors, residual)
-
-    def __call__(self, *tensors: Any) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: Any) -> torch.Tensor:
         """Queues the work on PyTorch's current stream of the current device, which is x's."""
         kept = constant.current()
-        if kept is not None and self not in kept.passing and not tensors[1].data_ptr() & 15:
-            return self._with_constant_weights(tensors)
         if self.copies_others:
-            tensors = tuple(self._dense(tensors, tensors[1]))
-        x, weight, bias, scale, shift, residual = tensors
+            x, bias = x.contiguous(memory_format=self.formats[0]), None if bias is None else bias.contiguous()
+        if kept is not None and self not in kept.passing and not weight.data_ptr() & 15:
+            return self._with_constant_weights(x, weight, bias)
         if self.copies_weight:
             weight = library_weight(weight)
         y = torch.empty_strided(self.y_shape, self.y_strides, dtype=x.dtype, device=self.device)
         x_at, w_at, y_at = x.data_ptr(), weight.data_ptr(), y.data_ptr()
         b_at = 0 if bias is None else bias.data_ptr()
-        r_at = 0 if residual is None else residual.data_ptr()
-        scale_at, shift_at = (0, 0) if scale is None else (scale.data_ptr(), shift.data_ptr())
-        if (x_at | w_at | b_at | r_at | scale_at | shift_at) & 15:
-            self._launch_unaligned((x_at, w_at, b_at, r_at, scale_at, shift_at, 0, y_at))
+        if (x_at | w_at | b_at) & 15:
+            self._launch_unaligned((x_at, w_at, b_at, 0, 0, 0, 0, y_at))
             return y
         space_at = 0
         if self.space:
             space = torch.empty(self.space, dtype=torch.uint8, device=self.device)
             space_at = space.data_ptr()
-        packed = library.PACK_TENSORS(
-            _TENSORS_BYTES, 0, x_at, w_at, b_at, r_at, y_at, space_at, self.space, scale_at, shift_at, 0, 0, 0
-        )
+        packed = library.PACK_TENSORS(_TENSORS_BYTES, 0, x_at, w_at, b_at, 0, y_at, space_at, self.space, 0, 0, 0, 0, 0)
         status = self.launch(self.handle, packed, raw_stream(self.device.index))
         if status:
             library.check(status)
         return y
 
-    def _with_constant_weights(self, tensors: Sequence[Any]) -> torch.Tensor:
+    def _with_constant_weights(self, x: torch.Tensor, weight: torch.Tensor, bias: Any) -> torch.Tensor:
         plan = self.constant
         if plan is None:
             plan = self.constant = Plan(self.problem)
-        key = (self, tensors[1].data_ptr())  # the call itself: of one that is gone another has the id
-        kept, flags = constant.prepared_for(key, tensors[1], library_weight, plan.prepared_bytes)
-        x, weight, bias, scale, shift, residual = self._dense(tensors, tensors[1] if kept.dense is None else kept.dense)
+        key = (self, weight.data_ptr())  # the call itself: of one that is gone another has the id
+        kept, flags = constant.prepared_for(key, weight, library_weight, plan.prepared_bytes)
         y = torch.empty_strided(self.y_shape, self.y_strides, dtype=x.dtype, device=self.device)
-        operands = (x, weight, bias, residual, scale, shift, None, y)
-        addresses = [0 if operand is None else operand.data_ptr() for operand in operands]
+        operands = (x, weight if kept.dense is None else kept.dense, bias, None, None, None, None, y)
+        addresses = tuple(0 if operand is None else operand.data_ptr() for operand in operands)
         if any(address & 15 for address in addresses):
-            self._launch_unaligned(tuple(addresses))
+            self._launch_unaligned(addresses)
             return y
         size = plan.workspace_bytes - plan.prepared_bytes
         space = torch.empty(size, dtype=torch.uint8, device=self.device)
         memory = (space.data_ptr(), size, raw_stream(self.device.index), flags, kept.prepared.data_ptr(), plan.prepared_bytes)
         plan.launch_raw(addresses, *memory)
         if not flags:
-            constant.keep(key, tensors[1], kept)
+            constant.keep(key, weight, kept)
         return y
 
     def _launch_unaligned(self, addresses: tuple[int, ...]) -> None:
@@ -226,7 +203,7 @@ def _make(key: Any, tensors: Tensors, geometry: tuple) -> Call | None:
     return call
 
 
-def find(geometry: tuple, x: torch.Tensor, weight: torch.Tensor, bias: Any, scale: Any, shift: Any, residual: Any) -> Call | None:
+def find(geometry: tuple, x: torch.Tensor, weight: torch.Tensor, bias: Any) -> Call | None:
     """The call for these tensors, planned; None where the library has no kernel on tensor cores for it.
 
     geometry: the operator's arguments behind the tensors, as tuples; of an upsampled convolution the factors and the pads.  x's
@@ -241,14 +218,12 @@ def find(geometry: tuple, x: torch.Tensor, weight: torch.Tensor, bias: Any, scal
         weight.stride(),
         weight.dtype,
         bias is None or (bias.dtype, bias.stride()),
-        scale is None or (scale.dtype, scale.stride(), shift.stride()),
-        residual is None or (residual.dtype, residual.shape, residual.stride()),
         geometry,
         x.dtype == torch.float32 and allows_tf32(),
     )
     call = _calls.get(key, _NEW)
     if call is _NEW:
-        call = _make(key, (x, weight, bias, scale, shift, residual), geometry)
+        call = _make(key, (x, weight, bias), geometry)
     return call
 
 

@@ -26,7 +26,7 @@ from convpool.torch import calls, gpu, plain
 from convpool.torch.changes import is_of_module, value_of
 from convpool.torch.kernels import frozen
 from convpool.torch.pairs import POOLED_CONV, pooled_conv_of
-from convpool.torch.plain import ACTIVATIONS, CONVS, NONE, POOLS, torch_pads
+from convpool.torch.plain import CONVS, POOLS, torch_pads
 
 # Of a training step on an H100, without and with a penalty.
 HOST_US = {False: (8, 55), True: (20, 200)}
@@ -43,8 +43,6 @@ OVERLAP = 0.7
 """How much of the shorter time of host and GPU passes while the other works."""
 SECOND_MACS = 2e6
 """Multiply-adds up to which PyTorch's second derivative of a convolution takes a CPU less time than nodes of Python."""
-_TENSORS = 6
-"""The first arguments of the operator; the others are numbers."""
 
 
 def may_have_penalty(graph: fx.Graph) -> bool:
@@ -59,7 +57,7 @@ def ready(module: fx.GraphModule, graph: fx.Graph, *, first: bool = False) -> Ca
     In training with a penalty large ones on a CPU have derivatives of convpool's.  first: weights are computed first."""
     penalty = torch.is_grad_enabled() and may_have_penalty(graph)
     for node in graph.find_nodes(op="call_function", target=POOLED_CONV):
-        tensors, geometry = node.args[:_TENSORS], frozen(node.args[_TENSORS:])
+        tensors, geometry = node.args[:3], frozen(node.args[3:])
         x, weight = value_of(tensors[0]), value_of(tensors[1])
         operators = _operators(tensors, geometry)
         if operators is None or penalty and _macs(weight, x) > SECOND_MACS * math.prod((*geometry[1], *geometry[4])):
@@ -80,25 +78,18 @@ def ready(module: fx.GraphModule, graph: fx.Graph, *, first: bool = False) -> Ca
 
 def _operators(tensors: Sequence[Any], geometry: tuple) -> list[tuple] | None:
     """PyTorch's operators that do the same one after the other: each with its arguments but the first; None if it has no such."""
-    (_, weight, bias, scale, _, residual), (kernel, strides, pads, dilations, *convolution) = tensors, geometry[:8]
-    prologue, epilogue = geometry[8:10], geometry[10:12]
-    x, rank, (steps, zeros, spread, groups) = value_of(tensors[0]), len(kernel), convolution
+    (_, weight, bias), (kernel, strides, pads, dilations, steps, zeros, spread, groups) = tensors, geometry[:8]
+    x, rank = value_of(tensors[0]), len(kernel)
     on_cpu = isinstance(x, torch.Tensor) and x.device.type == "cpu"
-    if not on_cpu or scale is not None or geometry[12] or any(d != 1 for d in dilations):
+    if not on_cpu or geometry[10] or any(d != 1 for d in dilations):
         return None
-    made: list[tuple] = [_activation(*prologue)] if prologue[0] else []
+    made: list[tuple] = []
     if not plain.pools_rightly(x, kernel, pads, dilations):
-        made, pads = [*made, (F.pad, torch_pads(pads))], (0,) * rank
+        made, pads = [(F.pad, torch_pads(pads))], (0,) * rank
     made.append((POOLS[rank], kernel, strides, pads[:rank], False, True))
     if zeros[:rank] != zeros[rank:]:
         made, zeros = [*made, (F.pad, torch_pads(zeros))], (0,) * rank
-    made.append((CONVS[rank], weight, bias, steps, zeros[:rank], spread, groups))
-    made += [(torch.add, residual)] if residual is not None else []
-    return [*made, _activation(*epilogue)] if epilogue[0] != NONE else made
-
-
-def _activation(code: int, slope: float) -> tuple:
-    return (ACTIVATIONS[code],) if code in ACTIVATIONS else (F.leaky_relu, slope)
+    return [*made, (CONVS[rank], weight, bias, steps, zeros[:rank], spread, groups)]
 
 
 def _macs(weight: Any, y: Any) -> float:

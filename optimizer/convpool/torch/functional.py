@@ -8,7 +8,7 @@ operators run.  They do so for
 
 - a pooling with a stride of 1 on every axis, which saves nothing;
 - pool_padding behind a bias, or with less padding of the convolution than its kernel reaches: the border averages other values;
-- ceil_mode where it adds outputs, and count_include_pad=False with pool_padding.
+- ceil_mode, and count_include_pad=False with pool_padding.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -90,28 +90,7 @@ def pooled_first(
     rank = len(kernel)
     box, rest = pool_first.__wrapped__(conv, PoolSpec(pool, pool_stride, (0,) * (2 * rank), (1,) * rank))
     window = (box.kernel_shape, box.strides, box.pads, box.dilations)
-    return (*window, rest.strides, rest.pads, rest.dilations, groups, 0, 0.0, 0, 0.0, ACCUMULATIONS[accumulation])
-
-
-def _ceil_adds(size: Sequence[int], described: _Described) -> bool:
-    """Whether ceil_mode gives more outputs than without for an input of this size."""
-    (strides, padding, dilations, _), (pool, pool_strides, pool_pads, *_) = described.convolution, described.pooling
-    kernel, r = described.kernel, len(pool)
-    pads = conv_pads(padding, kernel, strides, dilations)
-    for i in range(r):
-        out = (size[i] + pads[i] + pads[r + i] - dilations[i] * (kernel[i] - 1) - 1) // strides[i] + 1
-        if (out + 2 * pool_pads[i] - pool[i]) % pool_strides[i]:
-            return True
-    return False
-
-
-class _Described(NamedTuple):
-    """The arguments of a function, complete; first: of `pooled_first`."""
-
-    kernel: Ints
-    convolution: tuple[Ints, Any, Ints, int]
-    pooling: tuple[Ints, Ints, Ints, bool, bool]
-    first: tuple | None
+    return (*window, rest.strides, rest.pads, rest.dilations, groups, *plain.NOTHING, ACCUMULATIONS[accumulation])
 
 
 def _describe(
@@ -128,7 +107,8 @@ def _describe(
     count_include_pad: bool,
     accumulation: str,
     shifted: bool,
-) -> _Described:
+) -> tuple[tuple, tuple, tuple | None]:
+    """Return PyTorch's arguments of the convolution and of the pooling, and what `pooled_first` gives."""
     if len(kernel) != rank:
         raise OptionError(f"weight: wrong number of axes; got a kernel of {tuple(kernel)}, expected {rank}")
     strides, dilations = sizes("stride", stride, rank, 1), sizes("dilation", dilation, rank, 1)
@@ -138,11 +118,11 @@ def _describe(
     checked(accumulation)
     padding = padding if isinstance(padding, str) else sizes("padding", padding, rank, 0)
     first = None
-    exact = count_include_pad or not any(pool_pads)
+    exact = not ceil_mode and (count_include_pad or not any(pool_pads))
     if exact and all(2 * pad <= window for pad, window in zip(pool_pads, pool, strict=True)):  # more is PyTorch's to refuse
         first = pooled_first(kernel, padding, strides, dilations, groups, pool, pool_strides, pool_pads, shifted, accumulation)
     pooling = (pool, pool_strides, pool_pads, ceil_mode, count_include_pad)
-    return _Described(kernel, (strides, padding, dilations, groups), pooling, first)
+    return (strides, padding, dilations, groups), pooling, first
 
 
 _kept = functools.lru_cache(4096)(_describe)  # torch.compile, which would ignore the cache, traces the function itself
@@ -159,15 +139,13 @@ def conv_avg_pool(rank: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.
             pass
     if described is None:
         described = _describe(*(rank, tuple(kernel), *arguments, shifted))
-    first = described.first
-    if first is not None and described.pooling[3] and _ceil_adds(x.shape[-rank:], described):
-        first = None
+    convolution, pooling, first = described
     wrong = x.dim() not in (rank + 1, rank + 2) or not x.is_floating_point()  # which PyTorch's own operators say best
     if first is None or wrong or is_exporting() or x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
-        return plain.POOLS[rank](plain.CONVS[rank](x, weight, bias, *described.convolution), *described.pooling)
+        return plain.POOLS[rank](plain.CONVS[rank](x, weight, bias, *convolution), *pooling)
     if x.dim() == rank + 1:
-        return pooled_conv_of((x.unsqueeze(0), weight, bias, None, None, None), first).squeeze(0)
-    return pooled_conv_of((x, weight, bias, None, None, None), first)
+        return pooled_conv_of((x.unsqueeze(0), weight, bias), first).squeeze(0)
+    return pooled_conv_of((x, weight, bias), first)
 
 
 def conv_avg_pool1d(

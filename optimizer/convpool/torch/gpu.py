@@ -60,7 +60,7 @@ def convolved(
     if not unwatched(x, weight, "cuda") or x.dim() != weight.dim():
         return torch.convolution(x, weight, bias, strides, padding, dilations, False, (0,) * len(strides), groups)
     if captures and bias is not None and _suits(x, weight):
-        return pooled_conv_of((x, weight, bias, None, None, None), (*single(*convolution), *plain.NOTHING, 0))
+        return pooled_conv_of((x, weight, bias), (*single(*convolution), *plain.NOTHING, 0))
     return convolve(x, weight, bias, *convolution)
 
 
@@ -118,9 +118,9 @@ def run_by_library(graph: fx.Graph) -> None:
         elif user.target is F.leaky_relu and isinstance(slope, float) and slope > 0:
             last, activation = user, (plain.LEAKY_RELU, slope)
         ones, zeros = [1, 1], [0] * 4
-        geometry = (ones, ones, zeros, ones, list(strides), list(padding * 2), list(dilations), groups, 0, 0.0, *activation)
+        geometry = (ones, ones, zeros, ones, list(strides), list(padding * 2), list(dilations), groups, *activation)
         with graph.inserting_before(node):
-            made = graph.call_function(POOLED_CONV, (x, weight, bias, None, None, None, *geometry))
+            made = graph.call_function(POOLED_CONV, (x, weight, bias, *geometry))
         made.meta.update(last.meta)
         last.replace_all_uses_with(made)
         for gone in dict.fromkeys((last, node)):

@@ -176,10 +176,10 @@ def by_plan(tensors: Sequence[Any], geometry: tuple) -> torch.Tensor | None:
 
 def pooled_conv(*inputs: Any) -> torch.Tensor:
     """As `plain.pooled_conv`."""
-    y = by_plan(inputs[:6], frozen(inputs[6:]))
+    y = by_plan(inputs[:3], frozen(inputs[3:]))
     return plain.pooled_conv(*inputs, mean=box_mean) if y is None else y
 
 
 def frozen(geometry: Sequence[Any]) -> tuple:
     """The operator's arguments behind the tensors, hashable and complete: PyTorch leaves out a last one that has its default."""
-    return (*map(tuple, geometry[:7]), *geometry[7:12], *(geometry[12:] or (0,)))
+    return (*map(tuple, geometry[:7]), *geometry[7:10], *(geometry[10:] or (0,)))

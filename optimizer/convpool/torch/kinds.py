@@ -13,7 +13,6 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from onnx import NodeProto, helper
@@ -102,8 +101,6 @@ def plain(op_type: str, *parameters: str) -> Callable:
         if not all(isinstance(value, (int, float)) for value in values.values()) or not isinstance(a["input"], fx.Node):
             return None
         values = {name: float(value) for name, value in values.items()}
-        if any(s.slopes.setdefault(float(np.float32(value)), value) != value for value in values.values()):
-            return None
         return [helper.make_node(op_type, [a["input"].name], [node.name], **values)]
 
     return translate

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ConvAvgPool1d`, 2d and 3d: torch.nn's convolutions with an average pooling behind them; `UpsampleConv1d`, 2d and 3d: with a
-nearest upsampling in front of them."""
+"""`ConvAvgPool1d`, 2d and 3d: torch.nn's convolutions with an average pooling behind them."""
 
 from __future__ import annotations
 
@@ -11,7 +10,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from convpool.torch.functional import Sizes, checked, conv_avg_pool, sizes
-from convpool.torch.upsampling import upsample_conv
 from convpool.types import Accumulation
 
 
@@ -23,29 +21,16 @@ class _ConvAvgPool:
 
     def __init__(
         self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: Sizes,
-        stride: Sizes = 1,
-        padding: Sizes | str = 0,
-        dilation: Sizes = 1,
-        groups: int = 1,
-        bias: bool = True,
-        padding_mode: str = "zeros",
-        device: Any = None,
-        dtype: Any = None,
-        *,
+        *args: Any,
         pool_size: Sizes,
         pool_stride: Sizes | None = None,
         pool_padding: Sizes = 0,
         ceil_mode: bool = False,
         count_include_pad: bool = True,
         accumulation: Accumulation = "default",
+        **kwargs: Any,
     ) -> None:
-        convolution: Any = super()
-        convolution.__init__(
-            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, device, dtype
-        )
+        super().__init__(*args, **kwargs)
         self.pool_size = sizes("pool_size", pool_size, self.rank, 1)
         self.pool_stride = self.pool_size if pool_stride is None else sizes("pool_stride", pool_stride, self.rank, 1)
         self.pool_padding = sizes("pool_padding", pool_padding, self.rank, 0)
@@ -55,7 +40,9 @@ class _ConvAvgPool:
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """The pooled convolution of `input`."""
         conv: Any = self
-        x, padding = _padded(conv, input)
+        x, padding = input, conv.padding
+        if conv.padding_mode != "zeros":
+            x, padding = F.pad(input, conv._reversed_padding_repeated_twice, mode=conv.padding_mode), 0
         pooling: Any = (self.pool_size, self.pool_stride, self.pool_padding, self.ceil_mode, self.count_include_pad)
         pooling = (*pooling, self.accumulation)
         geometry = (conv.stride, padding, conv.dilation, conv.groups)
@@ -70,13 +57,6 @@ class _ConvAvgPool:
         text += ", ceil_mode=True" if self.ceil_mode else ""
         text += "" if self.count_include_pad else ", count_include_pad=False"
         return text if self.accumulation == "default" else f"{text}, accumulation={self.accumulation!r}"
-
-
-def _padded(conv: Any, x: torch.Tensor) -> tuple[torch.Tensor, Any]:
-    """x with what another padding than zeros adds, and the padding that the convolution is left with."""
-    if conv.padding_mode == "zeros":
-        return x, conv.padding
-    return F.pad(x, conv._reversed_padding_repeated_twice, mode=conv.padding_mode), 0
 
 
 class ConvAvgPool1d(_ConvAvgPool, nn.Conv1d):
@@ -98,64 +78,5 @@ class ConvAvgPool2d(_ConvAvgPool, nn.Conv2d):
 
 class ConvAvgPool3d(_ConvAvgPool, nn.Conv3d):
     """nn.Conv3d, then nn.AvgPool3d, as one layer: see `ConvAvgPool2d`."""
-
-    rank = 3
-
-
-class _UpsampleConv:
-    """The part that the modules share; the class beside it is torch.nn's convolution of the rank."""
-
-    rank: int
-
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: Sizes,
-        *,
-        scale_factor: Sizes = 2,
-        padding: Sizes | str = 0,
-        bias: bool = True,
-        padding_mode: str = "zeros",
-        device: Any = None,
-        dtype: Any = None,
-    ) -> None:
-        convolution: Any = super()
-        convolution.__init__(in_channels, out_channels, kernel_size, 1, padding, 1, 1, bias, padding_mode, device, dtype)
-        self.scale_factor = sizes("scale_factor", scale_factor, self.rank, 1)
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """The convolution of the upsampled `input`."""
-        conv: Any = self
-        if conv.padding_mode == "zeros":
-            return upsample_conv(self.rank, input, conv.weight, conv.bias, self.scale_factor, conv.padding)
-        x, _ = _padded(conv, F.interpolate(input, scale_factor=[float(s) for s in self.scale_factor]))
-        return upsample_conv(self.rank, x, conv.weight, conv.bias, 1, 0)
-
-    def extra_repr(self) -> str:
-        """The convolution's arguments, then the upsampling's."""
-        convolution: Any = super()
-        return f"{convolution.extra_repr()}, scale_factor={self.scale_factor}"
-
-
-class UpsampleConv1d(_UpsampleConv, nn.Conv1d):
-    """nn.Upsample, then nn.Conv1d, as one layer: see `UpsampleConv2d`."""
-
-    rank = 1
-
-
-class UpsampleConv2d(_UpsampleConv, nn.Conv2d):
-    """nn.Upsample(scale_factor=scale_factor), then nn.Conv2d with a stride of 1, as one layer.
-
-    Parameters and state_dict are nn.Conv2d's, and so are the arguments, without stride, dilation and groups; all behind
-    kernel_size are by keyword.  scale_factor is a whole number, or one for each axis.  What is computed:
-    `convpool.torch.upsample_conv2d`; with another padding_mode than zeros PyTorch's two operators.
-    """
-
-    rank = 2
-
-
-class UpsampleConv3d(_UpsampleConv, nn.Conv3d):
-    """nn.Upsample, then nn.Conv3d, as one layer: see `UpsampleConv2d`."""
 
     rank = 3

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """convpool::pooled_conv and its derivatives: the operators of torch.library, and the shortest way to them for eager calls.
 
-A call with derivatives is made of parts, each differentiable to any order.  Scale and shift, the activations and the sum are
-PyTorch's operators.  The pair is Y = conv(Z, W) + b of the box means Z = box_mean(X).  Its backward makes Z again:
+A call with derivatives is made of parts, each differentiable to any order.  The activation is PyTorch's operator.  The pair is
+Y = conv(Z, W) + b of the box means Z = box_mean(X).  Its backward makes Z again:
 
     dZ, dW, db = gradients of the small convolution at Z      (PyTorch's own operator: cuDNN)
     dX = box_mean_adjoint(dZ)
@@ -36,8 +36,7 @@ _BOX = "int[] kernel, int[] strides, int[] pads, int[] dilations"
 LIBRARY.define(f"box_mean(Tensor x, {_BOX}) -> Tensor")
 LIBRARY.define(f"box_mean_adjoint(Tensor grad, SymInt[] size, {_BOX}) -> Tensor")
 LIBRARY.define(
-    "pooled_conv(Tensor x, Tensor weight, Tensor? bias, Tensor? scale, Tensor? shift, Tensor? residual, "
-    f"{_WINDOW}, {_CONVOLUTION}, int prologue, float prologue_alpha, int epilogue, float epilogue_alpha, "
+    f"pooled_conv(Tensor x, Tensor weight, Tensor? bias, {_WINDOW}, {_CONVOLUTION}, int epilogue, float epilogue_alpha, "
     "int accumulation=0) -> Tensor"
 )
 LIBRARY.define(
@@ -148,7 +147,7 @@ class _Pair(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: Any, geometry: tuple, run: Callable) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
         ctx.are_tensors, ctx.geometry = (True, True, bias is not None), geometry
-        return run((x, weight, bias, None, None, None), geometry)
+        return run((x, weight, bias), geometry)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
@@ -233,7 +232,7 @@ def _run(tensors: Any, geometry: tuple) -> torch.Tensor:
 
 def _by_cudnn(tensors: Any, geometry: tuple) -> torch.Tensor:
     """A pair without derivatives: the box means, then PyTorch's convolution."""
-    (x, weight, bias), small = tensors[:3], _small(geometry)
+    (x, weight, bias), small = tensors, _small(geometry)
     return small.convolve(small.input(x, _boxes(x)), weight, bias)
 
 
@@ -255,13 +254,8 @@ def single(strides: Ints, padding: Ints, dilations: Ints, groups: int) -> tuple:
 
 
 def _recorded(tensors: Any, geometry: tuple, pair: Callable = _pair) -> torch.Tensor:
-    """The operator with derivatives: `pair`, and PyTorch's operators for its other parts."""
-    x, weight, bias, scale, shift, residual = tensors
-    prologue, prologue_alpha, epilogue, epilogue_alpha = geometry[8:12]
-    if scale is not None:
-        x = x * plain.by_channel(scale, x) + plain.by_channel(shift, x)
-    y = pair(plain.activate(x, prologue, prologue_alpha), weight, bias, (*geometry[:8], *plain.NOTHING, *geometry[12:]))
-    return plain.activate(y if residual is None else y + residual, epilogue, epilogue_alpha)
+    """The operator with derivatives: `pair`, and PyTorch's activation."""
+    return plain.activate(pair(*tensors, (*geometry[:8], *plain.NOTHING, geometry[10])), *geometry[8:10])
 
 
 def _needs_gradients(tensors: Sequence[Any]) -> bool:
@@ -270,7 +264,7 @@ def _needs_gradients(tensors: Sequence[Any]) -> bool:
 
 def _with_autograd(*inputs: Any) -> torch.Tensor:
     """The operator's implementation in front of PyTorch's autograd."""
-    tensors, geometry = inputs[:6], kernels.frozen(inputs[6:])
+    tensors, geometry = inputs[:3], kernels.frozen(inputs[3:])
     if _needs_gradients(tensors):
         return _recorded(tensors, geometry)
     with torch._C._AutoDispatchBelowAutograd():
@@ -307,7 +301,7 @@ def unwatched(x: Any, weight: Any, device: str) -> bool:
 
 
 def pooled_conv_of(tensors: tuple, geometry: tuple) -> torch.Tensor:
-    """pooled_conv of x, weight, bias, scale, shift and residual, and of the other arguments as tuples and numbers.
+    """pooled_conv of x, weight and bias, and of the other arguments as tuples and numbers.
 
     PyTorch takes some 20 microseconds to bring a call from Python to an operator of torch.library and back to Python.  An eager
     call that nothing intercepts goes to the kernels at once.
@@ -316,18 +310,15 @@ def pooled_conv_of(tensors: tuple, geometry: tuple) -> torch.Tensor:
     if unwatched(x, weight, "cuda" if x.is_cuda else x.device.type):
         if not _needs_gradients(tensors):
             return _run(tensors, geometry)
-        if geometry[8] or geometry[10] or tensors[3] is not None or tensors[5] is not None:
-            return _recorded(tensors, geometry)
-        return _apply(*tensors[:3], geometry, _run)
+        return _recorded(tensors, geometry) if geometry[8] else _apply(*tensors, geometry, _run)
     if is_exporting() or not torch.compiler.is_compiling() and are_transforms_active():
-        tensors = (*cast_for_autocast(tensors[:5]), tensors[5])
-        return _recorded(tensors, geometry, lambda x, w, b, g: plain.pooled_conv(x, w, b, None, None, None, *g))
+        return _recorded(cast_for_autocast(tensors), geometry, lambda x, w, b, g: plain.pooled_conv(x, w, b, *g))
     return _ops.pooled_conv(*tensors, *geometry)
 
 
 def pooled_conv(*inputs: Any) -> torch.Tensor:
     """torch.ops.convpool.pooled_conv, with the same arguments, also under torch.func's transforms."""
-    return pooled_conv_of(inputs[:6], kernels.frozen(inputs[6:]))
+    return pooled_conv_of(inputs[:3], kernels.frozen(inputs[3:]))
 
 
 # ---- autocast: as PyTorch's convolutions ----
@@ -351,13 +342,9 @@ def _autocast(device: str) -> Any:
     keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autocast{device.upper()}"))
 
     def pooled_conv(*inputs: Any) -> torch.Tensor:
-        cast, residual = cast_for_autocast(inputs), inputs[5]
-        apart = residual is not None and residual.dtype != cast[0].dtype  # a sum has the wider type of the two
+        cast = cast_for_autocast(inputs)
         with torch._C._ExcludeDispatchKeyGuard(keys):
-            if not apart:
-                return _ops.pooled_conv(*cast)
-            y = _ops.pooled_conv(*cast[:5], None, *cast[6:16], plain.NONE, 0.0, *cast[18:])
-        return plain.activate(y + residual, *cast[16:18])
+            return _ops.pooled_conv(*cast)
 
     return pooled_conv
 
@@ -382,7 +369,7 @@ def _fake_adjoint(grad: torch.Tensor, size: Ints, *window: Ints) -> torch.Tensor
 
 
 def _fake_pooled_conv(x: torch.Tensor, weight: torch.Tensor, *rest: Any) -> torch.Tensor:
-    sizes = plain.pooled_size(plain.pooled_size(x.shape[2:], *rest[4:8]), weight.shape[2:], *rest[8:11])
+    sizes = plain.pooled_size(plain.pooled_size(x.shape[2:], *rest[1:5]), weight.shape[2:], *rest[5:8])
     return _new(x, [x.shape[0], weight.shape[0], *sizes], plain.result_format(x, weight))
 
 

@@ -17,12 +17,11 @@ import torch.nn.functional as F
 from convpool.errors import OptionError
 
 Ints = Sequence[int]
-NONE, RELU, LEAKY_RELU, TANH, SIGMOID = range(5)
+NONE, RELU, LEAKY_RELU = range(3)
 """Codes of activations, as convpool_activation numbers them."""
-NOTHING = (NONE, 0.0, NONE, 0.0)
-"""No activations."""
+NOTHING = (NONE, 0.0)
+"""No activation."""
 
-ACTIVATIONS = {RELU: torch.relu, TANH: torch.tanh, SIGMOID: torch.sigmoid}
 CONVS = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
 POOLS = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 
@@ -133,11 +132,6 @@ def box_mean_adjoint(
     return spread.contiguous(memory_format=memory_format(grad))
 
 
-def by_channel(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A vector of channels, to be broadcast over [N, C, size...]."""
-    return values.view(-1, *[1] * (like.dim() - 2))
-
-
 def convolve(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, strides: Ints, pads: Ints, dilations: Ints, groups: int
 ) -> torch.Tensor:
@@ -156,18 +150,13 @@ def even_pads(x: torch.Tensor, pads: Ints) -> tuple[torch.Tensor, list[int]]:
 
 def activate(x: torch.Tensor, activation: int, slope: float) -> torch.Tensor:
     """The activation of a code."""
-    if activation == LEAKY_RELU:
-        return F.leaky_relu(x, slope)
-    return x if activation == NONE else ACTIVATIONS[activation](x)
+    return (x, torch.relu(x), F.leaky_relu(x, slope))[activation] if activation else x
 
 
 def pooled_conv(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
-    scale: torch.Tensor | None,
-    shift: torch.Tensor | None,
-    residual: torch.Tensor | None,
     pool_kernel: Ints,
     pool_strides: Ints,
     pool_pads: Ints,
@@ -176,8 +165,6 @@ def pooled_conv(
     pads: Ints,
     dilations: Ints,
     groups: int,
-    prologue: int,
-    prologue_alpha: float,
     epilogue: int,
     epilogue_alpha: float,
     accumulation: int = 0,
@@ -188,12 +175,7 @@ def pooled_conv(
 
     accumulation: a permission that nothing here makes use of."""
     out_format = result_format(x, weight)
-    if scale is not None and shift is not None:
-        x = x * by_channel(scale, x) + by_channel(shift, x)
-    x = activate(x, prologue, prologue_alpha)
     window = (pool_kernel, pool_strides, pool_pads, pool_dilations)
     z = x if is_single(*window[:3]) else mean(x, *window)
     y = convolve(z, weight, bias, strides, pads, dilations, groups)
-    if residual is not None:
-        y = y + residual
     return activate(y, epilogue, epilogue_alpha).contiguous(memory_format=out_format)

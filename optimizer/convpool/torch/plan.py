@@ -19,11 +19,6 @@ from convpool.torch.kinds import translate_call
 from convpool.torch.rebuild import rebuild
 from convpool.torch.skeleton import Skeleton
 
-PAIRS = frozenset({"pool_first", "upsample_last"})
-"""The rules in training."""
-FUSED = PAIRS | {"fuse_epilogue", "fuse_prologue"}
-"""The rules where no gradients are recorded."""
-
 
 def plan(graph: fx.Graph, options: OptimizeOptions, stay: Collection[fx.Node] = ()) -> tuple[bool, Report, list[fx.Node]]:
     """Rewrite the graph; whether it has changed, the report, and the convolutions that were rewritten.
@@ -47,7 +42,7 @@ def plan(graph: fx.Graph, options: OptimizeOptions, stay: Collection[fx.Node] = 
     # All shapes are TorchDynamo's: `load` would doubt those behind operators that ONNX does not have.
     given = LoadedModel(model, None, model.ByteSize(), inferred=onnx.shape_inference.infer_shapes(model))
     resized = any(proto.op_type == "Resize" for proto in model.graph.node)
-    passes = options.passes if resized else options.passes - {"upsample_last"}  # the search for others takes its time
+    passes = frozenset({"pool_first", *(["upsample_last"] if resized else [])})
     result = rewrite(given, replace(options, passes=passes, pinned=skeleton.pinned, for_torch=True), {})
     if result.changed:
         rebuild(skeleton, result.model)

@@ -17,7 +17,6 @@ from onnx import ModelProto, NodeProto, numpy_helper
 from torch import fx
 
 from convpool.algebra.geometry import PoolSpec
-from convpool.algebra.parts import EPILOGUES, PROLOGUES
 from convpool.ir import schema
 from convpool.ir.protos import attributes, is_op
 from convpool.torch import plain
@@ -188,24 +187,11 @@ class _Rebuilding:
         return self._read(names[0]) if names and names[0] and names[0] not in self._constants else None
 
     def _operator(self, node: NodeProto, values: dict[str, Any]) -> tuple:
-        parts = schema.parts_of(node)
-        given = dict(zip(parts.inputs, node.input, strict=False))
-        if parts.affine:
-            raise Unmapped("a map per channel in front")
         pool, conv = schema.specs_of(values)
-        if not isinstance(pool, PoolSpec):
-            raise Unmapped("an upsampling in front")
-        residual = self._read(given["R"]) if parts.residual else None
+        assert isinstance(pool, PoolSpec)
         window = (pool.kernel_shape, pool.strides, pool.pads, pool.dilations, conv.strides, conv.pads, conv.dilations)
-        codes = (
-            ("", *PROLOGUES).index(parts.prologue),
-            self._skeleton.slopes.get(parts.prologue_alpha, parts.prologue_alpha),
-            ("", *EPILOGUES).index(parts.epilogue),
-            self._skeleton.slopes.get(parts.epilogue_alpha, parts.epilogue_alpha),
-            schema.accumulation_of(node),
-        )
-        tensors = (self._read(given["X"]), self._weight(given["W"]), self._bias([given.get("B", "")]), None, None, residual)
-        return (*tensors, *map(list, window), conv.group, *codes)
+        tensors = (self._read(node.input[0]), self._weight(node.input[1]), self._bias(node.input[2:]))
+        return (*tensors, *map(list, window), conv.group, *plain.NOTHING, schema.accumulation_of(node))
 
     def _upsampled(self, node: NodeProto, values: dict[str, Any]) -> tuple:
         x, weight, bias = self._read(node.input[0]), self._weight(node.input[1]), self._bias(node.input[2:])
@@ -219,8 +205,7 @@ class _Rebuilding:
         if pads[:rank] == pads[rank:]:
             return plain.CONVS[rank], (x, weight, bias, *rest)
         ones, zeros = [1] * rank, [0] * (2 * rank)
-        geometry = (ones, ones, zeros, ones, rest[0], pads, *rest[2:], 0, 0.0, 0, 0.0)
-        return POOLED_CONV, (x, weight, bias, None, None, None, *geometry)
+        return POOLED_CONV, (x, weight, bias, ones, ones, zeros, ones, rest[0], pads, *rest[2:], *plain.NOTHING)
 
     def _average(self, node: NodeProto, values: dict[str, Any]) -> tuple[Any, tuple]:
         kernel = list(values["kernel_shape"])

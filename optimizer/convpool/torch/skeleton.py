@@ -64,8 +64,6 @@ class Skeleton:
         self.labels: dict[str, fx.Node] = {}
         """The node of the graph that a name of the model's nodes stands for."""
         self.pinned: dict[str, Refusal] = {}
-        self.slopes: dict[float, float] = {}
-        """Slopes of activations by what ONNX, which has float32, makes of them."""
         self.protos: dict[str, NodeProto] = {}
         self.contexts: dict[fx.Node, Context] = contexts_of(graph)
         """The context of each node."""
