@@ -7,11 +7,10 @@ from tests.support.torch import pools_first, random_layer, require_torch
 
 torch = require_torch()
 import torch.nn.functional as F  # noqa: E402
-from torch import nn  # noqa: E402
 from torch._dynamo.backends.common import aot_autograd  # noqa: E402
 
 import convpool.torch  # noqa: E402
-from convpool.torch import ConvAvgPool2d, conv_avg_pool2d  # noqa: E402
+from convpool.torch import conv_avg_pool2d  # noqa: E402
 
 torch.set_num_threads(1)  # of layers this small more would wait for one another
 FUNCTIONS = {rank: getattr(convpool.torch, f"conv_avg_pool{rank}d") for rank in (1, 2, 3)}
@@ -48,7 +47,7 @@ def test_a_pair_s_backward(last):
         torch.testing.assert_close(mine, theirs)
         assert mine.stride() == theirs.stride()
     (found,) = backwards
-    assert found.count(ops.pooled_conv_gradients.default) == 1 and found.count(aten.slice.Tensor) > 3
+    assert found.count(ops.pooled_conv_gradients.default) == 1 and found.count(aten.avg_pool2d.default) == 1
     assert aten.convolution_backward.default not in found and ops.box_mean_adjoint.default not in found
 
 
@@ -84,23 +83,3 @@ def test_a_bias_s_gradient_comes_with_those_of_few_channels(channels, sums):
     for tensor, other in zip(given, exact, strict=True):
         torch.testing.assert_close(tensor.grad, other.grad)
     assert backwards[0].count(torch.ops.aten.sum.dim_IntList) == sums
-
-
-def test_a_pass_for_parameters_is_asked_for_one_leaf(monkeypatch):
-    """PyTorch answers by an exception for each, which takes long."""
-    asked, real = [], torch._C._will_engine_execute_node
-
-    def counted(node):
-        asked.append(node)
-        return real(node)
-
-    monkeypatch.setattr(torch._C, "_will_engine_execute_node", counted)
-    module = nn.Sequential(ConvAvgPool2d(4, 4, 3, padding=1, pool_size=2), ConvAvgPool2d(4, 8, 3, padding=1, pool_size=2))
-    loss, parameters = module(torch.randn(2, 4, 8, 8)).square().sum(), list(module.parameters())
-    got = torch.autograd.grad(loss, parameters, retain_graph=True)
-    assert len([node for node in asked if type(node) is torch._C._functions.AccumulateGrad]) == 1
-    for number, parameter in enumerate(parameters):
-        torch.testing.assert_close(torch.autograd.grad(loss, parameter, retain_graph=True)[0], got[number])
-    asked.clear()
-    loss.backward()
-    torch.testing.assert_close([parameter.grad for parameter in parameters], list(got))

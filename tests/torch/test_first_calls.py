@@ -6,7 +6,7 @@ import copy
 
 import pytest
 
-from tests.support.torch import require_cuda, require_torch
+from tests.support.torch import require_torch
 
 torch = require_torch()
 
@@ -133,16 +133,6 @@ def test_optimize_inside(name, contexts):
         check_same([y], expected[:1])
         y.float().square().mean().backward()
         assert all(type(p.grad) is torch.Tensor for p in module.parameters())
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_on_a_gpu(dtype):
-    """Float16 and bfloat16 in the first training step."""
-    require_cuda()
-    original, x = chain().cuda(), torch.randn(2, 3, 32, 32, device="cuda")
-    changed, _ = optimize(copy.deepcopy(original), x[:, :, :16, :16])
-    contexts = [autocast("cuda", dtype)]
-    check_same(step(changed, x, contexts, contextlib.nullcontext), step(original, x, contexts, contextlib.nullcontext))
 
 
 @pytest.mark.parametrize("limit", ["recompile_limit", "accumulated_recompile_limit"])

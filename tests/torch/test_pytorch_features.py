@@ -12,7 +12,7 @@ torch = require_torch()
 from torch import nn  # noqa: E402
 from torch.func import functional_call, grad, jvp, stack_module_state, vmap  # noqa: E402
 from torch.nn.utils import prune  # noqa: E402
-from torch.utils.checkpoint import checkpoint, checkpoint_sequential  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from convpool.torch import optimize  # noqa: E402
 from models.torch_discriminators import SNGAN  # noqa: E402
@@ -68,35 +68,10 @@ def test_products_of_the_hessian(x):
     torch.testing.assert_close(got, expected, **EXACT)
 
 
-def test_averaged_models(x):
-    modules = both(x)
-    averaged = [torch.optim.swa_utils.AveragedModel(module) for module in modules]
-    for _ in range(2):
-        for module, average in zip(modules, averaged, strict=True):
-            with torch.no_grad():
-                for weight in module.parameters():
-                    weight.mul_(1.5)
-            average.update_parameters(module)
-    torch.testing.assert_close(*(average(x) for average in averaged), **EXACT)
-
-
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoints_of_activations(x, reentrant):
     x.requires_grad_()
     assert_same_gradients(both(x), lambda module: checkpoint(module, x, use_reentrant=reentrant).square().sum())
-
-
-def test_checkpoints_of_parts(x):
-    x.requires_grad_()
-
-    def loss(module):
-        return checkpoint_sequential(module.blocks, 2, x, use_reentrant=False).square().mean()
-
-    modules = both(x)
-    for module in modules:
-        loss(module).backward()
-    for a, b in zip(*(module.blocks.parameters() for module in modules), strict=True):
-        torch.testing.assert_close(a.grad, b.grad, **EXACT)
 
 
 @pytest.mark.parametrize("keep", [lambda f, x: checkpoint(f, x, use_reentrant=False), saved_on_cpu], ids=["checkpoint", "cpu"])
@@ -119,14 +94,6 @@ def test_checkpoints_inside_of_forward(x, keep):
         parameters = {parameter.data_ptr() for parameter in module.parameters()}  # they are there anyway
         found.append(len([place for place in seen if place not in parameters]))
     assert found[1] <= found[0]
-
-
-def test_activations_kept_elsewhere(x):
-    def loss(module):
-        with torch.autograd.graph.save_on_cpu():
-            return module(x).square().sum()
-
-    assert_same_gradients(both(x), loss)
 
 
 def test_a_weight_changed_between_forward_and_backward_is_an_error(x):

@@ -131,11 +131,6 @@ class Call:
         made = torch.empty(shape, device="meta", memory_format=self.formats[1])
         self.y_shape, self.y_strides = shape, made.stride()
 
-    @property
-    def has_kernel(self) -> bool:
-        """Whether the plan is more than one thread per output."""
-        return self.plan.tactic.family != "generic"
-
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: Any) -> torch.Tensor:
         """Queues the work on PyTorch's current stream of the current device, which is x's."""
         kept = constant.current()
@@ -193,16 +188,6 @@ _calls: dict[Any, Call | None] = {}
 _NEW: Any = object()
 
 
-def _make(key: Any, tensors: Tensors, geometry: tuple) -> Call | None:
-    call = None
-    if tensors[0].dtype in NAMES and _fits(tensors, geometry):
-        made = Call(tensors, geometry)
-        call = made if made.has_kernel else None
-    if len(_calls) < KEPT:
-        _calls[key] = call
-    return call
-
-
 def find(geometry: tuple, x: torch.Tensor, weight: torch.Tensor, bias: Any) -> Call | None:
     """The call for these tensors, planned; None where the library has no kernel on tensor cores for it.
 
@@ -223,11 +208,10 @@ def find(geometry: tuple, x: torch.Tensor, weight: torch.Tensor, bias: Any) -> C
     )
     call = _calls.get(key, _NEW)
     if call is _NEW:
-        call = _make(key, (x, weight, bias), geometry)
+        call = None
+        if x.dtype in NAMES and _fits((x, weight, bias), geometry):
+            made = Call((x, weight, bias), geometry)
+            call = made if made.plan.tactic.family != "generic" else None
+        if len(_calls) < KEPT:
+            _calls[key] = call
     return call
-
-
-def run(geometry: tuple, *tensors: Any) -> torch.Tensor | None:
-    """The call by one plan of the library, where `find` finds one."""
-    call = find(geometry, *tensors)
-    return None if call is None else call(*tensors)

@@ -8,7 +8,6 @@ that depend on no activation, such as normalised ones.  Eager steps are PyTorch'
 
 from __future__ import annotations
 
-import functools
 import math
 import operator
 from collections.abc import Callable, Collection, Sequence
@@ -18,26 +17,16 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-from convpool.torch import gradients, kernels, plain
+from convpool.torch import gradients, kernels, kinds, plain
 from convpool.torch.changes import changes, is_of_module, value_of
 from convpool.torch.contexts import contexts_of
 from convpool.torch.pairs import POOLED_CONV, convolve, pooled_conv_of, single, unwatched
+from convpool.torch.skeleton import ints
 
 IMAGE_CHANNELS, PLAIN_MACS = 16, 2.5e9
 """Channels up to which, or multiply-adds with more, the library's convolution is faster than cuDNN under a compiler."""
 BRANCHES = 4
 Ints = Sequence[int]
-
-
-def named(function: Callable) -> Callable:
-    """The function with a name that generated code can have."""
-
-    @functools.wraps(function, assigned=())
-    def call(*args: Any) -> Any:
-        return function(*args)
-
-    call.__name__ = call.__qualname__ = getattr(function, "__name__", "call")
-    return call
 
 
 # ---- convolutions of no pair ----
@@ -71,25 +60,15 @@ def _suits(x: torch.Tensor, weight: torch.Tensor) -> bool:
     return x.dim() == 4 and plain.memory_format(x) == torch.channels_last and kernels.library_is_there()
 
 
-def _convolution(
-    input: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
-) -> Any:
-    return input, weight, bias, (stride, padding, dilation), groups
-
-
 def _of_convolution(node: fx.Node) -> tuple | None:
     """Input, weight, bias and geometry of a node that is a convolution with numbers as padding."""
-    if node.target not in (torch.conv1d, torch.conv2d, torch.conv3d):
+    a = kinds.arguments(node) if node.target in plain.CONVS.values() else None
+    value = value_of(a["input"]) if a is not None else None
+    if a is None or not isinstance(value, torch.Tensor) or not value.is_cuda:
         return None
-    x, weight, bias, options, groups = _convolution(*node.args, **node.kwargs)
-    value = value_of(x)
-    if not isinstance(value, torch.Tensor) or not value.is_cuda or any(isinstance(option, str) for option in options):
-        return None
-    rank = 1 + (torch.conv1d, torch.conv2d, torch.conv3d).index(node.target)
-    sizes = [
-        (option,) * rank if isinstance(option, int) else tuple(option) * (rank if len(option) == 1 else 1) for option in options
-    ]
-    return x, weight, bias, (*sizes, groups)
+    rank = list(plain.CONVS.values()).index(node.target) + 1
+    sizes = [ints(a[name], rank) for name in ("stride", "padding", "dilation")]
+    return None if None in sizes else (a["input"], a["weight"], a["bias"], (*sizes, a["groups"]))
 
 
 def give_derivatives(graph: fx.Graph, asked: Collection[fx.Node] | None = None) -> None:
@@ -147,10 +126,11 @@ def compute_weights_first(module: fx.GraphModule, graph: fx.Graph) -> None:
             values[node] = part.node_copy(node, lambda item, values=values: values[item])
         part.output(tuple(values[node] for node in ends))
         function = fx.GraphModule(module, part).forward
+        begin, finish = _branch(function, number % BRANCHES)
         with graph.inserting_after(inputs[-1]):
-            begun = graph.call_function(named(functools.partial(_begin, function, number % BRANCHES)), (image, *given))
+            begun = graph.call_function(begin, (image, *given))
         with graph.inserting_after(nodes[-1]):
-            made = graph.call_function(named(functools.partial(_finish, function)), (begun, *given))
+            made = graph.call_function(finish, (begun, *given))
         for place, node in reversed(list(enumerate(ends))):
             with graph.inserting_after(made):
                 item = graph.call_function(operator.getitem, (made, place))
@@ -192,23 +172,26 @@ def _segments(graph: fx.Graph, own: set[fx.Node]) -> list[list[fx.Node]]:
     return found
 
 
-def _begin(function: Callable, branch: int, x: torch.Tensor, *given: Any) -> Any:
-    """While a CUDA graph is captured: the tensors, computed on a branch of the graph, and its end.  Else None."""
-    if not x.is_cuda or not torch.cuda.is_current_stream_capturing():
-        return None
-    main = torch.cuda.current_stream()
-    side = gradients.side_of(main, 1 + branch)
-    side.wait_stream(main)
-    with torch.cuda.stream(side):
-        made = function(*given)
-    for tensor in made:
-        tensor.record_stream(main)
-    return made, side.record_event()
+def _branch(function: Callable, branch: int) -> tuple[Callable, Callable]:
+    """Two calls that make the tensors of a function: one begins it on a branch of a CUDA graph, and the other needs them."""
 
+    def begin(x: torch.Tensor, *given: Any) -> Any:
+        """While a graph is captured: the tensors, and an event behind them.  Else None."""
+        if not x.is_cuda or not torch.cuda.is_current_stream_capturing():
+            return None
+        main = torch.cuda.current_stream()
+        side = gradients.side_of(main, 1 + branch)
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            made = function(*given)
+        for tensor in made:
+            tensor.record_stream(main)
+        return made, side.record_event()
 
-def _finish(function: Callable, begun: Any, *given: Any) -> Sequence[torch.Tensor]:
-    """The tensors, on the current stream."""
-    if begun is None:
-        return function(*given)
-    torch.cuda.current_stream().wait_event(begun[1])
-    return begun[0]
+    def finish(begun: Any, *given: Any) -> Sequence[torch.Tensor]:
+        if begun is None:
+            return function(*given)
+        torch.cuda.current_stream().wait_event(begun[1])
+        return begun[0]
+
+    return begin, finish

@@ -168,10 +168,11 @@ def by_plan(tensors: Sequence[Any], geometry: tuple) -> torch.Tensor | None:
     if not library_is_there():
         return None
     device = tensors[0].get_device()
-    if device == calls.current_device():
-        return calls.run(geometry, *tensors)
-    with torch.cuda.device(device):
-        return calls.run(geometry, *tensors)
+    if device != calls.current_device():
+        with torch.cuda.device(device):
+            return by_plan(tensors, geometry)
+    call = calls.find(geometry, *tensors)
+    return None if call is None else call(*tensors)
 
 
 def pooled_conv(*inputs: Any) -> torch.Tensor:

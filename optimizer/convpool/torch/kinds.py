@@ -160,22 +160,21 @@ def binary(op_type: str) -> Callable:
     return translate
 
 
-def cat(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Translated:
-    tensors = a["tensors"]
-    if not isinstance(tensors, (tuple, list)) or not all(isinstance(t, fx.Node) for t in tensors) or type(a["dim"]) is not int:
-        return None
-    return [helper.make_node("Concat", [t.name for t in tensors], [node.name], axis=a["dim"])]
+def joined(stacks: bool) -> Callable:
+    """torch.cat, or torch.stack: each tensor with one more axis, then a Concat."""
 
+    def translate(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Translated:
+        tensors, axis = a["tensors"], a["dim"]
+        if not isinstance(tensors, (tuple, list)) or not all(isinstance(t, fx.Node) for t in tensors) or type(axis) is not int:
+            return None
+        names, pieces = [t.name for t in tensors], []
+        if stacks:
+            at, wide = s.number([axis]), [f"{node.name}/{number}" for number in range(len(names))]
+            pieces = [helper.make_node("Unsqueeze", [name, at], [made]) for name, made in zip(names, wide, strict=True)]
+            names = wide
+        return [*pieces, helper.make_node("Concat", names, [node.name], axis=axis)]
 
-def stack(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Translated:
-    """torch.stack: each tensor with one more axis, then a Concat."""
-    tensors = a["tensors"]
-    if not isinstance(tensors, (tuple, list)) or not all(isinstance(t, fx.Node) for t in tensors) or type(a["dim"]) is not int:
-        return None
-    names = [f"{node.name}/{number}" for number in range(len(tensors))]
-    axis = s.number([a["dim"]])
-    pieces = [helper.make_node("Unsqueeze", [t.name, axis], [name]) for t, name in zip(tensors, names, strict=True)]
-    return [*pieces, helper.make_node("Concat", names, [node.name], axis=a["dim"])]
+    return translate
 
 
 def pad(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Translated:
@@ -199,25 +198,22 @@ def interpolate(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Transla
         return adaptive_average(len(before) - 2)(s, label, node, {"input": a["input"], "output_size": after[2:]})
     pairs, values = list(zip(before[2:], after[2:], strict=True)), dict[str, Any]()
     nearest = a["mode"] in ("nearest", "nearest-exact")
-    if (
-        not nearest
-        and a["mode"] not in ("bilinear", "linear", "trilinear")
-        or not all(isinstance(n, int) for pair in pairs for n in pair)
-    ):
+    if not nearest and a["mode"] not in ("bilinear", "linear", "trilinear"):
+        return None
+    if not all(isinstance(n, int) and n for pair in pairs for n in pair):
         return None
     if a["size"] is None and not a["recompute_scale_factor"]:  # the scale itself sets where values are taken
         given = a["scale_factor"]
         wanted = given if isinstance(given, (tuple, list)) else (given,) * len(pairs)
         if any(m != n * factor for (n, m), factor in zip(pairs, wanted, strict=True)):
             return None
+    if nearest and any(m % n for n, m in pairs):  # type: ignore[operator]
+        return None
     if nearest:  # of whole factors, where all kinds of it are the same
-        if any(n == 0 or m % n for n, m in pairs):  # type: ignore[operator]
-            return None
-        scales = s.number([1, 1, *(m // n for n, m in pairs)], "float32")  # type: ignore[operator]
         values = dict(mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor")
-        return [helper.make_node("Resize", [a["input"].name, "", scales], [node.name], **values)]
-    coordinates = "align_corners" if a["align_corners"] else "half_pixel"
-    values = dict(mode="linear", coordinate_transformation_mode=coordinates, antialias=int(a["antialias"]))
+    else:
+        coordinates = "align_corners" if a["align_corners"] else "half_pixel"
+        values = dict(mode="linear", coordinate_transformation_mode=coordinates, antialias=int(a["antialias"]))
     scales = s.number([1, 1, *(m / n for n, m in pairs)], "float32")  # type: ignore[operator]
     return [helper.make_node("Resize", [a["input"].name, "", scales], [node.name], **values)]
 
@@ -280,25 +276,18 @@ def reshape(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Translated:
     return [helper.make_node("Reshape", [a["input"].name, s.number(sizes)], [node.name])]
 
 
-def _transposed(s: Skeleton, node: fx.Node, order: Any, x: fx.Node) -> Translated:
-    shape = s.shape(x)
-    if shape is None or not all(type(axis) is int for axis in order):
-        return None
-    return [helper.make_node("Transpose", [x.name], [node.name], perm=[axis % len(shape) for axis in order])]
-
-
 def permute(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Translated:
-    dims = a["dims"][0] if len(a["dims"]) == 1 and isinstance(a["dims"][0], (tuple, list)) else a["dims"]
-    return _transposed(s, node, dims, a["input"])
-
-
-def transpose(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Translated:
-    shape = s.shape(a["input"])
-    if shape is None or type(a["dim0"]) is not int or type(a["dim1"]) is not int:
+    """A permutation of all axes, or an exchange of two."""
+    shape, given = s.shape(a["input"]), a["dims"] if "dims" in a else (a["dim0"], a["dim1"])
+    given = given[0] if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
+    if shape is None or not all(type(axis) is int for axis in given):
         return None
-    order = list(range(len(shape)))
-    order[a["dim0"]], order[a["dim1"]] = order[a["dim1"]], order[a["dim0"]]
-    return _transposed(s, node, order, a["input"])
+    order, axes = list(range(len(shape))), [axis % len(shape) for axis in given]
+    if "dims" in a:
+        order = axes
+    else:
+        order[axes[0]], order[axes[1]] = axes[1], axes[0]
+    return [helper.make_node("Transpose", [a["input"].name], [node.name], perm=order)]
 
 
 def pixel_unshuffle(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Translated:
@@ -355,8 +344,8 @@ _LINES: list[tuple[str, str, Callable]] = [
     ("mul imul mul_", _BINARY, binary("Mul")),
     ("div true_divide truediv itruediv div_", _BINARY, binary("Div")),
     ("contiguous clone to type type_as float double half bfloat16", "input, *rest, **others", same),
-    ("cat concat concatenate", "tensors, dim=0", cat),
-    ("stack", "tensors, dim=0", stack),
+    ("cat concat concatenate", "tensors, dim=0", joined(False)),
+    ("stack", "tensors, dim=0", joined(True)),
     ("pad", "input, pad, mode='constant', value=None", pad),
     ("interpolate", _RESIZE, interpolate),
     ("getitem", "input, other", getitem),
@@ -364,7 +353,7 @@ _LINES: list[tuple[str, str, Callable]] = [
     ("sum", _REDUCE, reduction("ReduceSum")),
     ("reshape view flatten unflatten", _ANY, reshape),
     ("permute", "input, *dims", permute),
-    ("transpose swapaxes", "input, dim0, dim1", transpose),
+    ("transpose swapaxes", "input, dim0, dim1", permute),
     ("pixel_unshuffle", "input, downscale_factor", pixel_unshuffle),
 ]
 """Names of functions and methods, their parameters, and the translation."""
@@ -405,23 +394,23 @@ def translate_call(s: Skeleton, label: str, node: fx.Node) -> Translated:
     ):
         name = target.overloadpacket.__name__
         target = next((f for home in (F, torch) if (f := getattr(home, name, None)) in FUNCTIONS), target)
-    found = FUNCTIONS.get(target)
-    if found is None:
+    given = arguments(node, target)
+    if given is None or "input" in given and not isinstance(given["input"], (fx.Node, int, float)):
         return None
-    parameters, translate = found
+    if any(isinstance(given.get(name), fx.Node) for name in NUMBERS):
+        return None
+    return FUNCTIONS[target][1](s, label, node, given)
+
+
+def arguments(node: fx.Node, target: Any = None) -> Arguments | None:
+    """The arguments of a call by their names, complete; None where the function is not known, or has no such."""
+    found = FUNCTIONS.get(target or node.target)
+    names = {"train": "training", "axis": "dim", "self": "input"}  # torch.dropout's and numpy's
     try:
-        bound = parameters.bind(*node.args, **_renamed(node.kwargs))
+        bound = found and found[0].bind(*node.args, **{names.get(key, key): value for key, value in node.kwargs.items()})
     except TypeError:
         return None
+    if bound is None:
+        return None
     bound.apply_defaults()
-    if "input" in bound.arguments and not isinstance(bound.arguments["input"], (fx.Node, int, float)):
-        return None
-    if any(isinstance(bound.arguments.get(name), fx.Node) for name in NUMBERS):
-        return None
-    return translate(s, label, node, bound.arguments)
-
-
-def _renamed(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Keywords by one name: torch.dropout's and numpy's differ."""
-    names = {"train": "training", "axis": "dim", "self": "input"}
-    return {names.get(key, key): value for key, value in kwargs.items()}
+    return bound.arguments

@@ -17,7 +17,6 @@ Without derivatives one kernel computes all parts.
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -168,15 +167,11 @@ class _InputGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
         (grad, weight), (outer,), geometry = ctx.saved_tensors, grads, ctx.geometry
-        needs, small = gradients.wanted(ctx, (True, True)), _small(geometry)
-        if gradients.recorded(outer):
-            d_grad = _apply(outer, weight, None, geometry, _by_cudnn) if needs[0] else None
-            return d_grad, _of_weight(grad, outer, weight.detach(), geometry) if needs[1] else None, None, None
-        z = small.input(outer, _boxes(outer))
+        needs = gradients.wanted(ctx, (True, True))
         (d_weight,), d_grad = gradients.side_by_side(
             grad,
-            lambda: (gradients.one_of(1, grad, z, weight, small.convolution) if needs[1] else None,),
-            lambda: small.convolve(z, weight) if needs[0] else None,
+            lambda: (_of_weight(grad, outer, weight.detach(), geometry) if needs[1] else None,),
+            lambda: _apply(outer, weight, None, geometry, _by_cudnn) if needs[0] else None,
         )
         return d_grad, d_weight, None, None
 
@@ -193,20 +188,11 @@ class _WeightGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
         (grad, x), (outer,), geometry = ctx.saved_tensors, grads, ctx.geometry
-        needs, small = gradients.wanted(ctx, (True, True)), _small(geometry)
-        if gradients.recorded(outer):
-            d_grad = _apply(x, outer, None, geometry, _by_cudnn) if needs[0] else None
-            return d_grad, _of_input(grad, outer, x.detach(), geometry) if needs[1] else None, None, None
-        boxes = _boxes(outer)
-
-        def at_x() -> tuple:
-            if not needs[1]:
-                return (None,)
-            d_z = gradients.one_of(0, grad, small.like_input(x), outer, small.convolution)
-            return (small.at_input(d_z, x, boxes),)
-
+        needs = gradients.wanted(ctx, (True, True))
         (d_x,), d_grad = gradients.side_by_side(
-            grad, at_x, lambda: small.convolve(small.input(x, boxes), outer) if needs[0] else None
+            grad,
+            lambda: (_of_input(grad, outer, x.detach(), geometry) if needs[1] else None,),
+            lambda: _apply(x, outer, None, geometry, _by_cudnn) if needs[0] else None,
         )
         return d_grad, d_x, None, None
 
@@ -236,10 +222,6 @@ def _by_cudnn(tensors: Any, geometry: tuple) -> torch.Tensor:
     return small.convolve(small.input(x, _boxes(x)), weight, bias)
 
 
-def _pair(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, geometry: tuple) -> torch.Tensor:
-    return _apply(x, weight, bias, geometry, _run)
-
-
 def convolve(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, strides: Ints, padding: Ints, dilations: Ints, groups: int
 ) -> torch.Tensor:
@@ -253,7 +235,7 @@ def single(strides: Ints, padding: Ints, dilations: Ints, groups: int) -> tuple:
     return (ones, ones, (0, 0) * len(ones), ones, tuple(strides), tuple(padding) * 2, tuple(dilations), groups)
 
 
-def _recorded(tensors: Any, geometry: tuple, pair: Callable = _pair) -> torch.Tensor:
+def _recorded(tensors: Any, geometry: tuple, pair: Callable = lambda *given: _apply(*given, _run)) -> torch.Tensor:
     """The operator with derivatives: `pair`, and PyTorch's activation."""
     return plain.activate(pair(*tensors, (*geometry[:8], *plain.NOTHING, geometry[10])), *geometry[8:10])
 
@@ -434,28 +416,16 @@ def _fusible_adjoint(
 ) -> torch.Tensor:
     """The box mean's adjoint of PyTorch's operators, which inductor fuses with what stands around them.
 
-    A kernel of the library would read and write all of it once more.  With strides of 1 the adjoint is a sum of shifted
-    gradients.  Inductor's code for avg_pool2d_backward, which looks for the windows of each position, takes 42 microseconds where
-    that sum takes 25 (64 images of 64x64, 64 channels).
+    A kernel of the library would read and write all of it once more.  With strides of 1 the adjoint is a mean over windows, too.
+    Inductor's code for avg_pool2d_backward, which looks for the windows of each position, takes 42 microseconds where plain loads
+    take 25 (64 images of 64x64, 64 channels).
     """
     rank = len(kernel)
     even = list(pads[:rank]) == list(pads[rank:]) and all(2 * p <= k for p, k in zip(pads, kernel, strict=False))
-    if math.prod(kernel) <= MOST and all(s == 1 for s in strides):
-        return _shifted_sum(grad, x.shape[2:], kernel, pads, dilations)
-    if math.prod(kernel) <= MOST and rank == 2 and even and all(d == 1 for d in dilations):
-        return torch.ops.aten.avg_pool2d_backward(grad, x, kernel, strides, pads[:2], False, True, None)
+    if math.prod(kernel) <= MOST and all(d == 1 for d in dilations):
+        if all(s == 1 for s in strides):
+            sides = plain.torch_pads([k - 1 - pad for k, pad in zip([*kernel] * 2, pads, strict=True)])
+            return plain.POOLS[rank](F.pad(grad, sides), kernel, 1)
+        if rank == 2 and even:
+            return torch.ops.aten.avg_pool2d_backward(grad, x, kernel, strides, pads[:2], False, True, None)
     return _ops.box_mean_adjoint(grad, x.shape[2:], kernel, strides, pads, dilations)
-
-
-def _shifted_sum(grad: torch.Tensor, size: Ints, kernel: Ints, pads: Ints, dilations: Ints) -> torch.Tensor:
-    """The adjoint with strides of 1: at each position the gradients of the windows that it is in, over a window's positions."""
-    rank, reach = len(kernel), [d * (k - 1) for k, d in zip(kernel, dilations, strict=True)]
-    sides = [reach[i % rank] - pad for i, pad in enumerate(pads)]
-    wide = F.pad(grad, plain.torch_pads(sides)) if any(sides) else grad
-    total: Any = 0
-    for place in itertools.product(*(range(0, e + 1, d) for e, d in zip(reach, dilations, strict=True))):
-        part = wide
-        for axis, (start, count) in enumerate(zip(place, size, strict=True), 2):
-            part = part.narrow(axis, start, count)
-        total = total + (part if grad.dtype == torch.float64 else part.float())
-    return (total / math.prod(kernel)).to(grad.dtype)

@@ -154,28 +154,12 @@ def activate(x: torch.Tensor, activation: int, slope: float) -> torch.Tensor:
 
 
 def pooled_conv(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    pool_kernel: Ints,
-    pool_strides: Ints,
-    pool_pads: Ints,
-    pool_dilations: Ints,
-    strides: Ints,
-    pads: Ints,
-    dilations: Ints,
-    groups: int,
-    epilogue: int,
-    epilogue_alpha: float,
-    accumulation: int = 0,
-    *,
-    mean: Callable[..., torch.Tensor] = box_mean,
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *geometry: Any, mean: Callable[..., torch.Tensor] = box_mean
 ) -> torch.Tensor:
     """The operator convpool::pooled_conv: box mean by the function `mean`, then PyTorch's convolution.
 
-    accumulation: a permission that nothing here makes use of."""
-    out_format = result_format(x, weight)
-    window = (pool_kernel, pool_strides, pool_pads, pool_dilations)
+    The last of the geometry, accumulation, is a permission that nothing here makes use of."""
+    window = geometry[:4]
     z = x if is_single(*window[:3]) else mean(x, *window)
-    y = convolve(z, weight, bias, strides, pads, dilations, groups)
-    return activate(y, epilogue, epilogue_alpha).contiguous(memory_format=out_format)
+    y = convolve(z, weight, bias, *geometry[4:8])
+    return activate(y, *geometry[8:10]).contiguous(memory_format=result_format(x, weight))

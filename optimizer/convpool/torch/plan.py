@@ -16,7 +16,7 @@ from convpool.options import OptimizeOptions
 from convpool.report import Report
 from convpool.torch.changes import held_by_changes
 from convpool.torch.kinds import translate_call
-from convpool.torch.rebuild import rebuild
+from convpool.torch.rebuild import Rebuilding
 from convpool.torch.skeleton import Skeleton
 
 
@@ -45,6 +45,6 @@ def plan(graph: fx.Graph, options: OptimizeOptions, stay: Collection[fx.Node] = 
     passes = frozenset({"pool_first", *(["upsample_last"] if resized else [])})
     result = rewrite(given, replace(options, passes=passes, pinned=skeleton.pinned, for_torch=True), {})
     if result.changed:
-        rebuild(skeleton, result.model)
+        Rebuilding(skeleton, result.model).run()
     rewritten = [site.conv for site in result.report.sites if site.status == "rewritten"]
     return result.changed, result.report, [skeleton.labels[name] for name in rewritten if name in skeleton.labels]

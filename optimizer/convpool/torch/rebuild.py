@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,21 +26,13 @@ from convpool.torch.upsampling import upsample_conv_of
 POOLED_CONV, BOX_MEAN = torch.ops.convpool.pooled_conv, torch.ops.convpool.box_mean
 
 
-def is_upsampled(node: NodeProto) -> bool:
-    """Return True for an upsampling with a convolution."""
-    return (node.op_type, node.domain) == ("UpsampleConv", DOMAIN)
-
-
 class Unmapped(Exception):
     """The rewritten model has a node that the graph cannot say."""
 
 
-def rebuild(skeleton: Skeleton, model: ModelProto) -> None:
-    """Change the skeleton's graph to what the model has become.  Raises Unmapped, the graph then being of no use."""
-    _Rebuilding(skeleton, model).run()
+class Rebuilding:
+    """The change of the skeleton's graph to what the model has become."""
 
-
-class _Rebuilding:
     def __init__(self, skeleton: Skeleton, model: ModelProto) -> None:
         self._skeleton, self._graph, self._model = skeleton, skeleton.graph, model
         self._constants = {tensor.name: tensor for tensor in model.graph.initializer}
@@ -52,6 +43,7 @@ class _Rebuilding:
         self._next: fx.Node | None = None
 
     def run(self) -> None:
+        """Make it.  Raises Unmapped, the graph then being of no use."""
         nodes = list(self._model.graph.node)
         kept = {node.name for node in nodes if self._is_kept(node)}
         stays = [self._skeleton.labels.get(node.name) if node.name in kept else None for node in nodes]
@@ -108,8 +100,8 @@ class _Rebuilding:
         elif is_op(node, "Gather") and not node.name:  # channels in another order
             order = numpy_helper.to_array(self._constants[node.input[1]]).tolist()
             self._give(node, operator.getitem, (self._read(node.input[0]), (slice(None), order)))
-        elif is_upsampled(node):
-            self._give(node, upsample_conv_of, self._upsampled(node, values))
+        elif (node.op_type, node.domain) == ("UpsampleConv", DOMAIN):
+            self._give(node, upsample_conv_of, (*self._tensors(node), tuple(values["factors"]), tuple(values["pads"])))
         elif node.name in self._skeleton.labels:
             self._copy(node, node.name)
         elif (label := re.sub(r"_moved(_\d+)?$", "", node.name)) in self._skeleton.labels and label:
@@ -179,28 +171,22 @@ class _Rebuilding:
             raise Unmapped(f"tensor {name}")
         return self._env[name]
 
-    def _weight(self, name: str) -> fx.Node:
-        return self._read(self._weights.get(name, name))
-
-    def _bias(self, names: Sequence[str]) -> fx.Node | None:
-        """The bias among these names, None where there is none, or one of zeros that a rule made."""
-        return self._read(names[0]) if names and names[0] and names[0] not in self._constants else None
+    def _tensors(self, node: NodeProto) -> tuple[fx.Node, fx.Node, fx.Node | None]:
+        """Input, weight and bias of a convolution; None where there is no bias, or one of zeros that a rule made."""
+        x, weight, bias = [*node.input, ""][:3]
+        has_bias = bias and bias not in self._constants
+        return self._read(x), self._read(self._weights.get(weight, weight)), self._read(bias) if has_bias else None
 
     def _operator(self, node: NodeProto, values: dict[str, Any]) -> tuple:
         pool, conv = schema.specs_of(values)
         assert isinstance(pool, PoolSpec)
         window = (pool.kernel_shape, pool.strides, pool.pads, pool.dilations, conv.strides, conv.pads, conv.dilations)
-        tensors = (self._read(node.input[0]), self._weight(node.input[1]), self._bias(node.input[2:]))
-        return (*tensors, *map(list, window), conv.group, *plain.NOTHING, schema.accumulation_of(node))
-
-    def _upsampled(self, node: NodeProto, values: dict[str, Any]) -> tuple:
-        x, weight, bias = self._read(node.input[0]), self._weight(node.input[1]), self._bias(node.input[2:])
-        return x, weight, bias, tuple(values["factors"]), tuple(values["pads"])
+        return (*self._tensors(node), *map(list, window), conv.group, *plain.NOTHING, schema.accumulation_of(node))
 
     def _convolution(self, node: NodeProto, values: dict[str, Any]) -> tuple[Any, tuple]:
         kernel, pads = values["kernel_shape"], list(values["pads"])
         rank = len(kernel)
-        x, weight, bias = self._read(node.input[0]), self._weight(node.input[1]), self._bias(node.input[2:])
+        x, weight, bias = self._tensors(node)
         rest = (list(values["strides"]), pads[:rank], list(values["dilations"]), values["group"])
         if pads[:rank] == pads[rank:]:
             return plain.CONVS[rank], (x, weight, bias, *rest)

@@ -143,7 +143,7 @@ class Skeleton:
     def add_input(self, node: fx.Node) -> None:
         """A node of the graph that computes nothing."""
         found = self.known(node)
-        self._inputs.append(_info(node.name, *(_described(found) if found is not None else (TensorProto.INT64, ()))))
+        self._inputs.append(_info(node.name, found or Known(torch.int64, ())))
 
     def add(self, node: fx.Node, label: str, protos: Sequence[NodeProto]) -> None:
         """What stands for a node, the last one giving its tensor."""
@@ -157,7 +157,7 @@ class Skeleton:
             self.protos[proto.name] = proto
         found = self.known(node)
         if found is not None and ELEM_TYPES.get(found.dtype):
-            self._infos[node.name] = _info(node.name, *_described(found))
+            self._infos[node.name] = _info(node.name, found)
 
     def _cross(self, made: fx.Node, read: fx.Node, protos: Sequence[NodeProto]) -> None:
         """Let a node read another one's tensor through an Identity, which stays: no rule moves anything across contexts."""
@@ -166,7 +166,7 @@ class Skeleton:
         self.protos[name] = helper.make_node("Identity", [made.name], [name], name)
         found = self.known(made)
         if made.name in self._infos and found is not None:
-            self._infos[name] = _info(name, *_described(found))
+            self._infos[name] = _info(name, found)
         why = [", ".join(sorted(set(self.contexts[a]) - set(self.contexts[b]))) for a, b in ((made, read), (read, made))]
         self.pin(name, refuse("context in forward", why[0] or "none", why[1] or "none"))
         for proto in protos:
@@ -181,7 +181,7 @@ class Skeleton:
     def model(self, results: Sequence[fx.Node]) -> ModelProto:
         """The model.  results: nodes that the graph gives."""
         end = helper.make_node("Result", [node.name for node in results], ["result"], name="result", domain=DOMAIN)
-        outputs = [_info("result", TensorProto.FLOAT, ())]
+        outputs = [_info("result", Known(torch.float32, ()))]
         computed = {name for proto in self.protos.values() for name in proto.output}
         outputs += [self._infos.pop(node.name) for node in dict.fromkeys(results) if node.name in self._infos.keys() & computed]
         graph = helper.make_graph(
@@ -200,12 +200,8 @@ def _place(node: fx.Node) -> tuple[str, type | None]:
     return ".".join(part for part in re.split(r"\._modules|[.\[\]'\"]+", path) if part), stack[-1][1]
 
 
-def _described(known: Known) -> tuple[int, tuple[Dim, ...]]:
-    return ELEM_TYPES.get(known.dtype, TensorProto.FLOAT), known.shape
-
-
-def _info(name: str, elem_type: int, shape: tuple[Dim, ...] | None) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, elem_type, shape)
+def _info(name: str, known: Known) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, ELEM_TYPES.get(known.dtype, TensorProto.FLOAT), known.shape)
 
 
 def ints(value: Any, rank: int) -> tuple[int, ...] | None:
