@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: E402
 
 import convpool.torch  # noqa: E402
 from convpool.errors import OptionError  # noqa: E402
-from convpool.torch import conv_avg_pool1d, conv_avg_pool2d, conv_avg_pool3d, optimize  # noqa: E402
+from convpool.torch import conv_avg_pool2d  # noqa: E402
 
 torch.set_num_threads(1)
 ops = torch.ops.convpool
@@ -117,30 +117,6 @@ def test_autocast_computes_in_its_type_and_gradients_in_their_own():
     torch.testing.assert_close(y.float(), pair(x, weight, bias), rtol=0.03, atol=0.03)
 
 
-class Residual(torch.nn.Module):
-    """A pair beside the pooled input, which has the input's type."""
-
-    def __init__(self, activation):
-        super().__init__()
-        self.conv, self.activation = torch.nn.Conv2d(8, 8, 3, padding=1), activation
-
-    def forward(self, x):
-        return self.activation(F.avg_pool2d(self.conv(x), 2) + F.avg_pool2d(x, 2))
-
-
-@pytest.mark.parametrize("activation", [torch.nn.Identity(), torch.nn.LeakyReLU(0.2), torch.nn.Tanh()])
-@pytest.mark.parametrize("transformed", [False, True])
-@torch.no_grad()
-def test_autocast_adds_a_residual_in_its_own_type(activation, transformed):
-    module, x = Residual(activation).eval(), drawn(2, 8, 8, 8, dtype=torch.float32, grad=False)
-    changed, report = optimize(module, x)
-    assert report.summary.rewritten == 1
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        y, expected = (torch.vmap(item)(x[None])[0] if transformed else item(x) for item in (changed, module))
-    assert y.dtype == expected.dtype == torch.float32
-    torch.testing.assert_close(y, expected, rtol=0.02, atol=0.02)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_sixteen_bits_on_a_cpu(dtype):
     x, weight = drawn(2, 8, 6, 8, grad=False).to(dtype), drawn(3, 8, 3, 3, grad=False).to(dtype)
@@ -158,11 +134,7 @@ def test_results_lie_as_pytorchs():
         for b in (weight, weight.contiguous(memory_format=torch.channels_last)):
             assert fused(a, b).stride() == pair(a, b).stride()
     assert fused(x[:, :, :, ::2], weight).shape == (2, 3, 3, 2)
-
-
-def test_a_sample_without_a_batch():
-    x, weight = drawn(4, 6, 8), drawn(3, 4, 3, 3)
-    torch.testing.assert_close(fused(x, weight), pair(x, weight))
+    torch.testing.assert_close(fused(x[0], weight), pair(x[0], weight))  # a sample without a batch
 
 
 @pytest.mark.parametrize("padding", ["same", "valid", 2])
@@ -179,14 +151,6 @@ def test_ceil_mode_and_padding_that_does_not_count(size, options):
     y = conv_avg_pool2d(x, weight, bias, padding=1, pool_size=3, pool_stride=2, **options)
     pooling = {name.removeprefix("pool_"): value for name, value in options.items()}
     torch.testing.assert_close(y, F.avg_pool2d(F.conv2d(x, weight, bias, padding=1), 3, 2, **pooling))
-
-
-def test_one_and_three_axes():
-    x, weight = drawn(2, 4, 9), drawn(3, 4, 3)
-    torch.testing.assert_close(conv_avg_pool1d(x, weight, pool_size=2), F.avg_pool1d(F.conv1d(x, weight), 2))
-    x, weight = drawn(2, 4, 5, 6, 7), drawn(3, 2, 2, 2, 2)[:, :, :, :, :]
-    weight = drawn(4, 2, 2, 2, 2)
-    torch.testing.assert_close(conv_avg_pool3d(x, weight, groups=2, pool_size=2), F.avg_pool3d(F.conv3d(x, weight, groups=2), 2))
 
 
 @pytest.mark.parametrize(
@@ -217,7 +181,7 @@ def test_sizes_that_do_not_fit_are_refused():
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.int64, torch.bool, torch.complex64])
 def test_types_other_than_floats_are_as_in_pytorch(dtype, rank):
     """Most are refused; of int64 PyTorch gives averages rounded down."""
-    function = {1: conv_avg_pool1d, 2: conv_avg_pool2d, 3: conv_avg_pool3d}[rank]
+    function = getattr(convpool.torch, f"conv_avg_pool{rank}d")
     x, weight = torch.arange(2 * 6**rank).reshape(1, 2, *[6] * rank).to(dtype), torch.ones(2, 2, *[3] * rank, dtype=dtype)
     try:
         expected = getattr(F, f"avg_pool{rank}d")(getattr(F, f"conv{rank}d")(x, weight), 2)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real networks, original and optimized: outputs, gradients, second gradients.
+"""Real networks, original and optimized: outputs, gradients, second gradients, inference, checkpoints, 20 steps of training.
 
 What may differ is derived from PyTorch itself: the original with two orders of summation (contiguous and channels last) against
 the original in float64.  The optimized one may be four times as far from float64 as the worse of the two, or `floor` where both
@@ -25,7 +25,7 @@ from models import torch_generators as generators  # noqa: E402
 from models import torch_networks as more  # noqa: E402
 
 torch.set_num_threads(1)
-TIMES = 4
+TIMES, STEPS = 4, 20
 ON_GPU = [("cuda", torch.float32), ("cuda", torch.bfloat16), ("cuda", torch.float16)]
 KINDS = [("cpu", torch.float32), *ON_GPU]
 
@@ -159,3 +159,81 @@ def test_a_step_without_a_penalty(name):
     nodes, found = results(changed, x)
     assert distance(found, exact) <= max(TIMES * max(distance(result, exact) for result in own), floor(torch.float32))
     assert not any("_Pair" in node for node in nodes)
+
+
+# ---- in use ----
+
+
+@pytest.mark.parametrize(("name", "device", "dtype"), ALL)
+def test_inference(name, device, dtype):
+    module, x = made(name, device, dtype)
+    with torch.no_grad():
+        for _ in range(2):  # running means, and the vectors of spectral norm
+            module(x)
+        module.eval()
+        exact = copy.deepcopy(module).double()(x.double())
+        other, nhwc = channels_last(module, x)
+        own = [module(x).double(), other(nhwc).double()]
+        changed, _ = optimize(module, x)
+        distances = [float((y.double() - exact).abs().max() / exact.abs().max()) for y in (*own, changed(x))]
+    assert distances[2] <= max(TIMES * max(distances[:2]), floor(dtype))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_checkpoints_load_both_ways(name):
+    module, x = made(name)
+    changed, _ = optimize(module, x)
+    before, after = module.state_dict(keep_vars=True), changed.state_dict(keep_vars=True)
+    assert list(before) == list(after)
+    assert all(before[key] is after[key] for key in before)
+    other = NETWORKS[name].make()
+    changed.load_state_dict(other.state_dict())
+    other.load_state_dict(changed.state_dict())
+    with torch.no_grad():
+        # Of equal states, less what another order of summation makes; both train, for spectral norm goes on from there.
+        torch.testing.assert_close(copy.deepcopy(changed).eval()(x), other.eval()(x), rtol=1e-4, atol=1e-4)
+
+
+OF_ALL_KINDS = (
+    "SNGAN 64x64",
+    "projection 64x64",
+    "WGAN-GP 64x64",
+    "StarGAN v2 64x64",
+    "DVD-GAN",
+    "LeNet-5",
+    "DenseNet of short blocks",
+)
+
+
+def losses(module, x, seed):
+    """The losses of 20 steps of a copy on noise."""
+    module = copy.deepcopy(module)
+    optimizer = torch.optim.SGD(module.parameters(), lr=1e-3, momentum=0.9)
+    generator = torch.Generator().manual_seed(seed)
+    found = []
+    for _ in range(STEPS):
+        batch = x + torch.randn(x.shape, generator=generator).to(x.device)
+        optimizer.zero_grad(set_to_none=True)
+        loss = F.softplus(-module(batch)).mean()
+        loss.backward()
+        optimizer.step()
+        found.append(loss.detach().double().cpu())
+    return torch.stack(found)
+
+
+TRAINED = [("cpu", name) for name in OF_ALL_KINDS] + [("cuda", name) for name in NETWORKS if name != "DenseNet-121"]
+
+
+@pytest.mark.parametrize("device, name", TRAINED)
+def test_training_follows_the_original(name, device):
+    module, x = made(name, device)
+    x = x[..., : NETWORKS[name].trained, : NETWORKS[name].trained]
+    changed, _ = optimize(copy.deepcopy(module), x)
+    far = [0.0, 0.0]
+    for seed in (29, 30, 31):  # in one of them a ReLU may pass zero by a rounding, which moves the losses by 1e-5 or not at all
+        own = losses(module, x, seed)
+        assert own[0] != own[-1]
+        for number, found in enumerate((losses(*channels_last(module, x), seed), losses(changed, x, seed))):
+            assert found.isfinite().all()
+            far[number] = max(far[number], float((found - own).abs().max() / own.abs().max()))
+    assert far[1] <= max(TIMES * far[0], STEPS * floor(torch.float32))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import linecache
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -88,34 +88,34 @@ class PoolFirst:
         gpu.give_derivatives(graph)
         prepared, originals = eager.ready(module, graph, first=True), {copy: node for node, copy in copies.items()}
         kept, copies = _copy(module.graph)  # TorchDynamo takes from its graph what it knows of the inputs
-        steps = _EagerSteps(module, kept, {copies[originals[node]] for node in pairs}, self.options)
+        steps = _eager_steps(module, kept, {copies[originals[node]] for node in pairs}, self.options)
         return eager.by_stream(steps, prepared, place)
 
 
-class _EagerSteps:
-    """The graph of a module with what an eager step on a GPU gains from alone.  pairs: the convolutions that can be rewritten."""
+def _eager_steps(module: fx.GraphModule, graph: fx.Graph, pairs: set[fx.Node], options: OptimizeOptions) -> Callable:
+    """A function that gives, for a batch that is some times the one that was captured, what an eager step on a GPU runs.
 
-    def __init__(self, module: fx.GraphModule, graph: fx.Graph, pairs: set[fx.Node], options: OptimizeOptions) -> None:
-        self.module, self.graph, self.pairs, self.options = module, graph, pairs, options
-        self.original = module.forward
-        self.made: dict[frozenset[fx.Node], Callable] = {}
+    pairs: the convolutions of the graph that can be rewritten."""
+    original = module.forward
+    made: dict[frozenset[fx.Node], Callable] = {frozenset(): original}
 
-    def __call__(self, scale: float) -> Callable:
-        """A function that runs it for a batch that is `scale` times the one that was captured."""
-        taken = frozenset(eager.gaining(self.graph, self.pairs, scale))
-        if taken not in self.made:
-            self.made[taken] = self._function(taken) if taken else self.original
-        return self.made[taken]
-
-    def _function(self, taken: frozenset[fx.Node]) -> Callable:
-        graph, copies = _copy(self.graph)
-        changed, _ = _planned(graph, self.options, Captured(""), [copies[node] for node in self.pairs - taken])
+    def function(taken: frozenset[fx.Node]) -> Callable:
+        copied, copies = _copy(graph)
+        changed, _ = _planned(copied, options, Captured(""), [copies[node] for node in pairs - taken])
         if changed is None:
-            return self.original
-        if eager.may_have_penalty(graph):  # for those that are asked for, and those that the rules have made of pairs
-            kept = {copies[node] for node in self.graph.nodes if node in copies and node not in taken}
-            gpu.give_derivatives(graph, [node for node in graph.nodes if node not in kept])
-        return eager.ready(self.module, graph)
+            return original
+        if eager.may_have_penalty(copied):  # for those that are asked for, and those that the rules have made of pairs
+            kept = {copies[node] for node in graph.nodes if node in copies and node not in taken}
+            gpu.give_derivatives(copied, [node for node in copied.nodes if node not in kept])
+        return eager.ready(module, copied)
+
+    def steps(scale: float) -> Callable:
+        taken = frozenset(eager.gaining(graph, pairs, scale))
+        if taken not in made:
+            made[taken] = function(taken)
+        return made[taken]
+
+    return steps
 
 
 def _copy(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
@@ -205,17 +205,12 @@ def _described(graph: fx.Graph) -> str:
 
 def _where(reason: Any) -> str:
     """Why TorchDynamo's graph ends before forward does, in a line."""
-    frames = list(_user_frames(getattr(reason, "user_stack", None) or ()))
-    place = ""
-    if frames:
-        name, line = frames[-1].filename, frames[-1].lineno
-        place = f"{Path(name).name}:{line}: {linecache.getline(name, line).strip()}"
-    return place or str(reason.reason).strip().splitlines()[0]
-
-
-def _user_frames(stack: Sequence[Any]) -> Iterator[Any]:
-    home = str(Path(__file__).parents[1])
-    yield from (frame for frame in stack if not frame.filename.startswith(home) and "/torch/nn/modules/" not in frame.filename)
+    own, stack = (str(Path(__file__).parents[1]), "/torch/nn/modules/"), getattr(reason, "user_stack", None) or ()
+    frames = [frame for frame in stack if not any(place in frame.filename for place in own)]
+    if not frames:
+        return str(reason.reason).strip().splitlines()[0]
+    name, line = frames[-1].filename, frames[-1].lineno
+    return f"{Path(name).name}:{line}: {linecache.getline(name, line).strip()}"
 
 
 # ---- as torch.compile's ----

@@ -96,8 +96,7 @@ def run_by_library(graph: fx.Graph) -> None:
             last, activation = user, (plain.RELU, 0.0)
         elif user.target is F.leaky_relu and isinstance(slope, float) and slope > 0:
             last, activation = user, (plain.LEAKY_RELU, slope)
-        ones, zeros = [1, 1], [0] * 4
-        geometry = (ones, ones, zeros, ones, list(strides), list(padding * 2), list(dilations), groups, *activation)
+        geometry = (*single(strides, padding, dilations, groups), *activation)
         with graph.inserting_before(node):
             made = graph.call_function(POOLED_CONV, (x, weight, bias, *geometry))
         made.meta.update(last.meta)

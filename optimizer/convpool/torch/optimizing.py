@@ -98,11 +98,11 @@ def _line(one: Captured) -> str:
 def _summed(sites: Sequence[SiteReport], summaries: Sequence[Summary]) -> Summary:
     """The totals of several graphs."""
     status = Counter(site.status for site in sites)
-    macs = [[value or 0 for value in (site.macs_before, site.macs_after)] for site in sites]
-    before, after = (
-        sum((Counter(getattr(s, name)) for s in summaries), Counter()) for name in ("operators_before", "operators_after")
-    )
-    totals = (sum(pair[0] for pair in macs), sum(pair[1] for pair in macs), dict(before), dict(after), 0, 0, 0.0, 0)
+    macs = [sum(getattr(site, f"macs_{time}") or 0 for site in sites) for time in ("before", "after")]
+    operators = [
+        dict(sum((Counter(getattr(s, f"operators_{time}")) for s in summaries), Counter())) for time in ("before", "after")
+    ]
+    totals: tuple = (*macs, *operators, 0, 0, 0.0, 0)
     found = Summary(status["rewritten"], status["rejected"], status["excluded"], *totals)
     names = ("convolutions", "rewritten_convolutions", "packed", "averages")
     counts: dict[str, Any] = {name: sum(getattr(summary, name) for summary in summaries) for name in names}
