@@ -30,7 +30,7 @@ from convpool.cli.table import make_console
 from convpool.cuda import tuned
 from convpool.cuda.timing import REPLAYS
 from convpool.errors import ConvpoolError, OptionError, VerificationError, printable
-from convpool.ir.files import check_output
+from convpool.ir.files import check_output, write_atomically
 
 Work = list[tuple[Row, str]]
 WIDTH = 250
@@ -207,7 +207,7 @@ def command(
     result["summary"] = overview(result)
     for path, form in forms.items():
         if failure is None or result["rows"]:
-            records.write(path, form(result))
+            write_atomically(path, form(result))
     if not quiet:
         show(result, make_console(stderr=False, width=WIDTH))
     if failure is not None:

@@ -27,8 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.layers.rows import Row
-from convpool.errors import OptionError, OutputError
-from convpool.ir.files import write_atomically
+from convpool.errors import OptionError
 
 FORMAT = 1
 Result = dict[str, Any]
@@ -166,11 +165,3 @@ def to_csv(record: dict[str, Any]) -> bytes:
             note = f"wrong: {result['wrong']}" if "wrong" in result else result.get("skipped", "")
             writer.writerow({**common, **result, "method": method, "note": note})
     return text.getvalue().encode()
-
-
-def write(path: str, data: bytes) -> None:
-    """Write a file whole.  Raises OutputError."""
-    try:
-        write_atomically(Path(path), data)
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be written; {error.strerror or error}") from error

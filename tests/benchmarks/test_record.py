@@ -18,6 +18,7 @@ from benchmarks.layers.table import markdown, show
 from convpool.cuda import tuned
 from convpool.cuda.timing import input_sets, schedule, summarize
 from convpool.errors import OptionError
+from convpool.ir.files import write_atomically
 from tests.support.bench_record import record, result
 
 
@@ -154,7 +155,7 @@ def test_json_and_back(tmp_path):
     data = record()
     data["rows"][0]["methods"]["cudnn_fused"] = {"wrong": math.nan, "how": ""}
     path = tmp_path / "a.json"
-    records.write(str(path), records.to_json(data))
+    write_atomically(path, records.to_json(data))
     back = records.load(str(path))
     assert back["rows"][0]["methods"]["cudnn_fused"] == {"wrong": None, "how": ""}
     assert back["rows"][1] == data["rows"][1]

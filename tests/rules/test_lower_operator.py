@@ -12,7 +12,6 @@ from convpool.algebra.geometry import ConvSpec, PoolSpec, pool_first, pool_last
 from convpool.cli.group import run
 from convpool.cli.optimize import command
 from convpool.ir import schema
-from convpool.rules import lower_operator
 from models import generators
 from tests.support import sessions
 from tests.support.models import graph, operators, random_feeds, weights
@@ -280,7 +279,7 @@ def test_an_odd_number_of_pads_is_told():
     [((1, 1), (1, 1), 0, True), ((1, 2), (1, 1), 0, False), ((1, 1), (1, 2), 0, False), ((1, 1), (1, 1), 1, False)],
 )
 def test_a_window_of_one_element_at_every_position_averages_nothing(kernel, strides, pads, idle):
-    assert lower_operator._is_idle(PoolSpec(kernel, strides, (0, 0, 0, pads), (1, 1))) == idle
+    assert PoolSpec(kernel, strides, (0, 0, 0, pads), (1, 1)).is_idle == idle
 
 
 def test_weights_of_another_rank_are_told():

@@ -10,6 +10,7 @@ import pytest
 from onnx import TensorProto
 
 from convpool.errors import ModelError, OptionError, OutputError, TensorRTError
+from convpool.ir import files
 from convpool.tensorrt import BuildOptions, build_engine, builder
 from convpool.tensorrt.builder import interruptible, monitor_of
 from convpool.tensorrt.network import add_profiles, typical_shapes
@@ -233,7 +234,7 @@ def test_a_timing_cache_that_cannot_be_written(trt, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(builder, "write_atomically", full)
+    monkeypatch.setattr(files, "replacing", full)
     path = tmp_path / "a.cache"
     with pytest.raises(OutputError, match=f"^timing cache {path}: cannot be written; No space left on device$"):
         build_engine(generate("wgan_gp_small", batch=2), trt=trt, timing_cache=path)

@@ -100,6 +100,16 @@ class ConvSpec(Windows):
 class PoolSpec(Windows):
     """Attributes of an average pooling that counts its padding, without ceil_mode."""
 
+    @property
+    def is_idle(self) -> bool:
+        """True if it returns its input: the window is one element at every position."""
+        return self.taps == 1 and not any(self.pads) and all(stride == 1 for stride in self.strides)
+
+
+def whole_map(size: Ints) -> PoolSpec:
+    """The average over all of a map of this size."""
+    return PoolSpec(size, (1,) * len(size), (0,) * (2 * len(size)), (1,) * len(size))
+
 
 @lru_cache
 def pool_first(conv: ConvSpec, pool: PoolSpec) -> tuple[PoolSpec, ConvSpec]:

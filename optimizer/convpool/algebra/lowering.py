@@ -21,7 +21,7 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-from convpool.algebra.geometry import ConvSpec, Ints, PoolSpec, Refusal, fused_spec, pool_first, refuse
+from convpool.algebra.geometry import ConvSpec, Ints, PoolSpec, Refusal, fused_spec, pool_first, refuse, whole_map
 
 ADDITION_WEIGHT = 8.0
 """A pooling's addition against a dense convolution's multiply-add: pooling is bound by loads."""
@@ -59,10 +59,10 @@ def conv_cost(conv: ConvSpec, weight_shape: Ints, size: Ints, item_bytes: int) -
 @lru_cache
 def pool_cost(pool: PoolSpec, channels: int, size: Ints, item_bytes: int) -> Cost:
     """Cost of one average pooling, per sample; nothing where the window is a single element at every position."""
-    out, taps = pool.places(size), pool.taps
-    if taps == 1 and not any(s > 1 for s in pool.strides) and not any(pool.pads):
+    if pool.is_idle:
         return Cost()
-    additions = out * channels * taps
+    out = pool.places(size)
+    additions = out * channels * pool.taps
     moved = (math.prod(size) + out) * channels * item_bytes
     return Cost(0, additions, additions * ADDITION_WEIGHT + moved * BYTE_WEIGHT)
 
@@ -181,21 +181,13 @@ def lowering_cost(lowering: Lowering, layer: Layer, size: Ints, item_bytes: int)
     """Cost of a lowering per sample; size: spatial input sizes, nominal where unknown."""
     channels = layer.weight_shape[1] * layer.conv.group
     shape = (*layer.weight_shape[:2], *lowering.conv.kernel_shape)
-    if lowering.is_global:
-        everything = PoolSpec(size, (1,) * len(size), (0,) * (2 * len(size)), (1,) * len(size))
-        pooled, pool = (1,) * len(size), everything
-    elif lowering.pool is not None:
-        pooled, pool = lowering.pool.output_size(size), lowering.pool
-    else:
+    pool = whole_map(size) if lowering.is_global else lowering.pool
+    if pool is None:
         return conv_cost(lowering.conv, shape, size, item_bytes)
-    return pool_cost(pool, channels, size, item_bytes) + conv_cost(lowering.conv, shape, pooled, item_bytes)
+    return pool_cost(pool, channels, size, item_bytes) + conv_cost(lowering.conv, shape, pool.output_size(size), item_bytes)
 
 
 def nominal_size(conv: ConvSpec, pool: PoolSpec | None) -> Ints:
     """An input size that stands for an unknown one in comparisons: large enough for a window."""
-    windows = [1] * conv.rank
-    if pool is not None:
-        windows = [d * (k - 1) + 1 for k, d in zip(pool.kernel_shape, pool.dilations, strict=True)]
-    return tuple(
-        max(NOMINAL_SIZE, (w - 1) * s + extent) for w, s, extent in zip(windows, conv.strides, conv.extents, strict=True)
-    )
+    windows = zip((1,) * conv.rank if pool is None else pool.extents, conv.strides, conv.extents, strict=True)
+    return tuple(max(NOMINAL_SIZE, (w - 1) * s + extent) for w, s, extent in windows)

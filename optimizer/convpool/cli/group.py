@@ -27,14 +27,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from convpool import interrupt
 from convpool.algebra.parts import ACCUMULATIONS
 from convpool.cli.table import make_console
-from convpool.errors import ConvpoolError, ModelError, OptionError, OutputError, VerificationError, printable
+from convpool.errors import ConvpoolError, ModelError, OptionError, VerificationError, printable
 from convpool.ir.files import write_atomically
 from convpool.ir.model import LoadedModel, load
 
 REST = "Options"
 """The section of options that no other names."""
-
-
 HELP: dict[str, Any] = {"context_settings": {"help_option_names": ["-h", "--help"]}}
 """Keyword arguments of a command: the names of its help."""
 
@@ -246,15 +244,10 @@ def load_model(name: str) -> LoadedModel:
 
 def write_report(path: str | None, text: str) -> None:
     """Write a report where one is asked for; "-" is stdout.  Raises OutputError."""
-    if not path:
-        return
     if path == "-":
         click.echo(text, nl=False)
-        return
-    try:
-        write_atomically(Path(path), text.encode())
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be written; {error.strerror or error}") from error
+    elif path:
+        write_atomically(path, text.encode())
 
 
 def json_text(content: dict) -> str:

@@ -19,7 +19,7 @@ from convpool.algebra.parts import ACCUMULATIONS, LAYOUTS
 from convpool.api import optimize
 from convpool.check.session import evaluate
 from convpool.cli.group import SHAPE, NamedShape, SectionedCommand, StepBar, complete_file, load_model
-from convpool.errors import ConvpoolError, OptionError, OutputError, printable
+from convpool.errors import ConvpoolError, OptionError, printable
 from convpool.ir import schema
 from convpool.ir.files import check_output, write_atomically
 from convpool.ir.protos import attributes, label, named
@@ -97,10 +97,7 @@ def command(
             rows.append(tuned.row(problem, device, tactic, us, tactic.name))
             if not quiet:
                 click.echo(printable(f"{name}: {tactic.name}, {us:.1f} us"))
-    try:
-        write_atomically(Path(output), tuned.merged(rows, output))
-    except OSError as error:
-        raise OutputError(f"{output}: cannot be written; {error.strerror or error}") from error
+    write_atomically(output, tuned.merged(rows, output))
     if not quiet:
         click.echo(printable(f"written   {output}: {len(rows)} rows; CONVPOOL_TUNED={output} has the library choose by it"))
 

@@ -107,11 +107,17 @@ def replacing(out: Path) -> Iterator[NewFile]:
         yield new
 
 
-def write_atomically(out: Path, data: bytes) -> None:
-    """Write a file so that it is there whole or not at all; a device or pipe is just written to.  Raises OSError."""
-    with replacing(out) as new:
-        new.file.write(data)
-        new.settle(out)
+def write_atomically(out: str | os.PathLike[str], data: bytes, what: str = "") -> None:
+    """Write a file so that it is there whole or not at all; a device or pipe is just written to.
+
+    what: stands in front of its name in messages.  Raises OutputError.
+    """
+    try:
+        with replacing(Path(out)) as new:
+            new.file.write(data)
+            new.settle(Path(out))
+    except OSError as error:
+        raise OutputError(f"{what}{os.fspath(out)}: cannot be written; {error.strerror or error}") from error
 
 
 def _part(folder: Path, name: str) -> Path:

@@ -8,6 +8,7 @@ A call is named by what it gives first, with the calls around it before that: ("
 from __future__ import annotations
 
 from collections.abc import Container, Iterator
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, defs, helper
@@ -113,7 +114,7 @@ class _Inliner:
         """Yield a node's final replacement.  name: its first output in the function of `path`."""
         call, function = (*around, name), self._functions.get(_called(node))
         if function is None or self._calls is not None and call not in self._calls:
-            copy = _copy(node)
+            copy = deepcopy(node)
             for _, _, graph in subgraphs(copy):
                 self.run(graph, around)
             if around:
@@ -139,7 +140,7 @@ class _Inliner:
             elif wanted:
                 handed_on.append((name, wanted))
         for inner in function.node:
-            copy = _copy(inner)
+            copy = deepcopy(inner)
             self._rename(copy, label(node), names, values)
             yield copy, _first(inner)
         for name, wanted in handed_on:
@@ -170,8 +171,7 @@ class _Inliner:
         for attribute in node.attribute:
             given = values.get(attribute.ref_attr_name) if attribute.ref_attr_name else attribute
             if given is not None:
-                attributes.append(AttributeProto())
-                attributes[-1].CopyFrom(given)
+                attributes.append(deepcopy(given))
                 attributes[-1].name = attribute.name
         del node.attribute[:]
         node.attribute.extend(attributes)
@@ -187,9 +187,3 @@ class _Inliner:
 
 def _first(node: NodeProto) -> str:
     return next(filter(None, node.output), "")
-
-
-def _copy(node: NodeProto) -> NodeProto:
-    copy = NodeProto()
-    copy.CopyFrom(node)
-    return copy

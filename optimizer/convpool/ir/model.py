@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -147,15 +148,9 @@ def check_tensors(model: ModelProto) -> None:
                 raise ModelError(f"{where}: data; got {len(tensor.raw_data)} bytes, expected {expected}")
             continue
         elements, count = math.prod(tensor.dims), len(getattr(tensor, helper.tensor_dtype_to_field(tensor.data_type)))
-        if count != _stored(tensor.data_type, elements, needed):
+        stored = elements if needed is None else min(elements, needed)  # narrow numbers share one
+        if count != (2 * elements if tensor.data_type in (TensorProto.COMPLEX64, TensorProto.COMPLEX128) else stored):
             raise ModelError(f"{where}: data; got {count} stored values, expected {elements} for {list(tensor.dims)}")
-
-
-def _stored(data_type: int, elements: int, needed: int | None) -> int:
-    """How many values of its field hold so many elements: two of a complex number, one of several narrow ones."""
-    if data_type in (TensorProto.COMPLEX64, TensorProto.COMPLEX128):
-        return 2 * elements
-    return min(elements, needed) if needed is not None else elements
 
 
 @dataclass
@@ -178,10 +173,9 @@ class LoadedModel:
         """The value of a tensor; one in an external file is read from there and not kept."""
         if tensor.data_location != TensorProto.EXTERNAL or self.base_dir is None:
             return numpy_helper.to_array(tensor)
-        copy = TensorProto()
-        copy.CopyFrom(tensor)
-        read_in(copy, self.base_dir)
-        return numpy_helper.to_array(copy)
+        whole = deepcopy(tensor)
+        read_in(whole, self.base_dir)
+        return numpy_helper.to_array(whole)
 
     @property
     def weight_files(self) -> list[Path]:
@@ -210,10 +204,16 @@ def load(source: object, base_dir: Path | None = None) -> LoadedModel:
         data = _read_file(path)
         model = LoadedModel(_parse(data, str(path)), path.absolute().parent, len(data), source=path, path=path)
     else:
-        model = LoadedModel(_from_graphsurgeon(source), base_dir, 0)
+        graphsurgeon = sys.modules.get("onnx_graphsurgeon")  # whoever holds a gs.Graph has imported it
+        if graphsurgeon is None or not isinstance(source, graphsurgeon.Graph):
+            raise ModelError(f"model: got {type(source).__name__}, expected a path, bytes, ModelProto or gs.Graph")
+        model = LoadedModel(graphsurgeon.export_onnx(source), base_dir, 0)
     check_strings(model.proto)
     model.proto = in_default_domain(model.proto)
-    _check_versions(model.proto)
+    newest = onnx.defs.onnx_opset_version()
+    for part in (model.proto, *model.proto.functions):
+        if opset_of(part.opset_import) > newest:
+            raise ModelError(f"model: opset; got {opset_of(part.opset_import)}, expected at most {newest}; update onnx")
     check_functions(model.proto)
     schema.check_meaning(model.proto)
     check_types(model.proto)
@@ -239,8 +239,7 @@ def check(loaded: LoadedModel, what: str, full: bool = False, inferred: ModelPro
     schema.register_schema()
     probe = model = loaded.proto
     if any(not value.type.tensor_type.HasField("shape") for value in _typed_values(model)):
-        probe = ModelProto()
-        probe.CopyFrom(model)
+        probe = deepcopy(model)
         _fill_missing_shapes(probe, inferred or loaded.inferred)
     try:
         if loaded.has_external_data:
@@ -272,8 +271,7 @@ def passes_full_check(model: LoadedModel) -> bool:
 
 def _without_large_values(model: ModelProto) -> ModelProto:
     """A copy without the values of large tensors, on which no shape depends."""
-    probe = ModelProto()
-    probe.CopyFrom(model)
+    probe = deepcopy(model)
     for tensor in probe.graph.initializer:
         if tensor.data_location != TensorProto.EXTERNAL and len(tensor.raw_data) > 2**14:
             tensor.ClearField("raw_data")
@@ -308,8 +306,7 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
 
 def at_shapes(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> ModelProto:
     """A copy of the model whose inputs have the shapes given."""
-    fixed = ModelProto()
-    fixed.CopyFrom(model)
+    fixed = deepcopy(model)
     for value in fixed.graph.input:
         if value.name in shapes:
             elem_type = value.type.tensor_type.elem_type
@@ -339,20 +336,6 @@ def _parse(data: bytes, where: str) -> ModelProto:
     if not model.ir_version or not model.HasField("graph"):
         raise ModelError(f"{where}: not an ONNX model; it has no IR version or no graph")
     return model
-
-
-def _from_graphsurgeon(source: object) -> ModelProto:
-    graphsurgeon = sys.modules.get("onnx_graphsurgeon")  # whoever holds a gs.Graph has imported it
-    if graphsurgeon is None or not isinstance(source, graphsurgeon.Graph):
-        raise ModelError(f"model: got {type(source).__name__}, expected a path, bytes, ModelProto or gs.Graph")
-    return graphsurgeon.export_onnx(source)
-
-
-def _check_versions(model: ModelProto) -> None:
-    newest = onnx.defs.onnx_opset_version()
-    for imports in (model.opset_import, *(function.opset_import for function in model.functions)):
-        if opset_of(imports) > newest:
-            raise ModelError(f"model: opset; got {opset_of(imports)}, expected at most {newest}; update onnx")
 
 
 def _check_convolutions(
@@ -420,8 +403,7 @@ def _shaped_outputs(model: ModelProto | None) -> dict[str, ValueInfoProto]:
 
 def _check_with_stand_ins(model: ModelProto) -> None:
     """Check a model whose external data is elsewhere: the checker only asks whether the files exist."""
-    probe = ModelProto()
-    probe.CopyFrom(model)
+    probe = deepcopy(model)
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "weights").touch()
         for tensor in tensors(probe):
@@ -440,8 +422,7 @@ def with_sizes(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> ModelP
     also in bodies, are then those that follow from the inputs: those noted for other sizes go, and names of sizes given too,
     since exporters name sizes by guess.
     """
-    fixed = ModelProto()
-    fixed.CopyFrom(model)
+    fixed = deepcopy(model)
     sizes: dict[str, set[int]] = {}
     for value in fixed.graph.input:
         if value.name in shapes:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
+from copy import deepcopy
 from typing import Any, TypeVar
 
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, helper
@@ -146,8 +147,7 @@ def in_order(model: ModelProto) -> ModelProto:
     orders = [_order(graph.node) for graph in _node_lists(model)]
     if all(order is None for order in orders):
         return model
-    result = ModelProto()
-    result.CopyFrom(model)
+    result = deepcopy(model)
     for graph, order in zip(_node_lists(result), orders, strict=True):
         if order is not None:
             nodes = [graph.node[index] for index in order]
@@ -221,8 +221,7 @@ def in_default_domain(model: ModelProto) -> ModelProto:
     used |= {entry.domain for function in model.functions for entry in function.opset_import}
     if alias not in used or any(function.domain == alias for function in model.functions):
         return model
-    result = ModelProto()
-    result.CopyFrom(model)
+    result = deepcopy(model)
     for node in model_nodes(result):
         node.domain = name if node.domain == alias else node.domain
     for holder in (result, *result.functions):

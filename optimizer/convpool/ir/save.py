@@ -11,6 +11,7 @@ import filecmp
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from copy import deepcopy
 from functools import cached_property
 from itertools import count
 from pathlib import Path
@@ -62,8 +63,7 @@ def self_contained(proto: ModelProto, base_dir: Path | None) -> ModelProto:
     """A copy of a model with its external data read in.  Raises ModelError, also for more than one file holds."""
     if (size := _whole_bytes(proto)) > PROTOBUF_LIMIT_BYTES:
         raise ModelError(f"model: too large without data files; got {size} bytes, expected at most {PROTOBUF_LIMIT_BYTES}")
-    copy = ModelProto()
-    copy.CopyFrom(proto)
+    copy = deepcopy(proto)
     for tensor in filter(is_external, tensors(copy)):
         assert base_dir is not None, "checked when the model was loaded"
         read_in(tensor, base_dir)
@@ -93,9 +93,7 @@ def save(model: LoadedModel, out: Path, new_constants: Iterable[str] = (), layou
             if layout == "auto" and _whole_bytes(proto) <= INLINE_LIMIT_BYTES:
                 proto = self_contained(proto, base_dir) if sources else proto
             else:
-                copy = ModelProto()
-                copy.CopyFrom(proto)
-                proto = copy
+                proto = deepcopy(proto)
                 if layout == "keep" and not in_place:
                     placer.copy_files(proto, sources)
                 placer.write_one(proto, None if layout != "keep" else set(new_constants) if sources else set())

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -40,6 +40,7 @@ from convpool.algebra.parts import (
     PROLOGUES,
     Parts,
     function_perms,
+    to_channels_first,
 )
 from convpool.errors import ModelError
 from convpool.ir.protos import model_nodes, named, opset_of
@@ -226,22 +227,18 @@ def give(node: NodeProto, values: Mapping[str, Any], instead_of: Collection[str]
 
 def layout_of(node: NodeProto) -> int:
     """The attribute channels_last of a node of these operators."""
-    return _number(node, CHANNELS_LAST)
+    return next((item.i for item in node.attribute if item.name == CHANNELS_LAST), 0)
 
 
 def accumulation_of(node: NodeProto) -> int:
     """The attribute accumulation of a node of these operators, a number of `ACCUMULATIONS`."""
-    return _number(node, ACCUMULATION)
+    return next((item.i for item in node.attribute if item.name == ACCUMULATION), 0)
 
 
 def give_accumulation(node: NodeProto, accumulation: str) -> None:
     """Set the attribute accumulation of a node of these operators, which has no such attribute where it is the default."""
     number = ACCUMULATIONS[accumulation]
     give(node, {ACCUMULATION: number} if number else {}, (ACCUMULATION,))
-
-
-def _number(node: NodeProto, name: str) -> int:
-    return next((item.i for item in node.attribute if item.name == name), 0)
 
 
 def give_layout(node: NodeProto, channels_last: int) -> None:
@@ -265,16 +262,6 @@ def complete_layouts(nodes: list[NodeProto]) -> set[str]:
     return permuting
 
 
-def weight_perm(rank: int) -> list[int]:
-    """Permutation from [M, kernel..., C/group] to [M, C/group, kernel...] for `rank` spatial axes."""
-    return [0, rank + 1, *range(1, rank + 1)]
-
-
-def channels_last_perm(rank: int) -> list[int]:
-    """The inverse of `weight_perm`: from [M, C/group, kernel...] to [M, kernel..., C/group]."""
-    return [0, *range(2, rank + 2), 1]
-
-
 def make_node(inputs: list[str], output: str, before: PoolSpec | UpsampleSpec, conv: ConvSpec, name: str = "") -> NodeProto:
     """A ConvAvgPool or UpsampleConv node with every attribute set.  inputs: X, W and, if there is a bias, B.
 
@@ -284,9 +271,9 @@ def make_node(inputs: list[str], output: str, before: PoolSpec | UpsampleSpec, c
     if isinstance(before, UpsampleSpec):
         values = {UPSAMPLE: before.factors, SCALES: scales_of(before)}
     else:
-        values = {f"pool_{attribute}": getattr(before, attribute) for attribute in _WINDOW}
-    values |= {attribute: getattr(conv, attribute) for attribute in (*_WINDOW, "group")}
-    values |= {"weight_perm": weight_perm(conv.rank), "plugin_version": "1", "plugin_namespace": ""}
+        values = {f"pool_{attribute}": value for attribute, value in asdict(before).items()}
+    values |= asdict(conv)
+    values |= {"weight_perm": to_channels_first(conv.rank), "plugin_version": "1", "plugin_namespace": ""}
     op_type = Parts(upsamples=isinstance(before, UpsampleSpec)).op_type
     return helper.make_node(op_type, inputs, [output], name=name or None, domain=DOMAIN, **values)
 
@@ -533,7 +520,7 @@ def check_meaning(model: ModelProto) -> None:
         if factors and opset < UPSAMPLING_OPSET:
             raise ModelError(f"{where}: the model's opset; got {opset}, expected at least {UPSAMPLING_OPSET}")
         scales = {SCALES: scales_of(UpsampleSpec(factors))} if factors else {}
-        for name, expected in {"weight_perm": weight_perm(rank), **scales, **perms}.items():
+        for name, expected in {"weight_perm": to_channels_first(rank), **scales, **perms}.items():
             if rank and given.get(name, expected) != expected:
                 raise ModelError(f"{where}: {name}; got {given[name]}, expected {expected}")
         if layout and node.op_type in permuting and not permuting[node.op_type]:

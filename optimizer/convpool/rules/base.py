@@ -17,10 +17,10 @@ from convpool.algebra.geometry import Refusal
 from convpool.ir.index import Scope
 from convpool.ir.protos import label, named
 from convpool.options import OptimizeOptions
+from convpool.report import Log, SiteReport
 
 if TYPE_CHECKING:
     from convpool.ir.edit import Edit
-    from convpool.report import Log
 
 BETWEEN = "between convolution and pooling"
 """The condition that a nonlinear operator between a convolution and a pooling fails."""
@@ -170,3 +170,8 @@ class Rule(ABC):
     def kept(self, site: Any, verdict: Reject | None, times: dict[str, float] | None, log: Log) -> None:
         """Report a site that stays: rejected, or excluded by name (no verdict)."""
         return
+
+    def site_report(self, scope: Scope, pattern: str, lowering: str | None, **values: Any) -> SiteReport:
+        """A report of this rule.  values: other fields, the status where the site was not rewritten."""
+        fields = {"status": "rewritten", "scope": scope.path, "rule": self.names[0], **values}
+        return SiteReport(pattern=pattern, lowering=lowering, **fields)

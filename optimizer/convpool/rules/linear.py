@@ -258,36 +258,15 @@ def varies_over_space(shape: tuple[Dim, ...] | None, rank: int) -> bool:
     return shape is None or len(shape) > rank + 2 or not set(shape[-rank:]) <= {1}
 
 
-def _identity(scope: Scope, index: int, rank: int) -> Step:
-    return Step(index, 0)
-
-
-def _neg(scope: Scope, index: int, rank: int) -> Step:
-    return Step(index, 0, Affine(np.array(-1.0), np.array(0.0)))
-
-
 def _cast(scope: Scope, index: int, rank: int) -> Step | Reject:
-    if _keeps_type(scope, index):
+    node = scope.nodes[index]
+    given = scope.info(node.input[0]).elem_type
+    to = attributes(node)["to"] if is_op(node, "Cast") else scope.info(node.input[1]).elem_type
+    if given == to != 0:
         return Step(index, 0)
     known = {value: name for name, value in TensorProto.DataType.items() if value}
-    names = [known.get(kind, "an unknown type") for kind in _types(scope, index)]
-    return reject(scope, index, BETWEEN, f"{scope.nodes[index].op_type} of {names[0]} to {names[1]}", "linear operators only")
-
-
-def _types(scope: Scope, index: int) -> tuple[int, int]:
-    """The types that a Cast or CastLike reads and gives; 0 for an unknown one.  Raises AttributeReference."""
-    node = scope.nodes[index]
-    to = attributes(node)["to"] if is_op(node, "Cast") else scope.info(node.input[1]).elem_type
-    return scope.info(node.input[0]).elem_type, to
-
-
-def _keeps_type(scope: Scope, index: int) -> bool:
-    given, to = _types(scope, index)
-    return given == to != 0
-
-
-def _one_tensor(scope: Scope, index: int, rank: int) -> Step | None:
-    return Step(index, 0) if len(scope.nodes[index].input) == 1 else None
+    names = [known.get(kind, "an unknown type") for kind in (given, to)]
+    return reject(scope, index, BETWEEN, f"{node.op_type} of {names[0]} to {names[1]}", "linear operators only")
 
 
 def _same_shape(scope: Scope, index: int, rank: int) -> Step | None:
@@ -300,8 +279,7 @@ def _same_shape(scope: Scope, index: int, rank: int) -> Step | None:
 
 def _dropout(scope: Scope, index: int, rank: int) -> Step | Reject:
     node = scope.nodes[index]
-    mask = node.output[1] if len(node.output) > 1 else ""
-    if mask and (mask in scope.readers or mask in scope.outputs or mask in scope.captured):
+    if any(is_used(scope, mask) for mask in node.output[1:]):
         return reject(scope, index, "mask", "a reader", "none")
     if scope.opset >= 12 and len(node.input) > 2 and node.input[2]:
         training = scope.constant_ints(node.input[2])
@@ -329,9 +307,9 @@ def _batch_normalization(scope: Scope, index: int, rank: int) -> Step | Reject:
     return _finite(scope, index, affine) or Step(index, 0, affine)
 
 
-def _finite(scope: Scope, index: int, affine: Affine | None) -> Reject | None:
+def _finite(scope: Scope, index: int, affine: Affine) -> Reject | None:
     """Why a map with infinities or NaN cannot move: the mean of infinities of both signs is NaN, an infinite mean not."""
-    if affine is None or affine.is_finite:
+    if affine.is_finite:
         return None
     return reject(scope, index, "constant operands", "a division by 0, infinity or NaN", "finite numbers")
 
@@ -349,28 +327,19 @@ def _binary(scope: Scope, index: int, rank: int) -> Step | Reject | None:
     other = 1 if candidates[1] else 0
     if node.op_type == "Div" and other == 0:
         return reject(scope, index, "division by the data", "a nonlinear map", "division by a constant")
-    affine = _constant_affine(scope, node.op_type, node.input[other], other, rank)
+    operand = scope.constant(node.input[other])
+    shape = (1,) * (rank + 2 - len(operand.shape)) + operand.shape if operand is not None else (0,)
+    if operand is None or shape[0] != 1:  # else it differs between samples
+        return Step(index, 1 - other, None)
+    value = operand.array().astype(np.float64).reshape(-1)
+    value = np.asarray(value[0] if shape[1] == 1 else value)
+    if node.op_type in ("Mul", "Div"):
+        with np.errstate(divide="ignore"):
+            affine = Affine(value if node.op_type == "Mul" else np.asarray(1 / value), np.array(0.0))
+    else:
+        minus = node.op_type == "Sub"
+        affine = Affine(np.array(-1.0 if minus and other == 0 else 1.0), np.asarray(-value if minus and other == 1 else value))
     return _finite(scope, index, affine) or Step(index, 1 - other, affine)
-
-
-def _constant_affine(scope: Scope, op_type: str, name: str, position: int, rank: int) -> Affine | None:
-    constant = scope.constant(name)
-    if constant is None:
-        return None
-    shape = (1,) * (rank + 2 - len(constant.shape)) + constant.shape
-    if shape[0] != 1:
-        return None  # differs between samples
-    value = constant.array().astype(np.float64).reshape(-1)
-    value = value[0] if shape[1] == 1 else value
-    one, zero = np.array(1.0), np.array(0.0)
-    if op_type == "Add":
-        return Affine(one, np.asarray(value))
-    if op_type == "Sub":
-        return Affine(one, np.asarray(-value)) if position == 1 else Affine(-one, np.asarray(value))
-    if op_type == "Mul":
-        return Affine(np.asarray(value), zero)
-    with np.errstate(divide="ignore"):
-        return Affine(np.asarray(1 / value), zero)
 
 
 def pad_numbers(scope: Scope, index: int, rank: int) -> tuple[Ints, float] | Reject:
@@ -513,14 +482,14 @@ class LinearOp:
 
 
 OPS: dict[str, LinearOp] = {
-    "Identity": LinearOp(_identity, idle=True),
+    "Identity": LinearOp(lambda scope, index, rank: Step(index, 0), idle=True),
     "Dropout": LinearOp(_dropout, idle=True),
     "BatchNormalization": LinearOp(_batch_normalization),
     "Add": LinearOp(_binary, binary=True, neutral=0, commutes=True),
     "Sub": LinearOp(_binary, binary=True, neutral=0),
     "Mul": LinearOp(_binary, binary=True, neutral=1, commutes=True),
     "Div": LinearOp(_binary, binary=True, neutral=1),
-    "Neg": LinearOp(_neg),
+    "Neg": LinearOp(lambda scope, index, rank: Step(index, 0, Affine(np.array(-1.0), np.array(0.0)))),
     "Cast": LinearOp(_cast),
     "CastLike": LinearOp(_cast),
     "Pad": LinearOp(_pad, apart=True),
@@ -529,7 +498,10 @@ OPS: dict[str, LinearOp] = {
     "Split": LinearOp(_split, apart=True),
     **dict.fromkeys(("ReduceMean", "ReduceSum"), LinearOp(_reduction, apart=True)),
     **dict.fromkeys(("Expand", "Tile"), LinearOp(_same_shape, apart=True)),
-    **dict.fromkeys(("Concat", "Max", "Mean", "Min", "Sum"), LinearOp(_one_tensor, binary=True, apart=True)),
+    **dict.fromkeys(
+        ("Concat", "Max", "Mean", "Min", "Sum"),
+        LinearOp(lambda s, index, rank: Step(index, 0) if len(s.nodes[index].input) == 1 else None, binary=True, apart=True),
+    ),
     **dict.fromkeys(VIEWS, LinearOp(_view, apart=True)),
 }
 """Every linear operator: to add one is to add a line here, and the function that reads it."""

@@ -13,7 +13,7 @@ type are known.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -29,10 +29,10 @@ from convpool.ir.constants import Constant
 from convpool.ir.edit import Edit
 from convpool.ir.index import Scope, spatial_size
 from convpool.ir.protos import attributes, label
-from convpool.report import Log, SiteReport
+from convpool.report import Log
 from convpool.rules.base import Context, Plan, Reject, Rule, Site, reject, rejection
 from convpool.rules.pool_first.rule import ENOUGH
-from convpool.rules.seen import in_short
+from convpool.rules.seen import verdict_of
 
 PATTERN = "conv_avg_pool"
 
@@ -89,12 +89,11 @@ class LowerOperator(Rule):
         shape = scope.info(node.input[1]).shape
         if shape is not None and len(shape) != conv.rank + 2:
             return reject(scope, site.root, "shape of the weights", list(shape), f"one of rank {conv.rank + 2}")
-        if shape is not None and any(
-            isinstance(dim, int) and dim != k for dim, k in zip(shape[1:-1], conv.kernel_shape, strict=True)
-        ):
+        kernel = zip(shape[1:-1], conv.kernel_shape, strict=True) if shape is not None else ()
+        if shape is not None and any(isinstance(dim, int) and dim != k for dim, k in kernel):
             return reject(scope, site.root, "shape of the weights", list(shape), f"kernel_shape {list(conv.kernel_shape)}")
         pool = None if isinstance(before, UpsampleSpec) else before
-        direct = Lowering("direct", None if pool is None or _is_idle(pool) else pool, conv)
+        direct = Lowering("direct", None if pool is None or pool.is_idle else pool, conv)
         box = None if pool is None else pool_last(pool, conv)
         plan = LowerPlan(scope, site.root, parts, before, conv, direct, scope.weights(node.input[1]), box)
         return _with_macs(plan) if context.options.lowering == "direct" else _with_fused(plan, context.options.lowering)
@@ -106,37 +105,15 @@ class LowerOperator(Rule):
 
     def rewritten(self, plan: LowerPlan, outputs: list[str], times: dict[str, float] | None, log: Log) -> None:
         """Report the node."""
-        found, name = plan.lowering, label(plan.scope.nodes[plan.node])
-        log.rewritten(
-            SiteReport(
-                conv=name,
-                pattern=PATTERN,
-                status="rewritten",
-                lowering=found.name,
-                macs_before=found.macs_before,
-                macs_after=found.macs_after,
-                scope=plan.scope.path,
-                times_us=times,
-                fallback=plan.fallback.why if plan.fallback else None,
-                rule=self.names[0],
-            ),
-            None,
-        )
+        found, fallback = plan.lowering, plan.fallback.why if plan.fallback else None
+        values = {"macs_before": found.macs_before, "macs_after": found.macs_after, "times_us": times, "fallback": fallback}
+        name = label(plan.scope.nodes[plan.node])
+        log.rewritten(self.site_report(plan.scope, PATTERN, found.name, conv=name, **values), None)
 
     def kept(self, site: Site, verdict: Reject | None, times: dict[str, float] | None, log: Log) -> None:
         """Report a node that stays."""
         name = label(site.scope.nodes[site.root])
-        found = SiteReport(
-            conv=name, pattern=PATTERN, status="excluded", reason="excluded by name", scope=site.scope.path, rule=self.names[0]
-        )
-        if verdict is not None:
-            found = replace(found, status="rejected", reason=str(verdict), obstacle=in_short(verdict))
-        log.kept(found)
-
-
-def _is_idle(pool: PoolSpec) -> bool:
-    """Return True if a pooling returns its input."""
-    return pool.taps == 1 and not any(pool.pads) and all(stride == 1 for stride in pool.strides)
+        log.kept(self.site_report(site.scope, PATTERN, None, conv=name, **verdict_of(verdict)))
 
 
 def _layer(plan: LowerPlan, conv: ConvSpec) -> Layer:
@@ -213,15 +190,16 @@ class _Writer:
             x = self._affine(x, names["scale"], names["shift"])
         x = self._activation(parts.prologue, x, "activated", parts.prologue_alpha)
         if (pool := self._plan.lowering.pool) is not None:
-            more = {"dilations": pool.dilations} if any(d > 1 for d in pool.dilations) else {}
-            windows = {"kernel_shape": pool.kernel_shape, "strides": pool.strides, "pads": pool.pads, **more}
+            windows = asdict(pool)
+            if all(d == 1 for d in pool.dilations):
+                del windows["dilations"]
             x = self._add("AveragePool", [x], "pooled", count_include_pad=1, **windows)
-        if isinstance(self._plan.before, UpsampleSpec):
-            x = self._resize(x, self._plan.before)
+        if isinstance(up := self._plan.before, UpsampleSpec):
+            scales, name = np.array(schema.scales_of(up), np.float32), f"{self._old.output[0]}_scales"
+            name = self._edit.shared(("scales", *up.factors), lambda: scales, name, self._nodes)
+            x = self._add("Resize", [x, "", name], "upsampled", **schema.NEAREST)
         inputs = [x, self._weight(), *((names["B"],) if names.get("B") else ())]
-        conv = self._plan.lowering.conv
-        windows = {"kernel_shape": conv.kernel_shape, "strides": conv.strides, "pads": conv.pads, "dilations": conv.dilations}
-        y = self._add("Conv", inputs, "convolved", group=conv.group, **windows)
+        y = self._add("Conv", inputs, "convolved", **asdict(self._plan.lowering.conv))
         node = self._nodes[-1]
         node.name = self._old.name
         if self._old.doc_string:
@@ -236,11 +214,6 @@ class _Writer:
 
     def _permute(self, name: str, permuted: bool, perm: list[int]) -> str:
         return self._add("Transpose", [name], "permuted", perm=perm) if permuted else name
-
-    def _resize(self, x: str, up: UpsampleSpec) -> str:
-        scales = np.array(schema.scales_of(up), np.float32)
-        name = self._edit.shared(("scales", *up.factors), lambda: scales, f"{self._old.output[0]}_scales", self._nodes)
-        return self._add("Resize", [x, "", name], "upsampled", **schema.NEAREST)
 
     def _add(self, op_type: str, inputs: list[str], what: str, **values: Any) -> str:
         output = self._edit.fresh(f"{self._old.output[0]}_{what}")
@@ -269,7 +242,7 @@ class _Writer:
         """Weights [M, C/group, kernel...]: a constant, or a Transpose of computed ones."""
         plan, name = self._plan, self._old.input[1]
         if plan.weight is None:
-            return self._add("Transpose", [name], "weight", perm=schema.weight_perm(plan.conv.rank))
+            return self._add("Transpose", [name], "weight", perm=to_channels_first(plan.conv.rank))
         weight = plan.weight
         if plan.lowering.name != "fused":
             return self._edit.shared((name,), lambda: np.moveaxis(weight.array(), -1, 1), f"{name}_channels_first", self._nodes)

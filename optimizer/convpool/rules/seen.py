@@ -181,6 +181,13 @@ def _name(node: NodeProto) -> str:
     return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
 
 
+def verdict_of(verdict: Reject | None) -> dict[str, str]:
+    """Status and reason of a site that stays, as its report has them; None for one that is excluded."""
+    if verdict is None:
+        return {"status": "excluded", "reason": "excluded by name"}
+    return {"status": "rejected", "reason": str(verdict), "obstacle": in_short(verdict)}
+
+
 def in_short(verdict: Reject) -> str:
     """The obstacle in a few words."""
     condition = verdict.condition

@@ -31,7 +31,7 @@ from typing import Any
 from onnx import ModelProto
 
 from convpool import interrupt
-from convpool.errors import OptionError, OutputError, TensorRTError
+from convpool.errors import OptionError, TensorRTError
 from convpool.ir.files import write_atomically
 from convpool.tensorrt import prepare
 from convpool.tensorrt.build_options import BuildOptions, Progress
@@ -55,7 +55,10 @@ def build_plan(trt: ModuleType, model: ModelProto, options: BuildOptions) -> Eng
         model, parser_major(trt), plugin=options.plugin, allow_tf32=options.precision == "tf32", accumulation=options.accumulation
     )
     nodes = [node.op_type for node in model.graph.node if node.op_type != "Constant"]
-    _use_half_types(trt, model, options)
+    if options.in_half_precision and not is_weakly_typed(trt):
+        prepare.cast_floats(model, prepare.ELEMENT_TYPES[options.precision])
+    elif options.precision == "fp16":
+        prepare.half_weights(model, prepare.ELEMENT_TYPES["fp16"])
     try:
         builder = trt.Builder(log)
     except TypeError as error:
@@ -69,7 +72,8 @@ def build_plan(trt: ModuleType, model: ModelProto, options: BuildOptions) -> Eng
     cache = _timing_cache(config, cache_path)
     if options.configure:
         options.configure(config)
-    if _refittable(trt, config):
+    names = ("REFIT", "REFIT_IDENTICAL", "REFIT_INDIVIDUAL", "STRIP_PLAN")  # by which weights may change later
+    if any(hasattr(trt.BuilderFlag, name) and config.get_flag(getattr(trt.BuilderFlag, name)) for name in names):
         prepare.set_constant_weights(model, False)
         parsed = parse(trt, builder, model)
     if prepare.has_plugin_nodes(model) and options.plugin and is_weakly_typed(trt) and options.in_half_precision:
@@ -83,18 +87,8 @@ def build_plan(trt: ModuleType, model: ModelProto, options: BuildOptions) -> Eng
     if plan is None:
         raise TensorRTError(f"TensorRT {trt.__version__} cannot build the engine; got {log.explain() or 'no message'}")
     if cache_path is not None and cache is not None:
-        _save_timing_cache(config, cache_path)
+        write_atomically(cache_path, bytes(config.get_timing_cache().serialize()), "timing cache ")
     return Engine(bytes(plan), trt=trt, built_from=nodes)
-
-
-def _use_half_types(trt: ModuleType, model: ModelProto, options: BuildOptions) -> None:
-    """Give the model the types of a half precision, as far as this TensorRT reads them from the model."""
-    if not options.in_half_precision:
-        return
-    if not is_weakly_typed(trt):
-        prepare.cast_floats(model, prepare.ELEMENT_TYPES[options.precision])
-    elif options.precision == "fp16":
-        prepare.half_weights(model, prepare.ELEMENT_TYPES["fp16"])
 
 
 def _configure(trt: ModuleType, config: Any, options: BuildOptions) -> None:
@@ -136,13 +130,6 @@ def _usable_sources(trt: ModuleType, sources: int) -> int:
     return sources
 
 
-def _refittable(trt: ModuleType, config: Any) -> bool:
-    """Return True if weights of the engine may be changed after it is built."""
-    names = ("REFIT", "REFIT_IDENTICAL", "REFIT_INDIVIDUAL", "STRIP_PLAN")
-    flags = (getattr(trt.BuilderFlag, name, None) for name in names)
-    return any(flag is not None and config.get_flag(flag) for flag in flags)
-
-
 def _timing_cache(config: Any, path: Path | None) -> Any:
     """The config's new timing cache, from the file if that is of this TensorRT and device; None without a path."""
     if path is None:
@@ -156,13 +143,6 @@ def _timing_cache(config: Any, path: Path | None) -> Any:
         cache = config.create_timing_cache(b"")  # of another version or device: start anew
         config.set_timing_cache(cache, False)
     return cache
-
-
-def _save_timing_cache(config: Any, path: Path) -> None:
-    try:
-        write_atomically(path, bytes(config.get_timing_cache().serialize()))
-    except OSError as error:
-        raise OutputError(f"timing cache {path}: cannot be written; {error.strerror or error}") from error
 
 
 def monitor_of(trt: ModuleType, config: Any, progress: Progress | None) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from convpool.cuda import arrays as gpu_arrays
-from convpool.errors import OptionError, OutputError, TensorRTError
+from convpool.errors import OptionError, TensorRTError
 from convpool.ir.files import write_atomically
 from convpool.tensorrt.memory import PycudaMemory
 from convpool.tensorrt.package import logger, tensorrt_module
@@ -113,10 +113,7 @@ class Engine:
         Raises:
             OutputError: The file cannot be written.
         """
-        try:
-            write_atomically(Path(path), self.plan)
-        except OSError as error:
-            raise OutputError(f"{os.fspath(path)}: cannot be written; {error.strerror or error}") from error
+        write_atomically(path, self.plan)
 
     @property
     def inputs(self) -> dict[str, TensorInfo]:

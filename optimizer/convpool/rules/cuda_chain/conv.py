@@ -28,8 +28,7 @@ from convpool.ir import schema
 from convpool.ir.edit import Edit
 from convpool.ir.index import Scope
 from convpool.ir.protos import attributes, is_op, known_attributes, label
-from convpool.options import Limits
-from convpool.report import Log, SiteReport
+from convpool.report import Log
 from convpool.rules.base import Context, Plan, Reject, Rule, Site, reject, rejection
 from convpool.rules.convs import (
     KERNEL_TYPES,
@@ -130,36 +129,24 @@ class ChainPool(Rule):
         old, channels = plan.scope.nodes[plan.node], plan.channels
         dtype = helper.tensor_dtype_to_np_dtype(plan.elem_type)
         nodes: list[NodeProto] = []
-        identity = edit.shared(
-            ("identity", plan.elem_type, channels),
-            lambda: np.eye(channels).reshape(channels, *(1,) * RANK, channels).astype(dtype),
-            f"{old.output[0]}_identity",
-            nodes,
-        )
-        zeros = edit.shared(
-            ("zeros", plan.elem_type, channels), lambda: np.zeros(channels, dtype), f"{old.output[0]}_bias", nodes
-        )
+        key = (plan.elem_type, channels)
+
+        def eye() -> np.ndarray:
+            return np.eye(channels).reshape(channels, *(1,) * RANK, channels).astype(dtype)
+
+        identity = edit.shared(("identity", *key), eye, f"{old.output[0]}_identity", nodes)
+        zeros = edit.shared(("zeros", *key), lambda: np.zeros(channels, dtype), f"{old.output[0]}_bias", nodes)
         nodes.append(schema.make_node([old.input[0], identity, zeros], old.output[0], plan.window, POINT, old.name))
         edit.replace(plan.node, {plan.node}, nodes)
 
     def rewritten(self, plan: PoolPlan, outputs: list[str], times: dict[str, float] | None, log: Log) -> None:
         """Report the pooling."""
-        name, path = label(plan.scope.nodes[plan.node]), plan.scope.path
-        shape = plan.scope.info(plan.scope.nodes[plan.node].output[0]).shape or (None,)
+        node = plan.scope.nodes[plan.node]
+        shape = plan.scope.info(node.output[0]).shape or (None,)
         known = [dim for dim in shape[2:] if isinstance(dim, int)]
         macs = math.prod(known) * plan.channels**2 if len(known) == RANK else None
-        found = SiteReport(
-            pool=name,
-            pattern=PATTERN,
-            status="rewritten",
-            lowering="convavgpool",
-            macs_before=0,
-            macs_after=macs,
-            scope=path,
-            operator=schema.OP_TYPE,
-            rule=self.names[0],
-        )
-        log.rewritten(found, outputs[0])
+        values = {"pool": label(node), "macs_before": 0, "macs_after": macs, "operator": schema.OP_TYPE}
+        log.rewritten(self.site_report(plan.scope, PATTERN, "convavgpool", **values), outputs[0])
 
 
 @dataclass(frozen=True)
@@ -287,10 +274,8 @@ def chain(scope: Scope, context: Context) -> frozenset[int]:
 
 def _stays(scope: Scope, index: int, item: Ports, last: frozenset[str]) -> bool:
     """Condition (5)."""
-    ends = (item.x in last, item.y in last)
-    if is_op(scope.nodes[index], "Conv") and _saves_passes(scope, item.x):
-        return True
-    return any(ends) if is_op(scope.nodes[index], "Conv", "Resize") else all(ends)
+    ends, node = (item.x in last, item.y in last), scope.nodes[index]
+    return (any(ends) if is_op(node, "Conv", "Resize") else all(ends)) or is_op(node, "Conv") and _saves_passes(scope, item.x)
 
 
 def _saves_passes(scope: Scope, x: str) -> bool:
@@ -350,13 +335,7 @@ def _pooling(scope: Scope, index: int, context: Context) -> PoolPlan | Reject:
     channels = info.shape[1] if info.shape is not None and len(info.shape) == RANK + 2 else None
     if info.elem_type not in KERNEL_TYPES:
         return reject(scope, index, "type", TensorProto.DataType.Name(info.elem_type), "float16, bfloat16 or float32")
-    if not _suits(channels, info.elem_type, limits):
-        return reject(
-            scope, index, "channels", channels, f"at most {limits.pool_channels}, a multiple of {chunk(info.elem_type)}"
-        )
-    assert isinstance(channels, int)
+    multiple = chunk(info.elem_type)
+    if not isinstance(channels, int) or channels > limits.pool_channels or channels % multiple:
+        return reject(scope, index, "channels", channels, f"at most {limits.pool_channels}, a multiple of {multiple}")
     return PoolPlan(scope, index, window, channels, info.elem_type)
-
-
-def _suits(channels: object, elem_type: int, limits: Limits) -> bool:
-    return isinstance(channels, int) and channels <= limits.pool_channels and channels % chunk(elem_type) == 0

@@ -26,7 +26,7 @@ from convpool.ir import schema
 from convpool.ir.edit import Edit
 from convpool.ir.index import Scope
 from convpool.ir.protos import attributes, is_op, label
-from convpool.report import Log, SiteReport
+from convpool.report import Log
 from convpool.rules.base import Context, Plan, Reject, Rule, Site, reject, rejection
 from convpool.rules.convs import KERNEL_TYPES, POINT, RANK, WINDOW, against_node
 from convpool.rules.cuda_chain.conv import chunk
@@ -113,20 +113,9 @@ class ChainHead(Rule):
 
     def rewritten(self, plan: HeadPlan, outputs: list[str], times: dict[str, float] | None, log: Log) -> None:
         """Report the sum or mean."""
-        pool, path = label(plan.scope.nodes[plan.nodes[0]]), plan.scope.path
-        count = plan.weight.size
-        found = SiteReport(
-            pool=pool,
-            pattern=PATTERN,
-            status="rewritten",
-            lowering="convavgpool",
-            macs_before=count,
-            macs_after=count,
-            scope=path,
-            operator=schema.OP_TYPE,
-            rule=self.names[0],
-        )
-        log.rewritten(found, outputs[0])
+        pool, count = label(plan.scope.nodes[plan.nodes[0]]), plan.weight.size
+        values = {"pool": pool, "macs_before": count, "macs_after": count, "operator": schema.OP_TYPE}
+        log.rewritten(self.site_report(plan.scope, PATTERN, "convavgpool", **values), outputs[0])
 
     def kept(self, site: Site, verdict: Reject | None, times: dict[str, float] | None, log: Log) -> None:
         """Nothing: a head that stays is no pair of the model's."""
@@ -175,9 +164,7 @@ def _linear(scope: Scope, index: int) -> tuple[np.ndarray, np.ndarray] | Reject:
     for name, expected in (("alpha", 1.0), ("beta", 1.0), ("transA", 0)):
         if values.get(name, expected) != expected:
             return reject(scope, index, name, values[name], expected)
-    weight = constant.array() if values.get("transB", 0) else constant.array().T
-    if is_op(node, "MatMul"):
-        weight = constant.array().T
+    weight = constant.array() if values.get("transB", 0) else constant.array().T  # a MatMul has no transB
     bias = np.zeros(len(weight), weight.dtype)
     if len(node.input) > 2 and node.input[2]:
         added = scope.constant(node.input[2])

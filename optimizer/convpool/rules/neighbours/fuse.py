@@ -27,7 +27,9 @@ a pass over a tensor (`saved_bytes`) and adds none, so the cost only falls; onnx
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from abc import abstractmethod
+from collections.abc import Collection, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -40,7 +42,7 @@ from convpool.ir import schema
 from convpool.ir.edit import Edit
 from convpool.ir.index import Dim, Scope
 from convpool.ir.protos import attributes, is_op, known_attributes, label, named
-from convpool.report import Log, SiteReport
+from convpool.report import Log
 from convpool.rules.base import Context, Plan, Reject, Rule, Site, reject, rejection
 from convpool.rules.convs import is_plain
 from convpool.rules.linear import Step, is_map, known_step
@@ -125,6 +127,27 @@ class FusionRule(Rule):
             if schema.is_operator(node) and not schema.layout_of(node):
                 yield Site(scope, index)
 
+    @abstractmethod
+    def grow(self, draft: Draft) -> None:
+        """Fuse all that can be, into the plan of `draft`."""
+
+    def check(self, site: Site, context: Context) -> FusionPlan | Reject | None:
+        """Plan what the node fuses, or say why it fuses nothing; None if no node is there.  Raises AttributeReference."""
+        scope, index = site.scope, site.root
+        node = scope.nodes[index]
+        values, weights = attributes(node), scope.info(node.input[1])
+        kind, channels = weights.elem_type or scope.info(node.input[0]).elem_type, channels_of(weights.shape, values)
+        if channels is None or not kind:
+            return reject(scope, index, "type or shape of the weights", "unknown", "known ones")
+        parts = schema.parts_of(node)
+        residual = node.input[-1] if parts.residual else None
+        plan = FusionPlan(scope, index, channels, kind, parts, node.input[0], node.output[0], residual=residual)
+        draft = Draft(plan, len(values["kernel_shape"]), context)
+        self.grow(draft)
+        if draft.plan.upstream or draft.plan.downstream:
+            return replace(draft.plan, saved_bytes=_saved_bytes(draft.plan))
+        return replace(draft.rejects[0], others=tuple(draft.rejects[1:])) if draft.rejects else None
+
     def apply(self, plan: FusionPlan, edit: Edit) -> None:
         """Put the fused node where the last of those stood that it replaces."""
         edit.replace(max(plan.node, *plan.downstream, plan.node), {plan.node, *plan.downstream}, _fused_node(plan, edit))
@@ -134,49 +157,16 @@ class FusionRule(Rule):
 
     def rewritten(self, plan: FusionPlan, outputs: list[str], times: dict[str, float] | None, log: Log) -> None:
         """Add the fused nodes to the report of the node."""
-        name, path = label(plan.scope.nodes[plan.node]), plan.scope.path
-        found = SiteReport(
-            conv=name,
-            pool=name,
-            pattern="conv_avg_pool",
-            status="rewritten",
-            lowering="convavgpool",
-            scope=path,
-            rule=self.names[0],
-        )
-        log.fused(
-            replace(found, operator=plan.parts.op_type),
-            plan.scope.nodes[plan.node].output[0],
-            plan.output,
-            plan.described(tuple(reversed(plan.upstream))),
-            plan.described(plan.downstream),
-            plan.saved_bytes,
-        )
+        node = plan.scope.nodes[plan.node]
+        name, operator = label(node), plan.parts.op_type
+        found = self.site_report(plan.scope, "conv_avg_pool", "convavgpool", conv=name, pool=name, operator=operator)
+        before, behind = plan.described(tuple(reversed(plan.upstream))), plan.described(plan.downstream)
+        log.fused(found, node.output[0], plan.output, before, behind, plan.saved_bytes)
 
     def kept(self, site: Site, verdict: Reject | None, times: dict[str, float] | None, log: Log) -> None:
         """Add the reasons why nodes beside it stay to the report of the node."""
         if verdict is not None:
             log.beside(site.scope.path, site.scope.nodes[site.root].output[0], (verdict, *verdict.others))
-
-
-def check_fusion(site: Site, context: Context, grow: Callable[[Draft], None]) -> FusionPlan | Reject | None:
-    """Plan a fusion by `grow`, or refuse; None if no node is there.  Raises AttributeReference."""
-    scope, index = site.scope, site.root
-    node = scope.nodes[index]
-    values, weights = attributes(node), scope.info(node.input[1])
-    kind, shape = weights.elem_type or scope.info(node.input[0]).elem_type, weights.shape
-    channels = channels_of(shape, values)
-    if channels is None or not kind:
-        return reject(scope, index, "type or shape of the weights", "unknown", "known ones")
-    parts = schema.parts_of(node)
-    residual = node.input[-1] if parts.residual else None
-    plan = FusionPlan(scope, index, channels, kind, parts, node.input[0], node.output[0], residual=residual)
-    draft = Draft(plan, len(values["kernel_shape"]), context)
-    grow(draft)
-    plan = draft.plan
-    if plan.upstream or plan.downstream:
-        return replace(plan, saved_bytes=_saved_bytes(plan))
-    return replace(draft.rejects[0], others=tuple(draft.rejects[1:])) if draft.rejects else None
 
 
 def map_step(scope: Scope, index: int, rank: int) -> Step | Reject | None:
@@ -214,9 +204,8 @@ def _saved_bytes(plan: FusionPlan) -> int | None:
 def _fused_node(plan: FusionPlan, edit: Edit) -> list[NodeProto]:
     """The node of `plan` as it becomes, behind the constants that it needs."""
     scope, parts = plan.scope, plan.parts
-    node = NodeProto()
+    node = deepcopy(scope.nodes[plan.node])
     nodes: list[NodeProto] = []
-    node.CopyFrom(scope.nodes[plan.node])
     given = dict(zip(schema.parts_of(node).inputs, node.input, strict=False))
     given["X"], stem = plan.x, node.output[0]
     dtype = helper.tensor_dtype_to_np_dtype(plan.elem_type)
@@ -231,9 +220,9 @@ def _fused_node(plan: FusionPlan, edit: Edit) -> list[NodeProto]:
             given["B"] = constant(("B", plan.node), new.bias, f"{old or stem + '_bias'}_scaled")
     m, channels = plan.channels
     if plan.modulation is not None:
-        given["scale"], given["shift"] = patterns.scale_and_shift(
-            plan.modulation, stem, channels, len(attributes(node)["kernel_shape"]), constant, edit, nodes
-        )
+        rank = len(attributes(node)["kernel_shape"])
+        maps = patterns.scale_and_shift(plan.modulation, stem, channels, rank, constant, edit, nodes)
+        given["scale"], given["shift"] = maps
     elif plan.affine is not None:
         scale, shift = (np.broadcast_to(values, (channels,)) for values in (plan.affine.scale, plan.affine.shift))
         given["scale"] = constant(("scale", plan.node), scale, f"{stem}_scale")
@@ -252,9 +241,8 @@ def _fused_node(plan: FusionPlan, edit: Edit) -> list[NodeProto]:
 def _scaled_node(weights: Weights, edit: Edit) -> list[NodeProto]:
     """A convolution with other weights and bias."""
     before = edit.scope.nodes[weights.node]
-    node = NodeProto()
+    node = deepcopy(before)
     nodes: list[NodeProto] = []
-    node.CopyFrom(before)
     old = node.input[2] if len(node.input) > 2 else ""
     del node.input[2:]
     node.input[1] = edit.shared(("W", weights.node), lambda: weights.weight, f"{node.input[1]}_scaled", nodes)
@@ -270,18 +258,13 @@ class FuseEpilogue(FusionRule):
 
     names = ("fuse_epilogue",)
 
-    def check(self, site: Site, context: Context) -> FusionPlan | Reject | None:
-        """Plan what the node fuses, or say why it fuses nothing."""
-        return check_fusion(site, context, grow_behind)
-
-
-def grow_behind(draft: Draft) -> None:
-    """Fuse all that can be, into the plan of `draft`."""
-    current: FusionPlan | None = draft.plan
-    while current is not None:
-        if current.parts != draft.plan.parts or current.weights is not draft.plan.weights:
-            draft.plan = current  # only an Identity is not worth a change
-        current = _behind(draft, current)
+    def grow(self, draft: Draft) -> None:
+        """Fuse all that can be behind the node."""
+        current: FusionPlan | None = draft.plan
+        while current is not None:
+            if current.parts != draft.plan.parts or current.weights is not draft.plan.weights:
+                draft.plan = current  # only an Identity is not worth a change
+            current = _behind(draft, current)
 
 
 def _behind(draft: Draft, plan: FusionPlan) -> FusionPlan | None:
@@ -291,20 +274,16 @@ def _behind(draft: Draft, plan: FusionPlan) -> FusionPlan | None:
     if silu is not None:
         y = scope.nodes[silu[1]].output[0]
         return replace(plan, output=y, downstream=(*plan.downstream, *silu), parts=replace(parts, epilogue="Silu"))
-    readers = [
-        index
-        for index in scope.readers.get(plan.output, [])
-        if is_op(scope.nodes[index], "Sum", *EPILOGUES) or is_map(scope, index)
-    ]
-    if not readers or parts.epilogue:
+    readers = scope.readers.get(plan.output, [])
+    fitting = (i for i in readers if is_op(scope.nodes[i], "Sum", *EPILOGUES) or is_map(scope, i))
+    reader = None if parts.epilogue else next(fitting, None)
+    if reader is None:
         return None
-    reader = readers[0]
     node = scope.nodes[reader]
     others = scope.sole_reader(plan.output)
     if others is not None:
-        draft.rejects.append(
-            reject(scope, plan.node, f"result '{plan.output}' {others}", "other readers", f"only {node.op_type}")
-        )
+        condition = f"result '{plan.output}' {others}"
+        draft.rejects.append(reject(scope, plan.node, condition, "other readers", f"only {node.op_type}"))
         return None
     taken = replace(plan, output=node.output[0], downstream=(*plan.downstream, reader))
     if is_op(node, *EPILOGUES):
@@ -315,12 +294,10 @@ def _behind(draft: Draft, plan: FusionPlan) -> FusionPlan | None:
         result: FusionPlan | Reject | None = _fold(draft, taken, step)
     elif is_op(node, "Add", "Sum"):
         result = _residual(draft, plan, taken)
+    elif isinstance(step, Reject):
+        result = step
     else:
-        result = (
-            step
-            if isinstance(step, Reject)
-            else reject(scope, reader, "constant operands", "computed ones", "constants per channel")
-        )
+        result = reject(scope, reader, "constant operands", "computed ones", "constants per channel")
     if isinstance(result, Reject):
         draft.rejects.append(result)
         return None
@@ -344,13 +321,8 @@ def _fold(draft: Draft, plan: FusionPlan, step: Step) -> FusionPlan | Reject:
         source = scope.producer.get(plan.residual or "")
         giver = plan.scaled or (_giver(draft, source) if source is not None else None)
         if giver is None:
-            return reject(
-                scope,
-                step.node,
-                "map behind a residual",
-                "one that its convolution cannot fold",
-                "a convolution with constant weights that nothing else reads",
-            )
+            got, expected = "one that its convolution cannot fold", "a convolution with constant weights that nothing else reads"
+            return reject(scope, step.node, "map behind a residual", got, expected)
         other = _scaled(giver, Affine(step.affine.scale, np.array(0.0)))
         if other is None:
             own = None
@@ -443,13 +415,12 @@ class FusePrologue(FusionRule):
 
     names = ("fuse_prologue",)
 
-    def check(self, site: Site, context: Context) -> FusionPlan | Reject | None:
-        """Plan what the node fuses, or say why it fuses nothing."""
-        return check_fusion(site, context, grow_in_front)
+    def grow(self, draft: Draft) -> None:
+        """Fuse all that can be in front of the node."""
+        _grow_in_front(draft)
 
 
-def grow_in_front(draft: Draft) -> None:
-    """Fuse all that can be, into the plan of `draft`."""
+def _grow_in_front(draft: Draft) -> None:
     plan = draft.plan
     if patterns.has_prologue(plan.scope, plan.node):
         return

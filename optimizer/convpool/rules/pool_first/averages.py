@@ -60,8 +60,7 @@ def may_be_box_filter(scope: Scope, index: int) -> str | None:
 
 def global_average_pool(scope: Scope, index: int, rank: int, size: Ints | None) -> Pooling:
     """A GlobalAveragePool."""
-    node = scope.nodes[index]
-    return Pooling(index, (index,), node.input[0], node.output[0], "global", None)
+    return Pooling(index, (index,), scope.nodes[index].input[0], scope.nodes[index].output[0], "global", None)
 
 
 def average_pool(scope: Scope, index: int, rank: int, size: Ints | None) -> Pooling | Reject:
@@ -81,7 +80,7 @@ def average_pool(scope: Scope, index: int, rank: int, size: Ints | None) -> Pool
     ceil = bool(values.get("ceil_mode", 0)) and not auto_pad.startswith("SAME")
     if (wrong := _padded(scope, index, spec, size, ceil)) is not None:
         return wrong
-    windows = _extents(spec)
+    windows = list(spec.extents)
     if auto_pad.startswith("SAME"):
         # SAME gives ceil(size / stride) windows; none of them is padded where they all fit.
         if size is None and any(w > 1 or s > 1 for w, s in zip(windows, strides, strict=True)):
@@ -136,29 +135,15 @@ def _box_weight(scope: Scope, index: int) -> float | None:
 
 def _padded(scope: Scope, index: int, spec: PoolSpec, size: Ints | None, ceil: bool) -> Reject | None:
     """Why windows do not fit the map, or reach into the padding that `spec` gives."""
-    windows = _extents(spec)
+    windows = list(spec.extents)
     if size is not None and any(n < w for n, w in zip(size, windows, strict=True)):
         return reject(scope, index, "window", windows, f"no larger than the feature map, {list(size)}")
-    if any(spec.pads) and (ceil or not _unreached(spec.pads, size, windows, spec.strides)):
+    # Pads that no window reaches change nothing: exporters to opset 9, which has no ceil_mode, write such at the ends.
+    without = replace(spec, pads=(0,) * len(spec.pads))
+    reached = size is None or any(spec.pads[: spec.rank]) or spec.output_size(size) != without.output_size(size)
+    if any(spec.pads) and (ceil or reached):
         return reject(scope, index, "pooling pads", list(spec.pads), "no padding")
     return None
-
-
-def _extents(spec: PoolSpec) -> list[int]:
-    return [d * (k - 1) + 1 for k, d in zip(spec.kernel_shape, spec.dilations, strict=True)]
-
-
-def _unreached(pads: Ints, size: Ints | None, windows: list[int], strides: Ints) -> bool:
-    """Return True if the pads change nothing: none at the begin, too few for a window at the end.
-
-    Exporters to opset 9, which has no ceil_mode, write it so.
-    """
-    rank = len(windows)
-    if size is None or any(pads[:rank]):
-        return False
-    return all(
-        n >= w and (n + pad - w) // s == (n - w) // s for n, pad, w, s in zip(size, pads[rank:], windows, strides, strict=True)
-    )
 
 
 HALF_PIXEL_OPSET = 11

@@ -7,20 +7,22 @@ convolution the old one's name, doc string and metadata."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from copy import deepcopy
+from dataclasses import asdict, dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from onnx import NodeProto, helper
 
-from convpool.algebra.geometry import ConvSpec, PoolSpec, fuse_kernel
+from convpool.algebra.geometry import PoolSpec, fuse_kernel
 from convpool.algebra.lowering import Lowering, conv_cost
-from convpool.algebra.parts import IDENTITY
+from convpool.algebra.parts import IDENTITY, to_channels_last
 from convpool.ir import schema
 from convpool.ir.edit import Edit
 from convpool.ir.protos import label
 from convpool.ir.schema import OP_TYPE, VERSION
-from convpool.report import Log, SiteReport
+from convpool.report import Log
 from convpool.rules.base import Plan, Reject, Rule, Site
 from convpool.rules.convs import (
     ConvLeaf,
@@ -36,7 +38,7 @@ from convpool.rules.convs import (
 )
 from convpool.rules.pool_first.averages import Candidate
 from convpool.rules.pool_first.trace import Shapes, rewire
-from convpool.rules.seen import in_short, in_words
+from convpool.rules.seen import in_words, verdict_of
 
 
 @dataclass(frozen=True)
@@ -118,20 +120,11 @@ class PairRule(Rule):
         pool = label(scope.nodes[plan.pooling.root]) if plan.pooling.nodes else ""
         for leaf, lowering in zip(conv_leaves(plan.tree), plan.lowerings, strict=True):
             as_operator = lowering.name == "convavgpool"
-            site = SiteReport(
-                conv=label(scope.nodes[leaf.node]),
-                pool=pool,
-                pattern=plan.pattern,
-                status="rewritten",
-                lowering=lowering.name,
-                macs_before=lowering.macs_before,
-                macs_after=lowering.macs_after,
-                scope=scope.path,
-                times_us=times,
-                operator=OP_TYPE if as_operator else None,
-                fallback=None if as_operator or plan.fallback is None else plan.fallback.why,
-                rule=self.names[0],
-            )
+            values: dict[str, Any] = {"macs_before": lowering.macs_before, "macs_after": lowering.macs_after, "times_us": times}
+            values["operator"] = OP_TYPE if as_operator else None
+            values["fallback"] = None if as_operator or plan.fallback is None else plan.fallback.why
+            name = label(scope.nodes[leaf.node])
+            site = self.site_report(scope, plan.pattern, lowering.name, conv=name, pool=pool, **values)
             log.rewritten(site, next(made) if as_operator else None)
 
     def kept(self, site: PairSite, verdict: Reject | None, times: dict[str, float] | None, log: Log) -> None:
@@ -140,21 +133,9 @@ class PairRule(Rule):
             return
         conv, pool, *_ = site.names
         count = macs(site)
-        found = SiteReport(
-            conv=conv,
-            pool=pool,
-            pattern=site.pattern,
-            status="excluded",
-            reason="excluded by name",
-            macs_before=count,
-            macs_after=count,
-            scope=site.scope.path,
-            times_us=times,
-            rule=self.names[0],
-        )
-        if verdict is not None:
-            found = replace(found, status="rejected", reason=str(verdict), obstacle=in_short(verdict), in_words=in_words(verdict))
-        log.kept(found)
+        values = {"macs_before": count, "macs_after": count, "times_us": times, **verdict_of(verdict)}
+        values["in_words"] = None if verdict is None else in_words(verdict)
+        log.kept(self.site_report(site.scope, site.pattern, None, conv=conv, pool=pool, **values))
 
 
 def macs(site: PairSite) -> int | None:
@@ -216,7 +197,7 @@ class Emitter:
         else:
             if lowering.pool is not None or lowering.is_global:
                 x = self._pool(x, lowering.pool)
-            node = _conv_node([x, weight, bias] if bias else [x, weight], output, lowering.conv)
+            node = helper.make_node("Conv", [x, weight, bias] if bias else [x, weight], [output], **asdict(lowering.conv))
         node.name, node.doc_string = old.name, old.doc_string
         node.metadata_props.extend(old.metadata_props)
         if not node.doc_string:
@@ -230,7 +211,8 @@ class Emitter:
         weight, bias = old.input[1], old.input[2] if len(old.input) > 2 else ""
         if leaf.affine is IDENTITY:
             if lowering.name == "fused":
-                weight = self._fused(leaf, weight)
+                key = (weight, leaf.conv, self._pooling.spec)
+                weight = self._edit.shared(key, lambda: self._fuse(leaf, folded(leaf)[0]), f"{weight}_fused", self._nodes)
             elif lowering.name == "convavgpool":
                 weight = self._channels_last(leaf, weight)
             return weight, bias
@@ -262,13 +244,8 @@ class Emitter:
             value = leaf.weight
             return self._edit.shared((weight,), lambda: np.moveaxis(value.array(), 1, -1), f"{weight}_channels_last", self._nodes)
         output = self._edit.fresh(f"{weight}_channels_last")
-        perm = schema.channels_last_perm(leaf.conv.rank)
-        self._nodes.append(helper.make_node("Transpose", [weight], [output], perm=perm))
+        self._nodes.append(helper.make_node("Transpose", [weight], [output], perm=to_channels_last(leaf.conv.rank)))
         return output
-
-    def _fused(self, leaf: ConvLeaf, weight: str) -> str:
-        key = (weight, leaf.conv, self._pooling.spec)
-        return self._edit.shared(key, lambda: self._fuse(leaf, folded(leaf)[0]), f"{weight}_fused", self._nodes)
 
     def _fuse(self, leaf: ConvLeaf, array: np.ndarray) -> np.ndarray:
         assert self._pooling.spec is not None
@@ -291,17 +268,14 @@ class Emitter:
 
     def _join(self, tree: JoinTree) -> str:
         inputs = [self._tree(child) for child in tree.children]
-        node = NodeProto()
-        node.CopyFrom(self._scope.nodes[tree.node])
-        del node.input[:]
-        node.input.extend(inputs)
+        node = deepcopy(self._scope.nodes[tree.node])
+        node.input[:] = inputs
         node.output[0] = self._fresh_output(node)
         self._nodes.append(node)
         return node.output[0]
 
     def _move(self, moved: Moved, data: str) -> str:
-        node = NodeProto()
-        node.CopyFrom(self._scope.nodes[moved.node])
+        node = deepcopy(self._scope.nodes[moved.node])
         if moved.channels:
             order = self._constant(np.array(moved.channels, np.int64), f"{node.output[0]}_channels")
             node = helper.make_node("Gather", [data, order], node.output[:1], axis=1)
@@ -313,8 +287,7 @@ class Emitter:
 
     def _split(self, index: int, data: str, rank: int) -> None:
         """The Split behind the one average of what it split."""
-        node = NodeProto()
-        node.CopyFrom(self._scope.nodes[index])
+        node = deepcopy(self._scope.nodes[index])
         node.input[0] = data
         for attribute in node.attribute:
             if attribute.name == "axis":
@@ -348,16 +321,3 @@ class Emitter:
 
     def _fresh_output(self, node: NodeProto) -> str:
         return self._edit.fresh(f"{node.output[0]}_pooled")
-
-
-def _conv_node(inputs: list[str], output: str, conv: ConvSpec) -> NodeProto:
-    return helper.make_node(
-        "Conv",
-        inputs,
-        [output],
-        kernel_shape=conv.kernel_shape,
-        strides=conv.strides,
-        pads=conv.pads,
-        dilations=conv.dilations,
-        group=conv.group,
-    )

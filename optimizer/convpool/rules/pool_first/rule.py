@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from onnx import TensorProto, helper
 
-from convpool.algebra.geometry import Ints, PoolSpec, Refusal, fills_window
+from convpool.algebra.geometry import PoolSpec, Refusal, fills_window, whole_map
 from convpool.algebra.lowering import (
     ORDERS,
     Cost,
@@ -82,11 +82,10 @@ class PoolFirst(PairRule):
             return shapes
         tree = _unfold_overflow(tree)
         if pooling.spec is None:
-            rank = conv_leaves(tree)[0].conv.rank
-            size = spatial_size(scope, pooling.input, rank) or _tree_size(tree)
-            if size is not None:
-                ones, zeros = (1,) * rank, (0,) * (2 * rank)
-                pooling = replace(pooling, spec=PoolSpec(size, ones, zeros, ones))
+            size = spatial_size(scope, pooling.input, conv_leaves(tree)[0].conv.rank)
+            if size is None and isinstance(tree, ConvLeaf) and tree.size is not None:
+                size = tree.conv.output_size(tree.size)  # where shape inference gave none
+            pooling = pooling if size is None else replace(pooling, spec=whole_map(size))
         return choose(PairPlan(scope, _pattern(scope, pooling, tree), pooling, tree, shapes=shapes), context)
 
     def alternatives(self, site: PairSite, context: Context) -> dict[str, Plan]:
@@ -174,13 +173,8 @@ def _pad_of_opaque(scope: Scope, tree: Tree, pool: PoolSpec | None) -> Reject | 
     for leaf in opaque_leaves(tree):
         _, pads, nodes = zero_pads(scope, leaf.tensor, pool.rank)
         if any(pad >= k for pad, k in zip(pads, pool.kernel_shape * 2, strict=True)):
-            return reject(
-                scope,
-                nodes[-1],
-                "Pad that the pooling would follow",
-                list(pads),
-                f"less than {list(pool.kernel_shape)}, as onnxruntime demands",
-            )
+            expected = f"less than {list(pool.kernel_shape)}, as onnxruntime demands"
+            return reject(scope, nodes[-1], "Pad that the pooling would follow", list(pads), expected)
     return None
 
 
@@ -206,13 +200,6 @@ def _unfold_overflow(tree: Tree) -> Tree:
     return replace(tree, affine=IDENTITY, behind=(*tree.folded, *tree.behind))
 
 
-def _tree_size(tree: Tree) -> Ints | None:
-    """Spatial sizes at the pooling by the convolution's own arithmetic, where shape inference gave none."""
-    if isinstance(tree, ConvLeaf) and tree.size is not None:
-        return tree.conv.output_size(tree.size)
-    return None
-
-
 ENOUGH = 0.75
 """Largest share of the multiply-adds that may remain: no rewrite without pooling strides passes on a large map."""
 
@@ -233,19 +220,16 @@ BY_COST = (Attempt(("direct", "fused"), by_cost=True), Attempt(("direct",)), Att
 """The cheapest lowering by time may leave too many multiply-adds (a pointwise convolution fused): then the others."""
 
 
-def attempts(request: str, direct_without_kernel: bool) -> tuple[Attempt, ...]:
-    """List a request's attempts in order; direct_without_kernel: see `convpool.options.Target`."""
-    if request == "auto":
-        return BY_COST
-    order, operator = ORDERS[request], request == "convavgpool"
-    own = tuple(Attempt(order[i:], spare_direct=operator) for i in range(len(order)))
-    return (*own, *BY_COST) if operator and direct_without_kernel else own
-
-
 def choose(plan: PairPlan, context: Context) -> PairPlan | Reject:
     """The plan with a lowering for each convolution, the first that pays, or why there is none."""
     failure: Reject | None = None
-    for attempt in attempts(context.options.lowering, context.options.direct_without_kernel):
+    order, operator = ORDERS[context.options.lowering], context.options.lowering == "convavgpool"
+    attempts = tuple(Attempt(order[i:], spare_direct=operator) for i in range(len(order)))
+    if context.options.lowering == "auto":
+        attempts = BY_COST
+    elif operator and context.options.direct_without_kernel:
+        attempts += BY_COST
+    for attempt in attempts:
         lowerings = []
         for leaf in conv_leaves(plan.tree):
             found, reason = _of_leaf(plan, leaf, attempt, context)
@@ -282,7 +266,7 @@ def _of_leaf(plan: PairPlan, leaf: ConvLeaf, attempt: Attempt, context: Context)
         found = _lowering(plan, leaf, name, context.main_opset)
         if isinstance(found, Reject):
             failure = failure or found
-        elif refusal is not None and _is_direct(found):
+        elif refusal is not None and found.name == "direct" and found.pool is not None:  # box means over windows
             reason = rejection(plan.scope, leaf.node, refusal)
         else:
             usable.append(found)
@@ -290,12 +274,10 @@ def _of_leaf(plan: PairPlan, leaf: ConvLeaf, attempt: Attempt, context: Context)
                 break
     if not usable:
         return None, reason or failure
-    return min(usable, key=lambda found: _leaf_cost(plan, leaf, found).time) if attempt.by_cost else usable[0], reason
-
-
-def _is_direct(lowering: Lowering) -> bool:
-    """Return True if a box mean over windows stands before the convolution."""
-    return lowering.name == "direct" and lowering.pool is not None
+    if not attempt.by_cost:
+        return usable[0], reason
+    size, bytes_ = leaf.size or nominal_size(leaf.conv, plan.pooling.spec), _item_bytes(plan.scope, leaf)
+    return min(usable, key=lambda found: lowering_cost(found, leaf.layer, size, bytes_).time), reason
 
 
 def _lowering(plan: PairPlan, leaf: ConvLeaf, name: str, main_opset: int) -> Lowering | Reject:
@@ -318,21 +300,12 @@ def _lowering(plan: PairPlan, leaf: ConvLeaf, name: str, main_opset: int) -> Low
 def _pad_in_front(scope: Scope, leaf: ConvLeaf, box: PoolSpec) -> Reject | None:
     """Why a Pad in front keeps the box mean from standing before a convolution."""
     for where, pad, orders in pads_upstream(scope, leaf.input):
-        if pad is not None and _reaches(where, pad, orders, box):
+        pads = None if pad is None else moved_pads(where, pad, orders, box.rank)
+        if pad is not None and (pads is None or fills_window(pads, box)):
             condition = f"Pad '{label(where.nodes[pad])}' in front of the box mean"
-            return reject(
-                scope, leaf.node, condition, "pads that reach its window, or unknown ones", "less, as onnxruntime demands"
-            )
+            got = "pads that reach its window, or unknown ones"
+            return reject(scope, leaf.node, condition, got, "less, as onnxruntime demands")
     return None
-
-
-def _reaches(scope: Scope, pad: int, orders: tuple[Ints | None, ...], box: PoolSpec) -> bool:
-    """Return True if a Pad's zeros, merged into the box mean, may fill a window of it.
-
-    orders: the Transposes between, through which onnxruntime moves it.
-    """
-    pads = moved_pads(scope, pad, orders, box.rank)
-    return pads is None or fills_window(pads, box)
 
 
 def _judge(plan: PairPlan, lowerings: list[Lowering]) -> PairPlan | Reject:
@@ -349,7 +322,7 @@ def _judge(plan: PairPlan, lowerings: list[Lowering]) -> PairPlan | Reject:
         known = leaf.size is not None
         priced.append(replace(found, macs_before=old.macs if known else None, macs_after=new.macs if known else None))
     full = leaves[0].conv.output_size(leaves[0].size or nominal_size(leaves[0].conv, spec))
-    window = spec or PoolSpec(full, (1,) * len(full), (0,) * (2 * len(full)), (1,) * len(full))
+    window = spec or whole_map(full)
     pooled = window.output_size(full)
     channels = leaves[0].weight_shape[0]
     before += pool_cost(window, channel_count(scope, plan.pooling.input) or channels, full, bytes_)
@@ -359,20 +332,12 @@ def _judge(plan: PairPlan, lowerings: list[Lowering]) -> PairPlan | Reject:
     for opaque in opaque_leaves(plan.tree):
         after += pool_cost(window, channel_count(scope, opaque.tensor) or channels, full, bytes_)
     if after.macs > ENOUGH * before.macs or after.time >= before.time:
-        return reject(
-            scope,
-            leaves[0].node,
-            f"saves too little as {lowerings[0].name}",
-            f"{after.macs:,} of {before.macs:,} multiply-adds, "
-            f"and {after.additions:,} additions in place of {before.additions:,}",
-            f"at most {ENOUGH:.0%} of the multiply-adds, and less time by the cost model",
+        got = (
+            f"{after.macs:,} of {before.macs:,} multiply-adds, and {after.additions:,} additions in place of {before.additions:,}"
         )
+        expected = f"at most {ENOUGH:.0%} of the multiply-adds, and less time by the cost model"
+        return reject(scope, leaves[0].node, f"saves too little as {lowerings[0].name}", got, expected)
     return replace(plan, lowerings=tuple(priced))
-
-
-def _leaf_cost(plan: PairPlan, leaf: ConvLeaf, found: Lowering) -> Cost:
-    size = leaf.size or nominal_size(leaf.conv, plan.pooling.spec)
-    return lowering_cost(found, leaf.layer, size, _item_bytes(plan.scope, leaf))
 
 
 def _nodes_behind(tree: Tree) -> list[int]:
