@@ -276,6 +276,34 @@ def test_tensor_maps_are_encoded_once_for_an_address(pretended, tactic):
 
 
 @pytest.mark.parametrize(
+    ("fields", "copied"),
+    [
+        (dict(bias=True), True),
+        (dict(activation="leaky_relu", alpha=0.25), True),
+        (dict(spatial=(16, 20)), True),
+        (dict(spatial=(128, 2)), True),
+        (dict(dtype="float32", allow_tf32=True, m=260), True),
+        (dict(m=260), False),
+        (dict(spatial=(16, 18)), False),
+        (dict(pads=(1, 1, 1, 0)), False),
+        (dict(activation="sigmoid"), False),
+        (dict(residual=True), False),
+        (dict(layout="NCHW"), False),
+        (dict(n=1), False),
+        (dict(y=MEMORY + 2), False),
+    ],
+)
+def test_sums_of_phases_are_copied_to_whole_boxes_of_y(pretended, fields, copied):
+    upsampled = dict(n=64, m=256, spatial=(16, 16), pool_kernel_shape=1, pool_pads=0, strides=1, pads=1, upsample=2)
+    y = {"y": fields["y"]} if "y" in fields else {}
+    problem = layer(**upsampled | {name: value for name, value in fields.items() if name != "y"})
+    name = f"upsample_sm90a_{'tf32_m128n256k32' if 'dtype' in fields else 'f16_m128n256k64'}_s3_im2col"
+    memory = dict(residual=7 * MEMORY, workspace=5 * MEMORY, workspace_bytes=ANY_BYTES)
+    assert pretended.launch(pretended.made(problem, name), **memory | y) == 0, pretended.error()
+    assert pretended.lib.pretended_encodings() == (3 if copied else 2)  # of X, W and Y
+
+
+@pytest.mark.parametrize(
     ("tactic", "fields", "tensor"),
     [
         ("direct_fused_sm90a_f16_m128n128k32_s5_rs3x3", dict(), "x"),

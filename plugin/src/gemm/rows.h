@@ -53,7 +53,7 @@ struct Tile {
     int32_t min_blocks;  // of a multiprocessor
     Step step;
     // Kernels of phases: blocks take tiles one after the other. The sums of one go to Y through memory of their own, behind the ring, while
-    // the next one is copied: of every warp 16 pixels and so many channels at a time. 0: a block takes one tile.
+    // the next one is copied: of every warp 16 pixels and so many channels at a time, or what TMA copies. 0: a block takes one tile.
     int32_t staged_channels = 0;
     // Of phases, fitted apart: a step as above, and a tile's start and end. Zeros: as of other rows.
     double phase_step_us = 0, phase_ends_us = 0;

@@ -230,6 +230,16 @@ def upsampled_cases(count: int) -> list[dict]:
     cases.append(usual | dict(n=21, c=64, m=264, spatial=(16, 24), bias=True))  # more tiles than multiprocessors
     activated = dict(prologue_activation="relu", residual=True)
     cases.append(usual | activated | dict(n=20, c=72, m=136, spatial=(16, 16)))  # and of those that activate X in the kernel
+    # More tiles than multiprocessors, whose sums go to Y by copies, each in 1, 2 or 4 parts.
+    cases += [
+        usual | dict(n=75, c=24, m=136, spatial=(5, 12), bias=True, activation="leaky_relu", alpha=0.25),
+        usual | dict(n=24, c=16, m=264, spatial=(6, 32), activation="relu"),
+        usual | dict(n=288, c=24, m=200, spatial=(4, 4), bias=True),
+        usual | dict(n=72, c=8, m=48, spatial=(5, 8), bias=True, kernel_shape=5, upsample=(3, 2), pads=2),
+        usual | dict(n=9, c=24, m=20, spatial=(3, 40), bias=True, kernel_shape=1, upsample=4, pads=0),
+        usual | dict(n=420, c=24, m=72, spatial=(7, 2), upsample=(1, 3)),
+        usual | dict(n=20, c=24, m=136, spatial=(16, 16), bias=True, prologue_activation="relu"),
+    ]
     cases.append(usual | both | dict(n=2, c=520, m=72, spatial=(4, 4), activation="relu"))
     cases.append(usual | dict(n=1, c=264, m=40, spatial=(8, 8), activation="clip", alpha=-2, beta=3))
     cases.append(usual | dict(n=2, c=24, m=24, spatial=(6, 7), group=3, bias=True))

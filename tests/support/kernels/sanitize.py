@@ -26,6 +26,11 @@ SMALL = [
         for kernel in (1, 3)
     ),
     dict(n=3, c=72, m=72, spatial=(9, 11), kernel_shape=3, pool_kernel_shape=1, pads=1, upsample=2, bias=True, residual=True),
+    # Copied to Y where that has the channels last, and more tiles than multiprocessors: for even and for odd ids of tactics.
+    *(
+        dict(n=75, c=8, m=72, spatial=(5, columns), kernel_shape=3, pool_kernel_shape=1, pads=1, upsample=2, bias=True)
+        for columns in (12, 16)
+    ),
     dict(n=2, c=136, m=24, spatial=(5, 6), kernel_shape=2, pool_kernel_shape=1, upsample=(3, 2), prologue_activation="relu"),
 ]
 

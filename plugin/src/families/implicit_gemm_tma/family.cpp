@@ -10,6 +10,7 @@ namespace implicit_gemm_tma {
 namespace {
 
 constexpr double kExposedShare = 0.65;  // of X, as it is read from memory, that products do not hide
+constexpr double kStoredUs = 1.5;       // a tile of many channels of a phase whose sums threads store
 
 gemm::KernelTraits traits_of(const Row &row) {
     const Tile &t = row.tile;
@@ -42,6 +43,7 @@ public:
         }
         const int64_t taps = int64_t{s.kh} * s.kw;                                                 // of all phases
         const int64_t steps = ceil_div(taps * tap_steps_, row_.split * operands_.phases.count());  // whole ones of every tap
+        if (tile.staged_channels > 64 && y_parts() == 0) step.issue_us += kStoredUs / static_cast<double>(steps);
         const double us = passes_and_rounds_us(steps, step);
         return operands_.box_pass ? us : us + kExposedShare * x_bytes(problem) / kBytesPerUs;
     }
@@ -57,6 +59,10 @@ protected:
         d.blocks = static_cast<int32_t>(blocks());
         cudaError_t error = x_map_.get(g.x, &d.x_map, [&](CUtensorMap *map) { return encode_x(g.x, map); });
         if (error == cudaSuccess) error = w_map_.get(g.w, &d.w_map, [&](CUtensorMap *map) { return encode_w(g.w, map); });
+        d.y_parts = g.y_vectors ? y_parts() : 0;
+        if (d.y_parts > 0 &&
+            y_map_.get(g.y, &d.y_map, [&](CUtensorMap *map) { return encode_y(g.y, d.y_parts, map); }) != cudaSuccess)
+            d.y_parts = 0;  // strides that no map has
         return error == cudaSuccess ? launch_kernel(&d, stream) : error;
     }
 
@@ -84,9 +90,36 @@ private:
         return encode_tensor_map(map, row_.precision, 3, w, sizes, strides, box, 128, true);
     }
 
+    // The parts in which 16 places of a phase, from a multiple of 16 on, are copied to Y: each of one row, or of whole rows. 0: the sums
+    // are stored, also where blocks take one tile, with no next one behind which copies are hidden.
+    int32_t y_parts() const {
+        const Phases &f = operands_.phases;
+        const Activation a = problem.activation;
+        const bool finishes = a == Activation::kNone || a == Activation::kRelu || a == Activation::kLeakyRelu;
+        if (!traits_.persistent || blocks() <= int64_t{device.multiprocessors} * row_.tile.min_blocks ||
+            !copies_boxes(row_.precision) || !problem.y_channels_last || problem.m % problem.per_chunk() != 0 ||
+            problem.has_residual || !finishes || f.out_h % f.rows.scale != 0 || f.out_w % f.columns.scale != 0)
+            return 0;
+        const int32_t w = f.grid_w();
+        return w % 16 == 0 || 16 % w == 0 ? 1 : w % 8 == 0 ? 2 : w % 4 == 0 ? 4 : 0;
+    }
+
+    // Y [n * places' rows, row's phase, column, column's phase, m].
+    cudaError_t encode_y(void *y, int32_t parts, CUtensorMap *map) const {
+        const Phases &f = operands_.phases;
+        const uint64_t rows = static_cast<uint64_t>(f.rows.scale), columns = static_cast<uint64_t>(f.columns.scale);
+        const uint64_t w = static_cast<uint64_t>(f.grid_w()), m = static_cast<uint64_t>(problem.m);
+        const uint64_t pixel = m * static_cast<uint64_t>(problem.element_bytes()), line = w * columns * pixel;
+        const uint64_t sizes[] = {m, columns, w, rows, static_cast<uint64_t>(problem.n) * static_cast<uint64_t>(f.grid_h())};
+        const uint64_t strides[] = {pixel, columns * pixel, line, rows * line};
+        const uint32_t places = static_cast<uint32_t>(16 / parts), across = std::min(places, static_cast<uint32_t>(w));
+        const uint32_t box[] = {static_cast<uint32_t>(128 / problem.element_bytes()), 1, across, 1, places / across};
+        return encode_tensor_map(map, row_.precision, 5, y, sizes, strides, box, 128, false);
+    }
+
     Im2colBox box_;
     int32_t tap_steps_;
-    mutable TensorMaps<1> x_map_, w_map_;
+    mutable TensorMaps<1> x_map_, w_map_, y_map_;
 };
 
 class ImplicitGemmTma : public Family {

@@ -52,6 +52,10 @@ template <class Config, bool kActivates, bool kPhases, int kStaged> struct Impli
     static_assert(kStages >= 3, "a stage under way, two being multiplied");
     static_assert(Stage::kPixelBytes % 1024 == 0 && Stage::kBytes % 1024 == 0, "the swizzle is one of addresses");
 
+    // Sums go to Y by copies: in boxes behind the ring, where else they pass through.
+    static constexpr bool kCopies = kStaged > 0 && copies_boxes(Config::kPrecision);
+    static constexpr int kBoxBytes = 16 * 128, kBoxesOffset = (kPushedOffset<Config> + 1023) / 1024 * 1024;
+
     const ImplicitGemmTmaParams &p;
     const uint32_t shared;
     const std::conditional_t<kPhases, PhaseTile<Config>, PlainTile<Config>> tile;
@@ -147,10 +151,64 @@ template <class Config, bool kActivates, bool kPhases, int kStaged> struct Impli
     CONVPOOL_DEVICE void place_rows() const {
         if constexpr (kPhases) {
             if (pushes<Config> && p.gemm.split > 1) return;  // others push to that memory
+            if (kCopies && p.y_parts > 0) return;
             const int lane = threadIdx.x & 31, row = (threadIdx.x >> 5) * 16 + lane;
             __syncwarp();  // the tile before has been stored
             if (lane < 16) store_shared_word(place_of(row), tile.phase.place_in_y(p.gemm, tile.first_pixel + row));
             __syncwarp();
+        }
+    }
+
+    // The warp's sums to Y by TMA: a lane finishes its own fragments, and boxes of 16 pixels and 128 bytes of channels, in the 128-byte
+    // swizzle, are copied while the warp is at its next tile. TMA leaves out what is outside of Y.
+    template <bool kRectify> CONVPOOL_DEVICE void copy_sums(const float (&sums)[Config::kFragmentsN][4]) const {
+        using Element = typename Traits<Config::kPrecision>::Element;
+        using Pair = PairOf<Element>;
+        using Word = std::conditional_t<sizeof(Pair) == 8, unsigned long long, uint32_t>;
+        constexpr int kBytes = Config::kElementBytes, kAcross = 16 / kBytes;  // fragments of a box
+        constexpr int kMost = Staging<Config, kStaged>::kWarpBytes / kBoxBytes, kAll = Config::kFragmentsN / kAcross;
+        constexpr int kBoxes = kMost < kAll ? kMost : kAll;  // at a time
+        static_assert(kAll % kBoxes == 0 && kBoxesOffset + Config::kWarps * kBoxes * kBoxBytes <=
+                                                kPushedOffset<Config> + Staging<Config, kStaged>::kBytes);
+        const Epilogue &e = p.gemm.epilogue;
+        const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+        const uint32_t memory = shared + kBoxesOffset + warp * (kBoxes * kBoxBytes);
+        const uint32_t target = memory + (lane >> 2) * 128 + 2 * (lane & 3) * kBytes;
+#pragma unroll
+        for (int first = 0; first < Config::kFragmentsN; first += kBoxes * kAcross) {
+            const int channel = tile.first_channel + first * 8;
+            constexpr int kWords = (kBoxes * kAcross + 7) / 8;
+            Word bias[kWords] = {};  // pair 32 j + lane
+            if (e.bias != nullptr) {
+#pragma unroll
+                for (int j = 0; j < kWords; ++j)
+                    if (const int at = channel + 64 * j + 2 * lane; at < p.gemm.shape.m)
+                        bias[j] = *reinterpret_cast<const Word *>(static_cast<const Element *>(e.bias) + at);
+            }
+            bulk_wait_read();
+            __syncwarp();  // copies have read what was here
+#pragma unroll
+            for (int i = 0; i < kBoxes * kAcross; ++i) {
+                const float (&f)[4] = sums[first + i];
+                const Word word = __shfl_sync(0xffffffffu, bias[i / 8], i % 8 * 4 + (lane & 3));
+                const float x = to_float(reinterpret_cast<const Pair &>(word).first);
+                const float y = to_float(reinterpret_cast<const Pair &>(word).second);
+                float v[4] = {f[0] + x, f[1] + y, f[2] + x, f[3] + y};
+                if constexpr (kRectify) rectify(v, e);
+                const uint32_t at = ((target + i % kAcross * 8 * kBytes) ^ ((lane >> 2) << 4)) + i / kAcross * kBoxBytes;
+                store_shared_elements(at, v[0], v[1], Element{});
+                store_shared_elements(at + 8 * 128, v[2], v[3], Element{});
+            }
+            publish_shared();
+            __syncwarp();  // all lanes' are there
+            if (lane < kBoxes * p.y_parts) {
+                const int box = lane % kBoxes, rows = lane / kBoxes * (16 / p.y_parts);  // the part's first of the box
+                uint32_t row, column;
+                p.gemm.div_out_w.divmod(tile.first_pixel + warp * 16 + rows, row, column);
+                store_box(&p.y_map, memory + box * kBoxBytes + rows * 128, channel + box * kAcross * 8, tile.phase.column, column,
+                          tile.phase.row, row);
+            }
+            bulk_commit();
         }
     }
 
@@ -171,9 +229,11 @@ template <class Config, bool kActivates, bool kPhases, int kStaged> struct Impli
             } else {
                 barrier_of_first<Config::kThreads>();
             }
-            store_tile<Config, kStaged == 0 ? 64 : kStaged>(acc, kStaged == 0 ? shared : shared + kPushedOffset<Config>,
-                                                            p.gemm.epilogue, view, warp * 16, tile.first_channel, lane,
-                                                            output_of);
+            if constexpr (kCopies)
+                if (p.y_parts > 0) return rectifies(p.gemm.epilogue) ? copy_sums<true>(acc[0]) : copy_sums<false>(acc[0]);
+            constexpr int kColumns = kStaged == 0 || kStaged > 64 ? 64 : kStaged;
+            store_tile<Config, kColumns>(acc, kStaged == 0 ? shared : shared + kPushedOffset<Config>, p.gemm.epilogue, view,
+                                         warp * 16, tile.first_channel, lane, output_of);
         } else {
             barrier_of_first<Config::kThreads>();  // the ring's place is free for the accumulators
             store_gemm_tile<Config>(acc, shared, p.gemm, tile);
@@ -239,6 +299,7 @@ template <class Config, bool kActivates, bool kPhases, int kStaged> struct Impli
         if (threadIdx.x == Config::kThreads) {
             prefetch_map(&p.x_map);
             prefetch_map(&p.w_map);
+            if (kCopies && p.y_parts > 0) prefetch_map(&p.y_map);
             for (int i = 0; i < kStages; ++i) {
                 barrier_init(full(i), 1);
                 barrier_init(empty(i), kActivates ? Config::kWarps : kGroups);
@@ -273,6 +334,7 @@ CONVPOOL_DEVICE void run_implicit_gemm_tma(const ImplicitGemmTmaParams &p, uint3
         if constexpr (kStaged > 0) {
 #pragma unroll 1
             for (int block = blockIdx.x; block < p.blocks; block += gridDim.x) multiply(Gemm(p, memory, block));
+            if constexpr (Gemm::kCopies) bulk_wait_read();  // the memory is the block's until then
         } else {
             multiply(gemm);
         }

@@ -21,7 +21,14 @@ struct ImplicitGemmTmaParams {
     // Parameters of a kernel for phases. The channel tiles of gemm are those of all phases, `steps` unused.
     PhaseTiles phases;
     int32_t blocks;  // of all tiles; those that run take them one after the other
+    // Y [n * places' rows, row's phase, column, column's phase, m], to which sums are copied, 16 places in 1, 2 or 4 parts. 0: they
+    // are stored.
+    CUtensorMap y_map;
+    int32_t y_parts;
 };
+
+// True for the precisions whose sums can be copied to Y. (Full fp32 has no registers left.)
+constexpr bool copies_boxes(Precision precision) { return precision != Precision::kTF32x3; }
 
 // Threads of a block that do not multiply: a warp, or a warpgroup that hands its registers to those that hold three sums.
 constexpr int im2col_copy_threads(Precision precision, int block_m, int block_n) {

@@ -132,6 +132,18 @@ CONVPOOL_DEVICE void copy_column(uint32_t dst, const CUtensorMap *map, uint32_t 
                  : "memory");
 }
 
+// A box of a map from shared memory, without what is outside the tensor, in groups that a thread commits. It reads what the thread
+// has published (publish_shared), and others before a barrier.
+CONVPOOL_DEVICE void store_box(const CUtensorMap *map, uint32_t from, int c0, int c1, int c2, int c3, int c4) {
+    stress_delay(from);
+    asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2,%3,%4,%5,%6}], [%1];" ::"l"(map), "r"(from),
+                 "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+                 : "memory");
+}
+CONVPOOL_DEVICE void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Until this thread's groups have read shared memory, which others may write after a barrier.
+CONVPOOL_DEVICE void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+
 #endif
 
 }  // namespace convpool

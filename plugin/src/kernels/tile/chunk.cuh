@@ -75,6 +75,12 @@ template <class Element> CONVPOOL_DEVICE void unpack_quad(const uint2 &quad, flo
     unpack_word(quad.y, out + 2, tag);
 }
 
+// Two to shared memory, rounded once.
+CONVPOOL_DEVICE void store_shared_elements(uint32_t address, float x, float y, float) { store_shared_pair(address, x, y); }
+template <class Element> CONVPOOL_DEVICE void store_shared_elements(uint32_t address, float x, float y, Element tag) {
+    store_shared_word(address, pack2(x, y, tag));
+}
+
 // A chunk whose channels are apart in memory or not 16-byte aligned: element by element, zeros past `count`.
 template <Precision P>
 CONVPOOL_DEVICE void copy_elements(uint32_t dst, const typename Traits<P>::Element *src, int64_t step, int count) {
