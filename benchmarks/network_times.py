@@ -35,6 +35,7 @@ from convpool.ir import schema
 from convpool.ir.files import write_atomically
 from convpool.ir.model import LoadedModel
 from convpool.tensorrt import PRECISIONS, Engine, build_engine, plugin_path
+from convpool.tensorrt.build_options import HALF_PRECISIONS
 from convpool.tensorrt.graph_timing import TIMING_ITERATIONS, choose_patiently, time_in_turn
 from convpool.tensorrt.package import tensorrt_module
 from convpool.tensorrt.policy import OFFLOADING
@@ -137,7 +138,9 @@ def lowered(model: onnx.ModelProto, lowering: str, precision: str) -> onnx.Model
     if arguments is None:
         return model
     offloaded = {kind: arguments.get(kind, False) and precision in OFFLOADING for kind in ("stem", "plain_conv")}
-    return optimize(model, target="tensorrt", **{"prologue": False, "epilogue": False, **arguments, **offloaded}, check=0).model
+    disable = () if precision in HALF_PRECISIONS else ("norm_conv",)
+    keywords = {"prologue": False, "epilogue": False, **arguments, **offloaded}
+    return optimize(model, target="tensorrt", disable=disable, **keywords, check=0).model
 
 
 def get_engine(name: str, lowering: str, model: onnx.ModelProto, batch: int, options: Options) -> Engine:

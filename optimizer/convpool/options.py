@@ -147,6 +147,13 @@ RULES = (
         "image_conv:ImageConv",
         ("tensorrt",),
     ),
+    Entry(
+        "norm_conv",
+        "with plain_conv: of any size behind an InstanceNormalization and a SiLU or a scale by image",
+        "convolutions",
+        "image_conv:ImageConv",
+        ("tensorrt",),
+    ),
     Entry("fuse_epilogue", "nodes after a ConvAvgPool", "epilogues", "neighbours.fuse:FuseEpilogue", NODES),
     Entry("fuse_prologue", "nodes before a ConvAvgPool", "prologues", "neighbours.fuse:FusePrologue", NODES),
     Entry(

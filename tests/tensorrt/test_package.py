@@ -271,6 +271,12 @@ def test_convolutions_that_the_plugin_takes_by_compute_capability(monkeypatch, c
         assert found == (none if version == "10.0.0" else {"stem": stem, "plain_conv": plain})
 
 
+@pytest.mark.parametrize(("precision", "disabled"), [("fp16", []), ("bf16", []), ("tf32", ["norm_conv"])])
+def test_convolutions_behind_a_normalization_go_to_the_plugin_in_16_bits_alone(monkeypatch, precision, disabled):
+    monkeypatch.setattr(policy, "current_device", lambda: {"cc": 90})
+    assert policy.optimize_keywords(BuildOptions(precision=precision), tensorrt("8.6.1"))["disable"] == disabled
+
+
 def test_convolutions_that_the_plugin_takes_on_a_gpu_that_is_unknown(monkeypatch):
     def unknown():
         raise LibraryError("no library")

@@ -285,7 +285,7 @@ def _check_offloading(options: dict[str, Any]) -> None:
     """Refuse what asks for nodes of the operator beside a lowering without any."""
     given = {f"--{switch}": options[switch.replace("-", "_")] for switch in ("stem", "plain-conv")}
     given["--accumulation packed"] = options["accumulation"] == "packed"
-    given |= {f"--enable {name}": name in options["enable"] for name in ("image_conv", "plain_conv", *OF_CHAINS)}
+    given |= {f"--enable {name}": name in options["enable"] for name in ("image_conv", "plain_conv", "norm_conv", *OF_CHAINS)}
     lowering = options["lowering"] or TARGETS[options["target"]].lowering
     for words, wanted in given.items():
         if wanted and lowering != "convavgpool":

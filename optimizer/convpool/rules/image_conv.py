@@ -11,8 +11,9 @@ Conditions: (1) no attribute refers to a function's; (2) two spatial axes; (3) i
 (`convs.against_node`); (4) the weights are constants; (5) of an image at most `image_channels` channels and (6)
 `filter_elements` weights a filter; (7) of others a kernel larger than one element, (8) at least `wide_channels` channels at both
 ends, multiples of `channel_multiple`, and (9) at most `plain_macs` multiply-adds, or `plain_results` numbers in the result, for
-the batch (the limits are those of `convpool.options.Limits`); (10) no Pad can come to stand in front: onnxruntime would merge it
-into the AveragePool, and refuse it there.  So Pads of zeros in front go into the convolution's own.
+the batch (the limits are those of `convpool.options.Limits`), unless `neighbours.patterns.normalizes`, with the rule "norm_conv";
+(10) no Pad can come to stand in front: onnxruntime would merge it into the AveragePool, and refuse it there.  So Pads of zeros in
+front go into the convolution's own.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from convpool.options import Limits
 from convpool.rules.base import Context, Reject, reject
 from convpool.rules.convs import WINDOW, ConvLeaf, Pooling, channel_count, constant_leaf, pads_upstream, with_pads_in_front
 from convpool.rules.fuse_pool_conv import behind_pooling, check_pair
+from convpool.rules.neighbours.patterns import normalizes
 from convpool.rules.pool_first.pairs import PairPlan, PairRule, PairSite, macs, operator_lowering
 from convpool.rules.pool_first.rule import moved_convolutions, pair_sites
 
@@ -43,7 +45,7 @@ class ImageConv(PairRule):
     is that of an input of many channels where plain ones are asked for, unless an average that is exact to move starts from it.
     """
 
-    names = tuple(KINDS)
+    names = (*KINDS, "norm_conv")
     on_operators = True
     needs = ("Conv",)
 
@@ -137,6 +139,8 @@ def _plain(scope: Scope, leaf: ConvLeaf, context: Context) -> Reject | None:
     )
     results = math.prod(shape) if shape else 0
     macs = results * leaf.weight_shape[1] * leaf.conv.taps if shape else None
+    if context.enabled("norm_conv") and normalizes(scope, leaf.input, leaf.conv.rank):
+        return None
     if macs is None or macs > limits.plain_macs and results > limits.plain_results:
         got = "an unknown number" if macs is None else f"{macs:.3g}"
         return reject(scope, leaf.node, "multiply-adds of the batch", got, f"at most {limits.plain_macs:.3g}")

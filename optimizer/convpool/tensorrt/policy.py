@@ -54,7 +54,8 @@ def offloaded_convs(options: BuildOptions, trt: ModuleType | None = None) -> dic
 
     The options must allow a kind.  The plugin then runs it in half precision and TF32 with TensorRT 8.6 or 9 only:
 
-    - plain_conv on GPUs of compute capability 9.0.  libconvpool.so is asked which GPU there is.
+    - plain_conv on GPUs of compute capability 9.0, and in half precision norm_conv beside it.  libconvpool.so is asked which GPU
+      there is.
     - stem in half precision on GPUs from compute capability 8.0 on, and where the GPU is unknown; in TF32 beside plain_conv.
     """
     none = {"stem": False, "plain_conv": False}
@@ -77,4 +78,6 @@ def optimize_keywords(options: BuildOptions, trt: ModuleType) -> dict[str, Any]:
         verb: [PASS_OF_SWITCH[name] for name, value in taken.items() if value == wanted]
         for verb, wanted in (("enable", True), ("disable", False))
     }
+    if taken["plain_conv"] and not options.in_half_precision:
+        offloaded["disable"].append("norm_conv")  # in TF32 nothing was measured
     return {"target": "tensorrt", "input_shapes": typical_shapes(options.profile_list), **offloaded}

@@ -111,16 +111,44 @@ def test_a_product_that_is_read_too_keeps_the_map():
     assert fused(body)[1]["ReluConvAvgPool"] == 1
 
 
-@pytest.mark.parametrize(("name", "part"), [("vae_decoder", "Silu"), ("biggan_generator", "Modulated")])
-def test_only_the_target_cuda_fuses_them_in_front_of_a_plain_convolution(name, part):
-    kinds = {
-        target: {kind for kind in operators(convpool.optimize(generate(name, batch=2), target=target, check=0).model.graph)}
-        for target in ("tensorrt", "cuda")
-    }
-    assert {kind for kind in kinds["tensorrt"] if part in kind} == (
-        {"ModulatedReluUpsampleConv"} if part == "Modulated" else set()
+@pytest.mark.parametrize("target", ["tensorrt", "cuda"])
+@pytest.mark.parametrize(
+    ("name", "options", "part"),
+    [
+        ("vae_decoder", {}, "AffineSilu"),
+        ("stargan_v2_generator", {"widths": (64, 64)}, "ModulatedLeakyRelu"),
+        ("biggan_generator", {"width": 64}, "ModulatedRelu"),
+    ],
+)
+def test_a_plain_convolution_fuses_what_stands_behind_a_normalization(name, options, part, target):
+    found = set(operators(convpool.optimize(generate(name, batch=2, **options), target=target, check=0).model.graph))
+    taken = {f"{part}ConvAvgPoolAdd", f"{part}ConvAvgPool"} & found
+    assert bool(taken) == (target == "cuda" or name != "biggan_generator")
+
+
+LARGE = "m = Mul(h, k)\ns = Sigmoid(m)\ng = Mul(m, s)\ny = Conv<pads=[1,1,1,1]>(g, w)\np = Conv(x, q)\n"
+LARGE += "z = AveragePool<kernel_shape=[2,2], strides=[2,2]>(p)"
+
+
+@pytest.mark.parametrize(
+    ("before", "taken"),
+    [
+        ("h = InstanceNormalization(x, o, o)", True),
+        ("f = Reshape(x, sizes)\ni = InstanceNormalization(f, e, e)\nr = Shape(x)\nh = Reshape(i, r)", True),
+        ("i = InstanceNormalization(x, o, o)\nh = Relu(i)", False),
+        ("h = Neg(x)", False),
+        ("h = Conv<pads=[1,1,1,1]>(x, v)", False),
+    ],
+)
+def test_a_large_plain_convolution_is_the_plugins_behind_a_normalization(before, taken):
+    ones = {"o": np.ones(64, np.float32), "e": np.ones(8, np.float32), "sizes": np.array([64, 8, -1])}
+    given = {"w": (64, 64, 3, 3), "v": (64, 64, 3, 3), "q": (64, 64, 3, 3), "k": np.full((64, 1, 1), 2, np.float32), **ones}
+    model = graph(
+        f"{before}\n{LARGE}", given, inputs="float[64,64,66,64] x", outputs="float[64,64,66,64] y, float[64,64,32,31] z"
     )
-    assert any(part in kind and "ConvAvgPool" in kind for kind in kinds["cuda"])
+    kinds = operators(convpool.optimize(model, target="tensorrt", check=0).model.graph)
+    assert ("AffineSiluConvAvgPool" in kinds) == taken and ("Sigmoid" in kinds) != taken
+    assert "Sigmoid" in operators(convpool.optimize(model, target="tensorrt", disable="norm_conv", check=0).model.graph)
 
 
 def test_a_convolution_behind_a_silu_joins_the_chain_between_other_nodes():

@@ -23,7 +23,7 @@ from onnx import NodeProto, TensorProto, helper
 
 from convpool.algebra.expand import UpsampleSpec
 from convpool.algebra.geometry import PoolSpec
-from convpool.algebra.parts import MAX_UPSAMPLE, PROLOGUES, UPSAMPLING_OP_TYPE
+from convpool.algebra.parts import MAX_UPSAMPLE, UPSAMPLING_OP_TYPE
 from convpool.ir import schema
 from convpool.ir.edit import Edit
 from convpool.ir.index import Scope
@@ -44,7 +44,7 @@ from convpool.rules.convs import (
 )
 from convpool.rules.cuda_chain.layouts import Ports, channels_last, ports_of
 from convpool.rules.fuse_pool_conv import whole_windows
-from convpool.rules.neighbours.patterns import modulator_of, silu_of
+from convpool.rules.neighbours.patterns import mapped_by
 from convpool.rules.pool_first.pairs import PairPlan, PairRule, PairSite, macs, operator_lowering
 from convpool.rules.resampling.resize import Resample, recognise
 from convpool.rules.upsample_last.rule import has_fast_kernel
@@ -275,19 +275,9 @@ def chain(scope: Scope, context: Context) -> frozenset[int]:
 def _stays(scope: Scope, index: int, item: Ports, last: frozenset[str]) -> bool:
     """Condition (5)."""
     ends, node = (item.x in last, item.y in last), scope.nodes[index]
-    return (any(ends) if is_op(node, "Conv", "Resize") else all(ends)) or is_op(node, "Conv") and _saves_passes(scope, item.x)
-
-
-def _saves_passes(scope: Scope, x: str) -> bool:
-    """Return True if a prologue will do what gives x: a SiLU, or an activation of a map by image."""
-    index = scope.producer.get(x)
-    if index is None or scope.sole_reader(x) is not None:
-        return False
-    if silu_of(scope, index) is not None:
+    if is_op(node, "Conv") and mapped_by(scope, item.x, RANK) is not None:
         return True
-    node = scope.nodes[index]
-    before = scope.producer.get(node.input[0]) if is_op(node, *PROLOGUES) and scope.sole_reader(node.input[0]) is None else None
-    return before is not None and modulator_of(scope, before, "Add", RANK) is not None
+    return any(ends) if is_op(node, "Conv", "Resize") else all(ends)
 
 
 def _may_be_taken(scope: Scope, index: int, context: Context) -> bool:

@@ -17,8 +17,9 @@ loads, and it is never written; (4) no layer before fuses with them already: beh
 else reads, every runtime does them for free; (5) in front of a plain convolution (`rules.image_conv`) an activation only, of
 what no linear node or Add gives: the plugin's kernels for those would do a map in a pass of its own, and runtimes fuse the
 activation with what stays; (6) in front of it neither a SiLU, nor an Add behind a Mul by computed tensors [N, C, 1...], as of
-conditional and adaptive normalization: a pass of their own too.  `plain_prologues` of the limits lifts (5)
-and (6).  Linear nodes with constants before such a Mul change its factor and the Add's summand.
+conditional and adaptive normalization: a pass of their own too.  `plain_prologues` of the limits lifts (5) and
+(6), and so does, with the rule "norm_conv", an InstanceNormalization before: TensorRT has the channels first there, and the pass
+moves them too.  Linear nodes with constants before such a Mul change its factor and the Add's summand.
 
 The residual cannot depend on the node: only the Add reads the node's result, so that would be a cycle.  Zero padding stays exact,
 since it comes after the prologue; folding a shift in front of a padded convolution into its bias would not be.  Each step removes
@@ -421,22 +422,21 @@ class FusePrologue(FusionRule):
 
 
 def _grow_in_front(draft: Draft) -> None:
-    plan = draft.plan
-    if patterns.has_prologue(plan.scope, plan.node):
+    plan, scope, options = draft.plan, draft.plan.scope, draft.context.options
+    if patterns.has_prologue(scope, plan.node):
         return
-    options = draft.context.options
-    plain = is_plain(plan.scope.nodes[plan.node], plan.channels[1], options.limits)
-    if plain and not options.limits.plain_prologues and not patterns.only_an_activation(plan.scope, plan.x):
-        producer = plan.scope.producer.get(plan.x)
-        if producer is not None and patterns.may_fuse(plan.scope, producer):
+    lifted = options.limits.plain_prologues or "norm_conv" in options.passes and patterns.normalizes(scope, plan.x, draft.rank)
+    plain = not lifted and is_plain(scope.nodes[plan.node], plan.channels[1], options.limits)
+    if plain and not patterns.only_an_activation(scope, plan.x):
+        producer = scope.producer.get(plan.x)
+        if producer is not None and patterns.may_fuse(scope, producer):
             got = "other elementwise nodes in front of a convolution without a pooling"
-            draft.rejects.append(reject(plan.scope, producer, "prologue", got, "only an activation"))
+            draft.rejects.append(reject(scope, producer, "prologue", got, "only an activation"))
         return
-    scope, x, parts, affine = plan.scope, plan.x, plan.parts, IDENTITY
+    x, parts, affine = plan.x, plan.parts, IDENTITY
     upstream: list[int] = []
     mapped, modulation = False, None
-    # Condition (6); a pooling and an upsampling have a pass already.
-    passes = not options.for_torch and (options.limits.plain_prologues or not plain)
+    passes = not options.for_torch and not plain  # condition (6); a pooling and an upsampling have a pass already
     while (index := scope.producer.get(x)) is not None:
         node = scope.nodes[index]
         if not patterns.may_fuse(scope, index):

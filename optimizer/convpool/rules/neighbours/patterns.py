@@ -133,6 +133,37 @@ def host_of(scope: Scope, x: str) -> int | None:
     return None
 
 
+def mapped_by(scope: Scope, x: str, rank: int) -> str | None:
+    """The tensor of which a SiLU, or an activation of a map by image, gives `x` to one reader alone; None for others."""
+    index = scope.producer.get(x)
+    if index is None or scope.sole_reader(x) is not None:
+        return None
+    silu = silu_of(scope, index)
+    if silu is not None:
+        return silu[1]
+    node = scope.nodes[index]
+    before = scope.producer.get(node.input[0]) if is_op(node, *PROLOGUES) and scope.sole_reader(node.input[0]) is None else None
+    added = modulator_of(scope, before, "Add", rank) if before is not None else None
+    return added[0] if added is not None else None
+
+
+def normalizes(scope: Scope, x: str, rank: int) -> bool:
+    """Return True if what gives `x` is `mapped_by` a normalization of each image, with maps and reshapes between."""
+    found = mapped_by(scope, x, rank)
+    while found is not None and (index := scope.producer.get(found)) is not None:
+        node = scope.nodes[index]
+        multiplied = modulator_of(scope, index, "Mul", rank)
+        if is_op(node, "InstanceNormalization"):
+            return True
+        if multiplied is not None:
+            found = multiplied[0]
+        elif is_op(node, "Reshape") or _is_idle(node):
+            found = node.input[0]
+        else:
+            found = next((name for name in node.input if scope.constant(name) is None), None) if is_map(scope, index) else None
+    return False
+
+
 def only_an_activation(scope: Scope, x: str) -> bool:
     """Return True if an activation gives `x`, and no elementwise node its input; condition (5)."""
     index = scope.producer.get(x)
