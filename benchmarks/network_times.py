@@ -138,9 +138,8 @@ def lowered(model: onnx.ModelProto, lowering: str, precision: str) -> onnx.Model
     if arguments is None:
         return model
     offloaded = {kind: arguments.get(kind, False) and precision in OFFLOADING for kind in ("stem", "plain_conv")}
-    disable = () if precision in HALF_PRECISIONS else ("norm_conv",)
-    keywords = {"prologue": False, "epilogue": False, **arguments, **offloaded}
-    return optimize(model, target="tensorrt", disable=disable, **keywords, check=0).model
+    own = {"prologue": False, "epilogue": False, "disable": () if precision in HALF_PRECISIONS else ("norm_conv",)}
+    return optimize(model, target="tensorrt", **{**own, **arguments, **offloaded}, check=0).model
 
 
 def get_engine(name: str, lowering: str, model: onnx.ModelProto, batch: int, options: Options) -> Engine:

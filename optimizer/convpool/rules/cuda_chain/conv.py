@@ -177,8 +177,8 @@ class ChainUpsample(Rule):
         x - Conv - Resize - Add        x - UpsampleConv - Add
 
     Its kernels multiply for every copy of a pixel, which is little beside a pass over the result in another layout.  A target
-    without chains has it where an Add alone reads the result, which `fuse_epilogue` then fuses, with what is behind it: TensorRT
-    runs the Resize channels first, and copies it into the layout of the Add's other operand.
+    without chains has it where an Add alone reads the result, which `fuse_epilogue` then fuses, with what is behind it: the Add
+    in the epilogue of its other operand's convolution takes TensorRT longer (docs/decisions/034).
     """
 
     names = ("chain_upsample",)
