@@ -64,8 +64,7 @@ def test_every_node_gets_it_and_nothing_else_changes(name, target):
 
 
 def test_nodes_in_branches_get_it():
-    model = graph(IF_BODY, {"v": (32, 16, 3, 3)}, inputs=IF_INPUTS)
-    assert packed(optimized(model, "packed")) == [1, 1]
+    assert packed(optimized(graph(IF_BODY, {"v": (32, 16, 3, 3)}, inputs=IF_INPUTS), "packed")) == [1, 1]
 
 
 def test_a_file_with_nodes_gets_it_loses_it_and_keeps_it():
@@ -82,16 +81,14 @@ def test_a_file_with_nodes_gets_it_loses_it_and_keeps_it():
 
 
 def test_a_node_keeps_it_as_others_are_fused_into_it():
-    model = graph(f"{PAIR.replace('y =', 'p =')}\ny = Relu(p)")
-    first = optimized(model, "packed", disable="fuse_epilogue")
+    first = optimized(graph(f"{PAIR.replace('y =', 'p =')}\ny = Relu(p)"), "packed", disable="fuse_epilogue")
     (node,) = [node for node in convpool.optimize(first, check=0).model.graph.node if schema.is_operator(node)]
     assert (node.op_type, schema.accumulation_of(node)) == ("ConvAvgPoolRelu", 1)
 
 
 def test_standard_operators_lose_it():
     model = graph(PAIR)
-    first = optimized(model, "packed")
-    second = convpool.optimize(first, lowering="direct", check=0).model
+    second = convpool.optimize(optimized(model, "packed"), lowering="direct", check=0).model
     assert packed(second) == [] and same_bytes(second, convpool.optimize(optimized(model), lowering="direct", check=0).model)
 
 

@@ -70,8 +70,7 @@ def test_circles_are_found():
 
 def test_no_two_modules_import_one_another():
     known = modules()
-    graph = {name: imports(path, set(known)) & known.keys() for name, path in known.items()}
-    assert not circles(graph)
+    assert not circles({name: imports(path, set(known)) & known.keys() for name, path in known.items()})
 
 
 @pytest.mark.parametrize("name", ALGEBRA)

@@ -44,8 +44,7 @@ def pair(conv: str, shape: tuple[int, ...]):
 
 
 def test_every_pass_has_a_name_that_switches_it_and_every_name_a_pass():
-    names = [name for stage in STAGES for work in stage.rules for name in work.names]
-    assert sorted(names) == sorted(PASSES)
+    assert sorted(name for stage in STAGES for work in stage.rules for name in work.names) == sorted(PASSES)
     assert all(target.passes <= PASSES.keys() for target in TARGETS.values())
 
 

@@ -111,8 +111,7 @@ def test_value_info_counts_where_the_inputs_do_not_contradict_it(body, claimed, 
 def test_new_tensors_of_a_branch_are_annotated_where_any_graph_was():
     model = graph(f"{IF_BODY}\nz = Relu(y)", {"v": (32, 16, 3, 3)}, inputs=IF_INPUTS, outputs="float[a,b,c,d] z")
     model.graph.value_info.append(helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 32, 6, 6]))
-    result = rewrite(model, 2, "direct")
-    for attribute in result.graph.node[0].attribute:
+    for attribute in rewrite(model, 2, "direct").graph.node[0].attribute:
         new = {node.output[0] for node in attribute.g.node} - {attribute.g.output[0].name}
         assert new and new <= {value.name for value in attribute.g.value_info}
 
@@ -123,8 +122,7 @@ def test_no_value_info_where_there_was_none():
 
 def test_new_names_avoid_those_taken():
     body = PAIR + "\nw_fused = Relu(x)\nu, w_fused_1 = Dropout(w_fused)"
-    model = graph(body, outputs="float[a,b,c,d] y, float[1,16,12,12] u")
-    result = rewrite(model, 1, "fused")
+    result = rewrite(graph(body, outputs="float[a,b,c,d] y, float[1,16,12,12] u"), 1, "fused")
     assert [tensor.name for tensor in result.graph.initializer] == ["w_fused_2"]
 
 
@@ -214,8 +212,7 @@ def test_ir_version_rises_only_for_the_function():
 def test_training_information_stays():
     model = graph(PAIR)
     model.training_info.add().algorithm.name = "training"
-    result = convpool.optimize(model, check=0)
-    assert list(result.model.training_info) == list(model.training_info)
+    assert list(convpool.optimize(model, check=0).model.training_info) == list(model.training_info)
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)

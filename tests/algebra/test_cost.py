@@ -21,8 +21,7 @@ def test_a_pooling(item_bytes):
 
 
 def test_a_pooling_of_single_elements_that_keeps_all_costs_nothing():
-    one = PoolSpec((1, 1), (1, 1), (0, 0, 0, 0), (1, 1))
-    assert cost.pool_cost(one, 16, (12, 12), 4) == cost.Cost()
+    assert cost.pool_cost(PoolSpec((1, 1), (1, 1), (0, 0, 0, 0), (1, 1)), 16, (12, 12), 4) == cost.Cost()
     assert cost.pool_cost(PoolSpec((1, 1), (2, 1), (0, 0, 0, 0), (1, 1)), 16, (12, 12), 4).additions == 6 * 12 * 16
 
 
@@ -76,8 +75,7 @@ def test_weights_of_half_precision_count_two_bytes():
 
 def test_weights_that_a_custom_operator_gives_are_moved_as_they_are():
     body = f"v = local.weights(w)\nh = Conv<kernel_shape=[3,3], pads=[1,1,1,1]>(x, v)\ny = {POOL}(h)"
-    model = graph(body, imports=', "local": 1')
-    (site,) = convpool.optimize(model, check=0).report.sites
+    (site,) = convpool.optimize(graph(body, imports=', "local": 1'), check=0).report.sites
     assert site.status == "rewritten"
 
 

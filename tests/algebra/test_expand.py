@@ -82,8 +82,7 @@ def test_negative_pads_crop_the_upsampled_map():
             continue
         conv, up = ConvSpec((k,), (1,), (left, right), (1,)), UpsampleSpec((s,))
         w = np.arange(1.0, k + 1).reshape(1, 1, k)
-        big = reference.upsample(x, up)
-        padded = np.pad(big, ((0, 0), (0, 0), (max(left, 0), max(right, 0))))
+        padded = np.pad(reference.upsample(x, up), ((0, 0), (0, 0), (max(left, 0), max(right, 0))))
         cut = padded[..., max(-left, 0) : padded.shape[2] - max(-right, 0)]
         wanted = reference.conv(cut, w, None, ConvSpec((k,), (1,), (0, 0), (1,)))
         for name, result in forms(x, w, conv, up).items():

@@ -207,7 +207,6 @@ def test_a_wrong_result_is_exit_status_1(tmp_path, own, monkeypatch, capsys):
 
 def test_the_help_says_whose_layers_a_suite_has(capsys):
     assert bench("--help") == 0
-    lines = capsys.readouterr().out.splitlines()
-    told = {words[0]: line for line in lines if (words := line.split())}
+    told = {words[0]: line for line in capsys.readouterr().out.splitlines() if (words := line.split())}
     assert all(name in told and len(told[name]) <= 80 for name in SUITES)
     assert "Suita et al. (JPDC 2020)" in told["suita-table1"] and "Tokura" in told["tokura"] and "cuConv" in told["cuconv"]

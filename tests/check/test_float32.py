@@ -16,8 +16,7 @@ def test_the_floating_point_types_of_a_model():
     assert float_types(model) == {TensorProto.FLOAT, TensorProto.FLOAT16}
     model.graph.initializer.append(numpy_helper.from_array(np.ones(1), "d"))
     assert float_types(model) == {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE}
-    whole = graph("y = Add(x, x)", inputs="int64[4] x", outputs="int64[4] y")
-    assert float_types(whole) == set()
+    assert float_types(graph("y = Add(x, x)", inputs="int64[4] x", outputs="int64[4] y")) == set()
 
 
 def test_every_type_of_a_model_becomes_float32():

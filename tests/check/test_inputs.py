@@ -105,8 +105,7 @@ def test_inputs_take_so_many_bytes_at_most(monkeypatch, limit):
 
 def test_the_largest_scale_at_which_most_is_finite_stays():
     def run(arrays):
-        largest = float(np.abs(arrays["x"]).max())
-        first = [np.inf, 1.0] if largest > 0.5 else [1.0, 1.0]
+        first = [np.inf, 1.0] if float(np.abs(arrays["x"]).max()) > 0.5 else [1.0, 1.0]
         return [np.array(first), [np.array([1.0]), np.array([np.nan, 2.0])], np.array(["a"], object), np.zeros(0), 3]
 
     found = maker(("x", TensorProto.FLOAT, [64]), FLAG)

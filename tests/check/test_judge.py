@@ -114,8 +114,7 @@ def test_twice_the_original_s_own_error_counts_only_where_that_is_said():
     ],
 )
 def test_an_original_that_jumps_alike(result, nudged, passed):
-    reference = np.zeros(4)
-    found, _ = judged(reference, np.array(result), nudge=lambda: [[np.array(each)] for each in nudged])
+    found, _ = judged(np.zeros(4), np.array(result), nudge=lambda: [[np.array(each)] for each in nudged])
     assert found.passed == passed
     assert (found.note == "differs only where the original is discontinuous") == passed
 
@@ -199,8 +198,7 @@ def test_an_error_twice_the_original_s_own_passes():
 
 
 def test_empty_sequences_agree():
-    judge = Judge.__new__(Judge)
-    found = judge._sequence("y", [], [], [])
+    found = Judge.__new__(Judge)._sequence("y", [], [], [])
     assert (found.max_abs_error, found.max_rel_error, found.passed) == (0, 0, True)
 
 

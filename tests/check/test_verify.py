@@ -286,8 +286,7 @@ def test_a_pad_that_a_pooling_reads_too_stays_in_front_of_both(nothing):
     pool, most = "AveragePool<kernel_shape=[2,2], strides=[2,2]>", "MaxPool<kernel_shape=[2,2], strides=[2,2]>"
     body = f"q = Pad(x, p)\nh = Conv(q, w)\ny = {pool}(h)\n{nothing}\nm = {most}(i)\nz = Neg(m)"
     original = graph(body, {"p": [0, 0, 1, 1, 0, 0, 1, 1], "o": np.float32(0), "n": [0] * 8}, **shapes)
-    data = {"x": -np.abs(random_feeds(original)["x"])}
-    made = convpool.optimize(original, data=data)
+    made = convpool.optimize(original, data={"x": -np.abs(random_feeds(original)["x"])})
     first = made.model.graph.node[0]
     second = next(node for node in made.model.graph.node if node.op_type == "ConvAvgPool")
     assert first.op_type == "Pad" and second.input[0] == first.output[0]

@@ -253,8 +253,7 @@ def test_larger_inputs_reach_a_threshold(name):
 
 @pytest.mark.parametrize("name", EMPTY)
 def test_an_empty_output_beside_others_is_named(name):
-    model = detector(name, extra=", float[a,b,c,d] p")
-    report = convpool.optimize(model).report
+    report = convpool.optimize(detector(name, extra=", float[a,b,c,d] p")).report
     found = {output.name: output for output in report.verification.outputs}
     assert report.verification.passed and found["p"].compared == 32 * 36 * 2 and found["p"].note == ""
     for output in EMPTY[name][2]:

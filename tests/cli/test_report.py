@@ -209,8 +209,7 @@ def test_what_is_not_the_operator_says_why():
     report = convpool.optimize(model, check=0).report
     assert report.sites[0].fallback == "group of a ConvAvgPool; got 2, expected 1, for which the plugin has kernels"
     assert f"fused     1 x instead of convavgpool: {report.sites[0].fallback}\n" in printed(report)
-    asked = convpool.optimize(model, check=0, lowering="fused").report
-    assert asked.sites[0].fallback is None
+    assert convpool.optimize(model, check=0, lowering="fused").report.sites[0].fallback is None
 
 
 LONG = "features/stage{}/a/very/long/scope/of/modules/transition/{}"
@@ -239,8 +238,7 @@ def long_names() -> convpool.Report:
 
 @pytest.mark.parametrize("columns", [80, 100, 60])
 def test_a_site_is_one_line_on_a_terminal(columns):
-    lines = printed(long_names(), columns=columns).splitlines()
-    sites = [line for line in lines if " convavgpool " in line]
+    sites = [line for line in printed(long_names(), columns=columns).splitlines() if " convavgpool " in line]
     assert len(sites) == 2 and all(len(line) <= columns for line in sites)
     assert all(line.startswith("...") and "on/Conv " in line and "166 k" in line for line in sites)
 
@@ -298,8 +296,7 @@ def test_the_report_on_stdout(tmp_path, monkeypatch, capsys):
 
 
 def test_a_custom_operator_says_how_to_go_on(tmp_path, capsys):
-    model = graph(f"{PAIR.replace('y =', 'p =')}\ny = my.Own(p)", imports=', "my": 1')
-    onnx.save(model, tmp_path / "in.onnx")
+    onnx.save(graph(f"{PAIR.replace('y =', 'p =')}\ny = my.Own(p)", imports=', "my": 1'), tmp_path / "in.onnx")
     assert run(command, "convpool-optimize", [str(tmp_path / "in.onnx")]) == 2
     assert capsys.readouterr().err.rstrip().endswith("check=0 (--no-check) skips the check")
     assert run(command, "convpool-optimize", [str(tmp_path / "in.onnx"), "--no-check"]) == 0

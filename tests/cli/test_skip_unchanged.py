@@ -39,8 +39,7 @@ def test_a_copy_that_is_skipped_from_python_and_on_stdout(tmp_path, capsys):
 
 
 def test_nodes_moved_to_another_domain_are_a_change(tmp_path):
-    first = convpool.optimize(graph(PAIR), check=0).model
-    onnx.save(first, tmp_path / "in.onnx")
+    onnx.save(convpool.optimize(graph(PAIR), check=0).model, tmp_path / "in.onnx")
     words = [str(tmp_path / "in.onnx"), "--skip-unchanged", "--no-check", "-q"]
     assert run(command, "convpool-optimize", words) == 0 and not (tmp_path / "in.convpool.onnx").exists()
     assert (

@@ -15,8 +15,7 @@ CONFIGURATIONS = [(8, 32, 32, 16), (4, 64, 64, 32), (4, 128, 96, 16), (2, 256, 2
 def test_float16_error(torch_gpu, n, c, m, size):
     torch = torch_gpu
     functional = torch.nn.functional
-    generator = torch.Generator(device="cuda").manual_seed(c)
-    options = dict(device="cuda", dtype=torch.float64, generator=generator)
+    options = dict(device="cuda", dtype=torch.float64, generator=torch.Generator(device="cuda").manual_seed(c))
     x = torch.randn(n, c, size, size, **options).half()
     w = (torch.randn(m, c, 3, 3, **options) / math.sqrt(9 * c)).half()
     exact = functional.avg_pool2d(functional.conv2d(x.double(), w.double(), padding=1), 2)
@@ -54,8 +53,7 @@ def test_full_precision_error_is_within_twice_plain_float32(torch_gpu, n, c, m, 
     w = torch.randn(m, c, kernel, kernel, device="cuda", generator=generator) / math.sqrt(kernel**2 * c)
     pad = kernel // 2
     exact = functional.avg_pool2d(functional.conv2d(x.double(), w.double(), padding=pad), 2)
-    plain = functional.avg_pool2d(functional.conv2d(x, w, padding=pad), 2)
-    error_of_plain = (plain.double() - exact).norm()
+    error_of_plain = (functional.avg_pool2d(functional.conv2d(x, w, padding=pad), 2).double() - exact).norm()
     allowed = max(2 * error_of_plain, HALVES_UNIT * exact.norm())
     x_last, w_last = x.permute(0, 2, 3, 1).contiguous(), w.permute(0, 2, 3, 1).contiguous()
     problem = Problem(

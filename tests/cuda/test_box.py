@@ -34,8 +34,7 @@ def launches(lib, given: bytes, adjoint=False, x=X, out=OUT) -> list[tuple[int, 
     """Grid and threads of the launches of a call that succeeds."""
     before = lib.pretended_launches()
     function = lib.convpool_box_mean_adjoint if adjoint else lib.convpool_box_mean
-    status = function(given, x, 0, out, None)
-    assert status == 0, lib.convpool_last_error()
+    assert function(given, x, 0, out, None) == 0, lib.convpool_last_error()
     after = lib.pretended_launches()
     return [(lib.pretended_launch(i)[0].grid, lib.pretended_launch(i)[0].threads) for i in range(before, after)]
 

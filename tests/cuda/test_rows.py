@@ -45,8 +45,7 @@ def test_a_row_needs_a_fitted_cost_and_an_id_of_its_own(path, tmp_path):
 def test_an_id_of_a_retired_row_is_not_used_again():
     retired = {number for ids in RETIRED.findall(DECISION.read_text()) for number in IDS.findall(ids)}
     assert len(retired) == 61
-    used = {number for path in ROWS for number in IDS.findall(path.read_text())}
-    assert not retired & used
+    assert not retired & {number for path in ROWS for number in IDS.findall(path.read_text())}
 
 
 def test_every_family_with_rows_is_here():

@@ -32,8 +32,7 @@ def names(wanted=lambda name: True) -> list:
 
 
 def test_there_are_enough_shapes():
-    shapes = {str(sorted(case.items())) for case in CASES}
-    assert len(shapes) >= 400
+    assert len({str(sorted(case.items())) for case in CASES}) >= 400
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])

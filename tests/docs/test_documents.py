@@ -34,8 +34,7 @@ def test_files_of_the_repository_that_are_named_exist(path):
     tops = "benchmarks|docs|examples|models|optimizer|plugin|tests|tools"
     named = re.findall(rf"`((?:{tops})/[\w./-]+)`", prose(path))
     made = {step.path for step in steps(path.read_text()) if step.is_new}  # by a recipe
-    missing = [name for name in named if not (ROOT / name).exists() and name not in made]
-    assert not missing
+    assert not [name for name in named if not (ROOT / name).exists() and name not in made]
 
 
 def test_decisions_are_listed_by_their_titles():

@@ -242,8 +242,7 @@ def test_cmake_builds_a_family(copy, tmp_path):
     options = ["-DCONVPOOL_CUDA_ARCHITECTURES=90", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", f"-DPython3_EXECUTABLE={sys.executable}"]
     host_library.run("cmake", "-S", copy / "plugin", "-B", tmp_path / "build", *options)
     commands = json.loads((tmp_path / "build" / "compile_commands.json").read_text())
-    files = [Path(command["file"]) for command in commands]
-    assert copy / "plugin/src/families/scale/family.cpp" in files
+    assert copy / "plugin/src/families/scale/family.cpp" in [Path(command["file"]) for command in commands]
     made = next(command for command in commands if Path(command["file"]).name == "scale_f16.cu")
     assert "arch=compute_90,code=sm_90" in made["command"].replace('"', "")
 

@@ -48,8 +48,7 @@ def wheel(tmp_path_factory) -> zipfile.ZipFile:
 
 
 def test_the_optimizer_is_python_for_any_platform(wheel):
-    name = Path(wheel.filename).name
-    assert name == f"convpool-{header_version()}-py3-none-any.whl"
+    assert Path(wheel.filename).name == f"convpool-{header_version()}-py3-none-any.whl"
     package = {path.relative_to(ROOT / "optimizer").as_posix() for path in (ROOT / "optimizer").rglob("*") if path.is_file()}
     wanted = {path for path in package if "__pycache__" not in path and not path.endswith(".so")}
     assert {file for file in wheel.namelist() if ".dist-info/" not in file} == wanted

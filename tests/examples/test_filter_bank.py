@@ -74,8 +74,7 @@ def test_every_backend_gives_the_definition_to_the_bit(parts, kind, window, size
 
 @pytest.mark.parametrize("value", [0, 255])
 def test_flat_images_reach_both_ends(parts, value):
-    x = np.full((1, 8, 8), value, np.uint8)
-    y = parts["bank"].run_numpy(x, parts["bank"].Pooling())
+    y = parts["bank"].run_numpy(np.full((1, 8, 8), value, np.uint8), parts["bank"].Pooling())
     assert [set(maps.ravel().tolist()) for maps in y[0]] == [{0}] * 7 + [{value}] * 2  # sharpen and blur keep them
 
 
@@ -84,8 +83,7 @@ def test_convpool_rewrites_the_pair_that_onnxruntime_runs(parts):
 
     report = convpool.optimize(parts["runtime"].model(parts["bank"].Pooling()), target="cpu").report
     assert [site.status for site in report.sites] == ["rewritten"]
-    unpooled = convpool.optimize(parts["runtime"].model(parts["bank"].Pooling("max"))).report
-    assert unpooled.sites == []
+    assert convpool.optimize(parts["runtime"].model(parts["bank"].Pooling("max"))).report.sites == []
 
 
 def test_the_largest_of_a_window_cannot_be_taken_first(parts):

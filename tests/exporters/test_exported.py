@@ -52,8 +52,7 @@ def test_pairs_are_rewritten(name, exporter):
     result = made(name, exporter)
     reasons = [site.reason for site in result.report.sites]
     assert result.report.summary.rewritten == CASES[name].rewritten(exporter), reasons
-    again = convpool.optimize(result.files["auto"][0], check=0)
-    assert not again.changed
+    assert not convpool.optimize(result.files["auto"][0], check=0).changed
 
 
 @every_model

@@ -108,16 +108,14 @@ SAME = {"two": [2], "stride": np.array([2], np.float32), "one": [1], "three": [3
 
 @pytest.mark.parametrize("lowering", ["direct", "convavgpool"])
 def test_pads_that_exporters_compute(lowering):
-    body = f"{TORCH_PADS}d = Pad(x, p)\nh = Conv(d, w)\ny = {POOL}(h)"
-    result = rewrite(graph(body, AMOUNTS), 1, lowering)
+    result = rewrite(graph(f"{TORCH_PADS}d = Pad(x, p)\nh = Conv(d, w)\ny = {POOL}(h)", AMOUNTS), 1, lowering)
     assert not {"Pad", "Shape", "Slice", "Concat"} & operators(result.graph).keys()
 
 
 def test_sizes_behind_pads_that_exporters_compute():
     """A mean over the map needs them, and so does ceil_mode."""
     for mean in ("GlobalAveragePool", "AveragePool<kernel_shape=[2,2], strides=[2,2], ceil_mode=1>"):
-        body = f"{TORCH_PADS}d = Pad(x, p)\no = Relu(d)\nh = Conv(o, w)\ny = {mean}(h)"
-        model = graph(body, AMOUNTS)
+        model = graph(f"{TORCH_PADS}d = Pad(x, p)\no = Relu(d)\nh = Conv(o, w)\ny = {mean}(h)", AMOUNTS)
         rewrite(model, 1)
         (site,) = convpool.optimize(model, check=0).report.sites
         assert site.macs_before == 32 * 16 * 9 * 12 * 12
@@ -167,8 +165,7 @@ def test_sizes_behind_operators_whose_values_are_computed(node):
 
 
 def test_a_model_without_a_rewrite_keeps_its_chains():
-    body = f"{TORCH_PADS}d = Pad(x, p)\nh = Conv(d, w)\no = Relu(h)\ny = {POOL}(o)"
-    model = graph(body, AMOUNTS)
+    model = graph(f"{TORCH_PADS}d = Pad(x, p)\nh = Conv(d, w)\no = Relu(h)\ny = {POOL}(o)", AMOUNTS)
     result = convpool.optimize(model, check=0)
     assert result.report.sites and result.model.SerializeToString() == model.SerializeToString()
 
@@ -211,8 +208,7 @@ FORMS = {
 
 @pytest.mark.parametrize("lowering", FORMS)
 def test_spectral_normalisation_is_computed_once(lowering):
-    model = graph(SPECTRAL, SPECTRAL_CONSTANTS)
-    result = convpool.optimize(model, lowering=lowering, check=1).model
+    result = convpool.optimize(graph(SPECTRAL, SPECTRAL_CONSTANTS), lowering=lowering, check=1).model
     assert operators(result.graph) == FORMS[lowering]
     if lowering == "convavgpool":
         assert {tensor.name for tensor in result.graph.initializer} == {"k_channels_last", "h_bias"}
@@ -234,8 +230,7 @@ def test_shape_arithmetic_may_stand_in_the_normalisation():
 )
 def test_weights_that_are_not_arithmetic_on_constants_stay_computed(body, inputs):
     model = graph(body, SPECTRAL_CONSTANTS, inputs=inputs)
-    result = convpool.optimize(model, check=0).model
-    found = operators(result.graph)
+    found = operators(convpool.optimize(model, check=0).model.graph)
     assert found["ConvAvgPool"] == found["Transpose"] == found["Div"] == 1
     fused = convpool.optimize(model, lowering="fused", check=0)
     assert fused.report.summary.rewritten == 0 and "weights; got computed" in fused.report.sites[0].reason

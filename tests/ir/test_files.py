@@ -37,8 +37,7 @@ def read_names(monkeypatch):
 
 @pytest.mark.parametrize(("lowering", "expected"), [("direct", set()), ("convavgpool", {"w"}), ("fused", {"w"})])
 def test_only_weights_that_change_are_read(tmp_path, read_names, lowering, expected):
-    result = convpool.optimize(make(tmp_path), check=0, lowering=lowering)
-    assert result.changed and set(read_names) == expected
+    assert convpool.optimize(make(tmp_path), check=0, lowering=lowering).changed and set(read_names) == expected
 
 
 def test_no_tensor_is_read_where_nothing_matches(tmp_path, read_names):
@@ -82,8 +81,7 @@ def test_nothing_is_written_over_the_models_data(tmp_path, option, capsys):
 
 
 def test_base_dir_of_a_model_that_is_no_path(tmp_path):
-    path = make(tmp_path)
-    model = onnx.load(path, load_external_data=False)
+    model = onnx.load(make(tmp_path), load_external_data=False)
     with pytest.raises(convpool.ModelError, match="without a folder"):
         convpool.optimize(model)
     assert convpool.optimize(model, base_dir=tmp_path).report.summary.rewritten == 1

@@ -66,8 +66,7 @@ def test_a_model_without_a_pair_is_written_with_its_sizes():
     ],
 )
 def test_names_stand_for_the_same_size_elsewhere(inputs, given, wanted):
-    model = with_sizes(graph("y = Mul(x, m)", inputs=inputs), given)
-    assert dims(model.graph.input) == wanted
+    assert dims(with_sizes(graph("y = Mul(x, m)", inputs=inputs), given).graph.input) == wanted
 
 
 def test_sizes_that_follow_are_those_of_inference_not_of_names():
@@ -144,8 +143,7 @@ def test_an_empty_input_is_given_no_sizes(inputs, wanted):
 
 
 def test_sizes_that_the_model_has_change_nothing():
-    result = convpool.optimize(graph("y = Relu(x)"), fix_shapes={"x": [1, 16, 12, 12]})
-    assert not result.changed
+    assert not convpool.optimize(graph("y = Relu(x)"), fix_shapes={"x": [1, 16, 12, 12]}).changed
 
 
 def test_sizes_that_do_not_run_are_an_error_of_the_original(tmp_path, monkeypatch, capsys):

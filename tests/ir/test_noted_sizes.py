@@ -48,8 +48,7 @@ def outcome(seed: int) -> tuple[str, list[str]]:
                 wrong.append(f"{seed} {target}, {noted.words}: at {shapes} {other.shape} for {one.shape}")
     if result.changed and ran and seed % 4 == 0:  # nor does the check find fault
         try:
-            found = convpool.optimize(noted.model, target=target).report.verification
-            assert found.passed
+            assert convpool.optimize(noted.model, target=target).report.verification.passed
         except ModelError:
             pass  # the original does not run at the check's sizes
         except VerificationError as error:
@@ -122,8 +121,7 @@ def test_a_size_of_0_is_one():
 def test_an_original_that_takes_no_other_size_is_checked_at_one(runs):
     """Its Reshape takes no other."""
     target = [-1, 16, 8, 8] if runs else [1, 16, 8, 8]
-    body = f"r = Reshape(x, t)\n{PAIR.replace('(x,', '(r,')}"
-    model = graph(body, {"t": target}, inputs="float[N,16,H,W] x")
+    model = graph(f"r = Reshape(x, t)\n{PAIR.replace('(x,', '(r,')}", {"t": target}, inputs="float[N,16,H,W] x")
     found = convpool.optimize(model, input_shapes={"x": [1, 16, 8, 8]}).report.verification
     assert found.passed and found.input_shapes == {"x": [1, 16, 8, 8]}
     assert bool(found.other_shapes) == runs
@@ -145,8 +143,7 @@ def test_a_window_larger_than_its_map_is_told():
         VerificationError, match=r"AveragePool 'y': window; got \[2, 2\] on a map of \[1, 1\]; give larger inputs$"
     ):
         convpool.optimize(model, lowering="direct", input_shapes={"x": [1, 16, 1, 1]})
-    larger = PAIR.replace("2,2", "100,100")
-    maker = InputMaker(graph(larger, inputs="float[N,16,H,W] x"), None, {}, 0)
+    maker = InputMaker(graph(PAIR.replace("2,2", "100,100"), inputs="float[N,16,H,W] x"), None, {}, 0)
     assert maker.runnable(0, lambda arrays: [])[0]["x"].shape == (1, 16, 224, 224)
 
 
@@ -181,8 +178,7 @@ def test_a_size_noted_where_a_loop_s_body_begins_may_be_the_first_run_s(end, cou
 def test_a_note_of_nothing_keeps_its_name():
     """A tool left it; a new tensor of that name would have its shape."""
     model = graph(PAIR)
-    names = {tensor.name for tensor in convpool.optimize(model, check=0).model.graph.initializer}
-    for name in names:
+    for name in {tensor.name for tensor in convpool.optimize(model, check=0).model.graph.initializer}:
         model.graph.value_info.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, [7]))
     model.graph.value_info.append(helper.make_tensor_value_info("y_pooled_input", TensorProto.FLOAT, [7]))
     for lowering in ("convavgpool", "direct"):

@@ -102,8 +102,7 @@ def test_tensors_that_share_bytes_go_on_to(tmp_path):
     model.graph.initializer.append(model.graph.initializer[0])
     model.graph.initializer[-1].name = "again"
     path.write_bytes(model.SerializeToString())
-    result = convpool.optimize(path, check=0, exclude=["*"])
-    result.save(tmp_path / "out.onnx", external_data="one")
+    convpool.optimize(path, check=0, exclude=["*"]).save(tmp_path / "out.onnx", external_data="one")
     assert (tmp_path / "out.onnx.data").stat().st_size <= 200_000 + WEIGHT_BYTES + 2 * saving.PAGE_BYTES
 
 
@@ -327,8 +326,7 @@ def test_owner_and_attributes_stay_where_that_is_allowed(tmp_path, monkeypatch):
 
 
 def test_sizes_count_the_data_files(tmp_path):
-    path = make(tmp_path)
-    summary = convpool.optimize(path, check=0, lowering="direct").report.summary
+    summary = convpool.optimize(make(tmp_path), check=0, lowering="direct").report.summary
     assert summary.bytes_before == sum(file.stat().st_size for file in tmp_path.iterdir())
     assert summary.bytes_before == pytest.approx(summary.bytes_after, abs=200)
 

@@ -25,8 +25,7 @@ EXPECTED = {
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_for_a_cpu(name):
-    model = generators.generate(name)
-    result = convpool.optimize(model, target="cpu")
+    result = convpool.optimize(generators.generate(name), target="cpu")
     assert Counter(site.rule for site in result.report.sites if site.status == "rewritten") == EXPECTED[name]
     summary = result.report.summary
     assert result.report.verification.passed and summary.model_macs_after < 0.95 * summary.model_macs_before
@@ -37,8 +36,7 @@ def test_for_a_cpu(name):
 @pytest.mark.parametrize("target", ("any", "tensorrt", "cuda"))
 @pytest.mark.parametrize("name", ("vae_decoder", "stargan_v2_generator", "yolo_neck"))
 def test_for_other_targets(name, target):
-    result = convpool.optimize(generators.generate(name), target=target)
-    assert result.report.verification.passed
+    assert convpool.optimize(generators.generate(name), target=target).report.verification.passed
 
 
 @pytest.mark.parametrize("dtype", ("float16", "float64"))

@@ -246,8 +246,7 @@ def test_an_optimized_network_runs_alike_with_and_without_the_library(dtype):
     assert schema.used_in(result.model)
     inputs = generators.random_inputs(model)
     with_library = registered(result.model).run(None, inputs)
-    by_functions = on_gpu.session(result.model, [on_gpu.CPU]).run(None, inputs)
-    for a, b in zip(with_library, by_functions, strict=True):
+    for a, b in zip(with_library, on_gpu.session(result.model, [on_gpu.CPU]).run(None, inputs), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-2 if dtype == "float16" else 1e-4, atol=1e-3)
 
 

@@ -182,8 +182,7 @@ def test_a_network_agrees_with_float32(name, dtype, target):
     model = generators.generate(name, batch=4, dtype=dtype, **{"unet_nearest": {"widths": (32, 64, 128)}}.get(name, {}))
     optimized = convpool.optimize(model, target=target, check=0).model
     assert schema.used_in(optimized)
-    original = open_model(load(model))
-    assert compare_runners(original, CudaRunner(load(optimized), "the result")).passed
+    assert compare_runners(open_model(load(model)), CudaRunner(load(optimized), "the result")).passed
 
 
 @pytest.mark.parametrize("layers", [(), ("--layers",)])

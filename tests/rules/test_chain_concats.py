@@ -88,8 +88,7 @@ def test_an_axis_that_a_function_is_given():
 
 
 def test_every_layer_of_densenet121():
-    model = generators.generate("densenet121", batch=1, size=64)
-    result = convpool.optimize(model)
+    result = convpool.optimize(generators.generate("densenet121", batch=1, size=64))
     assert result.report.verification.passed and result.report.summary.concats == 58 - 4
     assert {len(names) for names in concats(result.model.graph).values()} == {2}
 

@@ -22,8 +22,7 @@ from tests.support.scopes import chain, function_scope, index
 
 
 def test_pads_by_an_attribute_of_the_function_are_unknown():
-    scope = function_scope("b = Pad<mode: string = @e>(a, w)")
-    assert moved_pads(scope, 0, (), 2) is None
+    assert moved_pads(function_scope("b = Pad<mode: string = @e>(a, w)"), 0, (), 2) is None
 
 
 @pytest.mark.parametrize(("count", "found"), [(1, False), (24, False), (25, True)])

@@ -309,8 +309,7 @@ def test_without_a_node_of_a_pair_nothing_changes(options, kind):
 
 
 def test_excluded():
-    model = graph(RELU + PAIR, SHAPES, inputs=IMAGE)
-    result = convpool.optimize(model, enable="image_conv", exclude="c")
+    result = convpool.optimize(graph(RELU + PAIR, SHAPES, inputs=IMAGE), enable="image_conv", exclude="c")
     assert [(site.conv, site.pattern, site.status) for site in result.report.sites] == [
         ("h", "conv_pool", "rewritten"),
         ("c", "stem", "excluded"),

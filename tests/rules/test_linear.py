@@ -23,8 +23,7 @@ def test_a_linear_node_by_an_attribute_of_the_function():
     [("LeakyRelu<alpha=0.25>", 0.25), ("LeakyRelu", 0.01), ("Relu", 0.0), ("LeakyRelu<alpha: float = @e>", None)],
 )
 def test_slopes(node, alpha):
-    found = slope(function_scope(f"b = {node}(a)"), 0)
-    assert found == (None if alpha is None else pytest.approx(alpha))
+    assert slope(function_scope(f"b = {node}(a)"), 0) == (None if alpha is None else pytest.approx(alpha))
 
 
 @pytest.mark.parametrize(

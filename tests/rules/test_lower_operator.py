@@ -151,8 +151,7 @@ def test_what_is_excluded_or_disabled_stays():
 
 def test_computed_weights_are_transposed_and_not_fused():
     model = graph("k = Relu(v)\n" + PAIR.replace("w)", "k)"), inputs="float[1,16,12,12] x, float[32,16,3,3] v")
-    written = convpool.optimize(model, check=0).model
-    result = convpool.optimize(written, lowering="fused")
+    result = convpool.optimize(convpool.optimize(model, check=0).model, lowering="fused")
     assert operators(result.model.graph)["AveragePool"] == 1
     assert result.report.sites[0].fallback.startswith("weights; got computed")
     assert_equal(model, result.model)
@@ -161,8 +160,7 @@ def test_computed_weights_are_transposed_and_not_fused():
 def test_fused_half_weights_that_the_type_cannot_hold_are_not_written():
     small = np.full((32, 16, 3, 3), 2.0**-24, np.float16)
     model = graph(PAIR, {"w": small}, inputs="float16[1,16,12,12] x", outputs="float16[a,b,c,d] y")
-    written = convpool.optimize(model, check=0).model
-    site = convpool.optimize(written, lowering="fused", check=0).report.sites[0]
+    site = convpool.optimize(convpool.optimize(model, check=0).model, lowering="fused", check=0).report.sites[0]
     assert site.lowering == "direct" and site.fallback.startswith("fused weights")
 
 

@@ -187,8 +187,7 @@ def random_upsampled(seed: int) -> tuple[onnx.ModelProto, dict[str, np.ndarray],
     """A model with one or two convolutions of upsampled maps, arrays for its inputs, and its maker."""
     maker = Maker(seed)
     structure = maker.pick("one", "one", "concat", "skip", "skip first", "two readers", "grouped", "shared", "add", "broadcast")
-    x = maker.input(maker.size)
-    u = maker.upsampled(x)
+    u = maker.upsampled(maker.input(maker.size))
     channels, normal = maker.channels, True
     if structure == "concat":
         u = maker.add("Concat", u, maker.upsampled(maker.input(maker.size)), axis=1)
@@ -202,15 +201,12 @@ def random_upsampled(seed: int) -> tuple[onnx.ModelProto, dict[str, np.ndarray],
         other = maker.large() if structure == "add" else [*maker.large()[:-1], 1]
         u, normal = maker.add("Add", u, maker.input(other)), False
     h = maker.between(u, channels, normal=normal)
-    y = maker.convolution(h, channels, group=2 if structure == "grouped" else 1)
-    outputs = [y]
+    outputs = [maker.convolution(h, channels, group=2 if structure == "grouped" else 1)]
     if structure == "two readers":
         outputs.append(maker.convolution(h, channels))
     elif structure == "shared":
         outputs.append(maker.add("Neg", h))
-    model = maker.model(outputs)
-    feeds = {name: maker.numbers(*dims) for name, dims in maker.inputs.items()}
-    return model, feeds, maker
+    return maker.model(outputs), {name: maker.numbers(*dims) for name, dims in maker.inputs.items()}, maker
 
 
 @pytest.mark.parametrize("seed", range(100))

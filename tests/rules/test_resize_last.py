@@ -174,8 +174,7 @@ SHRINK = {"s": scales(0.5, 0.5), "w": whole((32, 16, 1, 1)), "b": whole((32,))}
 @pytest.mark.parametrize("mode", ('mode="nearest"', 'mode="linear", coordinate_transformation_mode="align_corners"'))
 def test_in_front_of_a_shrinking_resize(mode):
     body = f"h = Conv(x, w, b)\ny = Resize<{mode}>(h, , s)"
-    result = rewrite(graph(body, SHRINK))
-    assert [node.op_type for node in result.graph.node] == ["Resize", "Conv"]
+    assert [node.op_type for node in rewrite(graph(body, SHRINK)).graph.node] == ["Resize", "Conv"]
     (site,) = convpool.optimize(graph(body, SHRINK), target="cpu", check=0).report.sites
     assert (site.rule, site.pattern, site.macs_before, site.macs_after) == ("resize_first", "conv_resize", 73728, 18432)
 

@@ -62,8 +62,7 @@ def test_what_stands_beside_is_fused(target):
         "m = BatchNormalization(h, q, q, q, q)\na = Add(m, z)\ny = LeakyRelu<alpha=0.25>(a)"
     )
     inputs = "float[2,32,10,12] x, float[2,40,20,24] z"
-    model = graph(body, {**SCALES, **ONES, "b": whole((40,))}, inputs=inputs)
-    result = convpool.optimize(model, target=target)
+    result = convpool.optimize(graph(body, {**SCALES, **ONES, "b": whole((40,))}, inputs=inputs), target=target)
     assert result.report.verification.passed
     (node,) = operator_nodes(result.model)
     assert (node.op_type, list(operators(result.model.graph))) == ("AffineReluUpsampleConvAddLeakyRelu", [node.op_type])
@@ -274,8 +273,7 @@ def test_convolutions_around_it_keep_the_channels_last():
     nodes = operator_nodes(result.model)
     assert [node.op_type for node in nodes] == ["ConvAvgPoolRelu", "UpsampleConvRelu", "ConvAvgPool"]
     assert layouts(result.model)[1] == 1
-    function = next(item for item in result.model.functions if item.name == "UpsampleConvRelu")
-    assert schema.permutes(function)
+    assert schema.permutes(next(item for item in result.model.functions if item.name == "UpsampleConvRelu"))
     assert convpool.optimize(result.model, target="cpu", lowering="direct", check=1).report.verification.passed
 
 

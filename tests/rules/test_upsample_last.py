@@ -41,8 +41,7 @@ def test_open_sizes_and_kernels_of_two(form):
 
 
 def test_auto_takes_the_cheapest_form():
-    report = convpool.optimize(graph(UP + CONV, SCALES), target="cpu", check=0).report
-    (site,) = report.sites
+    (site,) = convpool.optimize(graph(UP + CONV, SCALES), target="cpu", check=0).report.sites
     assert (site.rule, site.pattern, site.pool, site.status) == ("upsample_last", "resize_conv", "u", "rewritten")
     assert site.lowering == "direct"
     assert (site.macs_before, site.macs_after) == (24 * 24 * 64 * 64 * 9, 12 * 12 * 64 * 64 * 9)
@@ -97,8 +96,7 @@ SIZES = {"n0": [0], "n2": [2], "n4": [4], "two": np.array(2), "half": np.float32
 
 @pytest.mark.parametrize("body", (COMPUTED, FLOATS), ids=("slices", "floats"))
 def test_sizes_computed_from_the_input(body):
-    result = rewrite(graph(body + CONV, SIZES, **OPEN))
-    assert set(operators(result.graph)) == {"ConvTranspose", "AveragePool"}
+    assert set(operators(rewrite(graph(body + CONV, SIZES, **OPEN)).graph)) == {"ConvTranspose", "AveragePool"}
 
 
 def test_sizes_that_are_no_multiple_stay():
@@ -394,8 +392,7 @@ def test_bounds_that_stand_behind_the_convolution():
     body = "low = Constant<value = float {0}>()\nhigh = Constant<value = float {6}>()\ny = Clip(c, low, high)"
     for conv, form in (("Conv<pads=[1,1,1,1]>(u, w)", "subpixel"), ("Conv(u, v)", "conv_first")):
         given = graph(f"{UP}c = {conv}\n{body}", {**SCALES, "w": whole((64, 64, 3, 3)), "v": whole((64, 64, 1, 1))})
-        result = rewrite(given, upsampling=form, exact=True)
-        ops = [node.op_type for node in result.graph.node]
+        ops = [node.op_type for node in rewrite(given, upsampling=form, exact=True).graph.node]
         assert ops.index("Clip") < ops.index("Resize" if form == "conv_first" else "DepthToSpace") and "Constant" not in ops
 
 

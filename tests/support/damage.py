@@ -101,8 +101,7 @@ def _bytes(data: bytes, rng: np.random.Generator) -> bytes:
 
 def _structural(content: bytearray, rng: np.random.Generator) -> int:
     """A place in the first or last part, where the nodes and the inputs are."""
-    edge = min(len(content), 600)
-    at = int(rng.integers(edge))
+    at = int(rng.integers(min(len(content), 600)))
     return at if rng.random() < 0.6 else len(content) - 1 - at
 
 

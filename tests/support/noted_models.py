@@ -91,8 +91,7 @@ def make(seed: int) -> Noted:
     fixed: list[int | None] = [None, CHANNELS, *(None,) * rank]
     for axis in {"all": (), "sides": (0,), "last": range(1 + rank)}.get(opened, range(2, 2 + rank)):
         fixed[axis] = export[axis] if "changed" not in opened else pick([17, 20])
-    core = _core(front, kernel, strides, mean, rank)
-    model, shapes = _placed(place, core, export, rank, kernel)
+    model, shapes = _placed(place, _core(front, kernel, strides, mean, rank), export, rank, kernel)
     _spell(model, opset)
     _note(model, shapes, rng)
     _open(model, fixed, rng)

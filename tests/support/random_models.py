@@ -156,8 +156,7 @@ def make_conv(m: Maker, out: list[int]) -> tuple[str, Layer]:
     layer = Layer(kernel, strides, dilations, pads, group, channels, filters, size, out, kind, m.chance(0.1 if m.wide else 0.6))
     shape = (m.batch, channels, *size)
     m.open_batch = m.chance(0.3)
-    x = m.feed(shape, ["N", *shape[1:]] if m.open_batch else None)
-    inputs = [make_before(m, x, channels), weight]
+    inputs = [make_before(m, m.feed(shape, ["N", *shape[1:]] if m.open_batch else None), channels), weight]
     if layer.bias:
         inputs.append(m.constant(m.data(filters)))
     given = {"pads": pads} if not auto else {"auto_pad": auto, **({"pads": pads} if auto == "NOTSET" else {})}

@@ -45,8 +45,7 @@ def make_whole(m: Maker, name: str, kind: str, channels: int) -> str:
         name = make_reduction(m, name, "ReduceMean", [*spatial, r + 2], m.keeps_rank)
         return _changed(m, "Squeeze", name, [2]) if m.keeps_rank else name
     if kind == "flattened":
-        shape = [0, int(m.pick([0, channels])), -1]
-        rows = make_shape(m, shape)
+        rows = make_shape(m, [0, int(m.pick([0, channels])), -1])
         keep = r == 1 and m.keeps_rank
         m.keeps_rank = keep
         return make_reduction(m, m.node("Reshape", [name, rows]), "ReduceMean", [int(m.pick([2, -1]))], keep)
@@ -121,8 +120,7 @@ def _corners(m: Maker, name: str, sizes: list[int], axes: list[int], chained: bo
 
     def cut(source: str, of: list[int], starts: tuple[int, ...]) -> str:
         stops = [last if sizes[a] % 2 == 0 and m.chance(0.7) else ends[a] for a in of]
-        shown = [a - m.rank if m.chance(0.3) else a + 2 for a in of]
-        rows = (starts, stops, shown, [2] * len(of))
+        rows = (starts, stops, [a - m.rank if m.chance(0.3) else a + 2 for a in of], [2] * len(of))
         return m.node("Slice", [source, *(m.constant(np.array(row, np.int64)) for row in rows)])
 
     corners = [name]
@@ -280,8 +278,7 @@ def make_join(m: Maker, name: str, layer: Layer, sizes: list[int]) -> tuple[str,
         ones = [1] * m.rank
         second = Layer(ones, ones, ones, [0] * 2 * m.rank, 1, layer.channels, layer.filters, sizes, sizes)
         x = m.feed((m.batch, second.channels, *sizes))
-        weight = m.constant(m.data(second.filters, second.channels, *ones), "initializer")
-        other = m.node("Conv", [x, weight])
+        other = m.node("Conv", [x, m.constant(m.data(second.filters, second.channels, *ones), "initializer")])
     else:
         other = m.feed((m.batch, layer.filters, *sizes))
         other = m.node("Relu", [other]) if m.dtype != "float64" else other

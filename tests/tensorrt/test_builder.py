@@ -47,8 +47,7 @@ def test_a_precision_is_a_flag_and_the_nodes_know_it(trt, precision, flags):
     assert nodes and engine.built_from["ConvAvgPool"] == sum(node.op_type == "ConvAvgPool" for node in nodes)
     assert {"allow_tf32" in ints(node) for node in nodes} == {precision == "tf32"}
     assert all(ints(node)["constant_weights"] == 1 for node in nodes)
-    model = onnx.load_from_string(engine.plan)
-    kinds = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+    kinds = {tensor.name: tensor.data_type for tensor in onnx.load_from_string(engine.plan).graph.initializer}
     wanted = TensorProto.FLOAT16 if precision == "fp16" else TensorProto.FLOAT
     assert {kinds[node.input[1]] for node in nodes} == {wanted}
 

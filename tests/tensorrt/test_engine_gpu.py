@@ -259,8 +259,7 @@ def test_gpu_arrays_go_in_as_they_are(layer):
 
     on_gpu = gpuarray.to_gpu(x)
     wanted = reference(model, {name: x})
-    found = next(iter(engine.run({name: on_gpu}).values()))
-    assert np.abs(found - wanted).max() <= 2e-6 * np.abs(wanted).max()
+    assert np.abs(next(iter(engine.run({name: on_gpu}).values())) - wanted).max() <= 2e-6 * np.abs(wanted).max()
     with pytest.raises(OptionError, match="type; got float16, expected float32"):
         engine.run({name: gpuarray.to_gpu(x.astype(np.float16))})
 
@@ -479,8 +478,7 @@ def test_convolutions_without_a_pooling(name, option, count, precision):
         layers.append(plugin_layers(engine))
         wanted, found = reference(model, inputs), next(iter(engine.run(inputs).values()))
         assert np.abs(found - wanted).max() <= (2e-2 if precision == "fp16" else 1e-5) * np.abs(wanted).max()
-    taken = offloaded_convs(BuildOptions(precision=precision))[option]
-    assert layers[0] == layers[1] + (count if taken else 0)
+    assert layers[0] == layers[1] + (count if offloaded_convs(BuildOptions(precision=precision))[option] else 0)
 
 
 def test_the_head_of_a_network_stays_in_float():
@@ -634,8 +632,7 @@ def test_weights_that_are_an_input_are_read_in_every_run():
         feed = {**inputs, weights.name: values * np.float32(factor)}
         wanted = reference(rewritten, feed)
         for _ in range(2):
-            found = engine.run(feed)["score"]
-            assert np.abs(found - wanted).max() <= 1e-5 * np.abs(wanted).max()
+            assert np.abs(engine.run(feed)["score"] - wanted).max() <= 1e-5 * np.abs(wanted).max()
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])

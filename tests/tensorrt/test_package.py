@@ -151,8 +151,7 @@ def info(name: str = "x", *typical: int, dtype=np.float32) -> SimpleNamespace:
 
 
 def test_engines_are_timed_at_the_first_profile_s_typical_shape():
-    engine = SimpleNamespace(inputs={"x": info("x", 4, 8)})
-    assert typical_inputs({"a": engine})["x"].shape == (4, 3)
+    assert typical_inputs({"a": SimpleNamespace(inputs={"x": info("x", 4, 8)})})["x"].shape == (4, 3)
 
 
 def test_of_engines_that_cannot_be_loaded_the_last_one_s_error_is_told():

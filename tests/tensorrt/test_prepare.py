@@ -81,8 +81,7 @@ def test_cast_floats_keeps_scales_and_clips_what_half_precision_cannot_hold():
     kept = {tensor.name: tensor for tensor in model.graph.initializer}
     assert kept["scales"].data_type == TensorProto.FLOAT
     assert onnx.numpy_helper.to_array(kept["large"]) == np.float16(65504)
-    ones = np.ones((1, 1, 2, 2), np.float32)
-    assert np.array_equal(run(model, {"x": ones})[0], np.ones((1, 1, 4, 4)))
+    assert np.array_equal(run(model, {"x": np.ones((1, 1, 2, 2), np.float32)})[0], np.ones((1, 1, 4, 4)))
 
 
 def test_cast_floats_keeps_scales_of_constant_nodes_and_converts_what_branches_hold():
@@ -191,8 +190,7 @@ def test_weights_computed_from_constants_become_initializers(optimized):
     folded = prepare.self_contained(optimize(model, check=1).model if optimized else model)
     prepare.fold_weights(folded)
     onnx.checker.check_model(folded)
-    left = {node.op_type for node in folded.graph.node}
-    assert not left & {"Div", "Abs", "Reshape"}
+    assert not {node.op_type for node in folded.graph.node} & {"Div", "Abs", "Reshape"}
     names = {tensor.name for tensor in folded.graph.initializer}
     weighted = [node for node in folded.graph.node if node.op_type == "Conv" or prepare.is_plugin_node(node)]
     assert len(weighted) == len(convolutions) and all(node.input[1] in names for node in weighted)

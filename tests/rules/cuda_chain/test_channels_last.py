@@ -68,8 +68,7 @@ def test_a_file_says_what_it_is_for_and_only_where_something_changed():
 
 
 def test_a_model_without_a_pair_stays():
-    body = f"p = {POOL}(x)\nh = Conv<pads=[1,1,1,1]>(p, w)\ns = Relu(h)\ny = Conv<pads=[1,1,1,1]>(s, k)"
-    model = wide(body)
+    model = wide(f"p = {POOL}(x)\nh = Conv<pads=[1,1,1,1]>(p, w)\ns = Relu(h)\ny = Conv<pads=[1,1,1,1]>(s, k)")
     assert convpool.optimize(model, enable=["fuse_pool_conv"], check=0).changed
     assert not convpool.optimize(model, target="cuda", check=0).changed
 
@@ -169,8 +168,7 @@ def test_a_map_that_a_reshape_makes_of_one_element_is_transposed(batch):
 
 def test_a_transpose_of_the_model_s_own_is_none_where_the_layout_is_what_it_makes():
     text = f"x = Transpose<perm=[0,3,1,2]>(i)\n{TAIL}\nq = Softsign(p)\nt = Conv<pads=[1,1,1,1]>(q, k)\nz = {POOL}(t)\n"
-    model = graph(text + "y = Transpose<perm=[0,2,3,1]>(z)", NARROW, inputs="float[4,64,64,16] i")
-    result = for_cuda(model)
+    result = for_cuda(graph(text + "y = Transpose<perm=[0,2,3,1]>(z)", NARROW, inputs="float[4,64,64,16] i"))
     assert operators(result.model.graph) == {"ConvAvgPool": 2, "Softsign": 1} and layouts(result.model) == [1, 1]
 
 
@@ -179,8 +177,7 @@ def test_what_a_subgraph_reads_keeps_its_layout():
     body = "y = If(flag) <then_branch = a () => (float[4,32,32,32] m) { m = Neg(p) }, else_branch = b () => "
     body += "(float[4,32,32,32] n) { n = Abs(p) }>"
     model = graph(text + body, NARROW, inputs="float[4,16,64,64] x, bool flag", outputs="float[a,b,c,d] y, float[a,b,c,d] z")
-    result = for_cuda(model)
-    assert operators(result.model.graph)["Transpose"] == 1
+    assert operators(for_cuda(model).model.graph)["Transpose"] == 1
 
 
 def test_nodes_in_bodies_keep_the_channels_first():
@@ -291,8 +288,7 @@ def test_unknown_ranks_and_sizes(inputs):
     text = f"{TAIL}\nq = Softsign(p)\nt = Conv<pads=[1,1,1,1]>(q, k)\nz = {POOL}(t)\na = Softsign(z)\n"
     model = graph(text + f"u = Conv<pads=[1,1,1,1]>(a, v)\ny = {POOL}(u)", NARROW, inputs=inputs)
     result = convpool.optimize(model, target="cuda", check=0)
-    found = layouts(result.model)
-    assert found == ([0, 0, 0] if inputs == "float[] x" else [2, 1, 3])
+    assert layouts(result.model) == ([0, 0, 0] if inputs == "float[] x" else [2, 1, 3])
     feeds = {"x": weights((2, 16, 32, 32))}
     (wanted,), (got,) = (sessions.run(item, feeds) for item in (model, result.model))
     np.testing.assert_allclose(got, wanted, rtol=0, atol=4 * RTOL * np.abs(wanted).max())

@@ -235,8 +235,7 @@ def test_ports_of_the_operator_s_nodes():
     assert (ports.x, ports.y, ports.residual) == ("x", "y", "z")
     given, read = turns.fixed_ends(scope, turns.ports_of(scope))
     assert {"x", "z"} <= given and "z" not in read and "y" in read
-    node = model.model.graph.node[-1]
-    schema.give_layout(node, 1)
+    schema.give_layout(model.model.graph.node[-1], 1)
     assert turns.ports_of(index(model.model)[0]) == {}
 
 

@@ -59,8 +59,7 @@ def test_prologue_of_a_padded_convolution(name):
 def test_scale_and_shift_in_front_of_padding_are_exact():
     # A shift folded into the bias would be right inside and wrong along the border, by the shift times the outer taps.
     model = graph(f"n = Add(x, t)\n{PAIR.replace('(p,', '(n,')}", {"t": np.full((1, 16, 1, 1), 100, np.float32)})
-    node = only(rewrite(model, 1, "convavgpool"))
-    assert node.op_type == "AffineConvAvgPool"
+    assert only(rewrite(model, 1, "convavgpool")).op_type == "AffineConvAvgPool"
 
 
 EPILOGUES = {
@@ -114,8 +113,7 @@ def test_both_ends():
 def test_of_two_pairs_that_meet_the_one_with_more_taps_takes_the_other(order):
     pairs = [TAIL, SKIP]
     body = "\n".join(pairs[::-1] if order else pairs) + "\ny = Add(r, q)"
-    model = rewrite(graph(body, {"v": (32, 16, 1, 1)}), 2, "convavgpool")
-    first, second = model.graph.node
+    first, second = rewrite(graph(body, {"v": (32, 16, 1, 1)}), 2, "convavgpool").graph.node
     assert (first.op_type, second.op_type) == ("ConvAvgPool", "ConvAvgPoolAdd")
     assert second.input[3] == first.output[0] == "r" and first.input[1].startswith("v")
 
@@ -131,8 +129,7 @@ def test_what_an_excluded_pair_does_not_take_the_other_takes():
     model = graph(f"{TAIL}\n{SKIP}\ny = Add(r, q)", {"v": (32, 16, 1, 1)})
     for node, name in zip(model.graph.node, "abcde", strict=True):
         node.name = name
-    first = optimize(model, disable=["fuse_prologue", "fuse_epilogue"]).model
-    found = optimize(first, exclude="a").model
+    found = optimize(optimize(model, disable=["fuse_prologue", "fuse_epilogue"]).model, exclude="a").model
     assert [(node.name, node.op_type) for node in found.graph.node] == [("a", "ConvAvgPool"), ("c", "ConvAvgPoolAdd")]
 
 
@@ -235,8 +232,7 @@ def test_report():
 @pytest.mark.parametrize("lowering", ["direct", "fused", "auto"])
 def test_other_lowerings_leave_it_to_the_runtime(lowering):
     body = f"p = Relu(x)\n{PAIR.replace('y =', 'q =')}\ny = Add(q, r)"
-    model = rewrite(graph(body, inputs=RESIDUAL), 1, lowering)
-    assert {"Relu", "Add"} <= set(operators(model.graph))
+    assert {"Relu", "Add"} <= set(operators(rewrite(graph(body, inputs=RESIDUAL), 1, lowering).graph))
 
 
 @pytest.mark.parametrize("opset", [7, 8, 9, 13, 14, 16, 21])
@@ -292,8 +288,7 @@ def test_types(dtype):
         ir=10,
     )
     result = optimize(model, check=2)
-    node = only(result.model)
-    assert node.op_type == "AffineReluConvAvgPoolAddRelu" and result.report.verification.passed
+    assert only(result.model).op_type == "AffineReluConvAvgPoolAddRelu" and result.report.verification.passed
     types = {tensor.data_type for tensor in result.model.graph.initializer}
     assert types == {helper.np_dtype_to_tensor_dtype(np.dtype(kinds[dtype]))}
 
@@ -312,8 +307,7 @@ def test_command_line(options, kind, tmp_path, capsys):
     onnx.save(graph(f"p = Relu(x)\n{PAIR.replace('y =', 'q =')}\nz = Relu(q)\ny = Tanh(z)"), tmp_path / "in.onnx")
     assert run(command, "convpool-optimize", [str(tmp_path / "in.onnx"), "-o", str(tmp_path / "out.onnx"), *options]) == 0
     assert operator_nodes(onnx.load(tmp_path / "out.onnx"))[0].op_type == kind
-    shown = capsys.readouterr().out
-    assert ("  convavgpool  " if kind == "ConvAvgPool" else f"  {kind} with Relu") in shown
+    assert ("  convavgpool  " if kind == "ConvAvgPool" else f"  {kind} with Relu") in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.5])

@@ -91,8 +91,7 @@ def test_constants_that_others_read_stay_as_they_are():
         "z = BatchNormalization(x, g, b, m, d)\nu = Mul(x, c2)\nv = Mul(r, c)"
     )
     outputs = "float[a,b,c,d] y, float[a,b,e,f] z, float[a,b,e,f] u, float[a,b,e,f] v"
-    given = {**NORM, "c": (32, 1, 1), "c2": (16, 1, 1)}
-    model = graph(body, given, inputs=RESIDUAL, outputs=outputs)
+    model = graph(body, {**NORM, "c": (32, 1, 1), "c2": (16, 1, 1)}, inputs=RESIDUAL, outputs=outputs)
     result = rewrite(model, 1)
     assert operator_nodes(result)[0].op_type == "AffineReluConvAvgPoolRelu"
     before = {tensor.name: tensor for tensor in model.graph.initializer}
@@ -138,8 +137,7 @@ def test_external_constants(tmp_path):
 
 
 def test_a_sparse_initializer_is_a_constant_to_fold():
-    dense = weights((1, 16, 1, 1))
-    values = numpy_helper.from_array(dense.reshape(-1), "t")
+    values = numpy_helper.from_array(weights((1, 16, 1, 1)).reshape(-1), "t")
     indices = numpy_helper.from_array(np.arange(16, dtype=np.int64), "t_indices")
     model = graph(f"p = Add(x, t)\n{PAIR}")
     model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [1, 16, 1, 1]))

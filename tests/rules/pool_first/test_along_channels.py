@@ -143,8 +143,7 @@ def unsqueezed(net: Net, name: str) -> str:
 
 
 def one_of_split(net: Net, name: str) -> str:
-    parts = net.told("Split", name, 13, 2, "split", values=[3, 5], axis=net.axis(1))
-    return parts[int(net.rng.integers(2))]
+    return net.told("Split", name, 13, 2, "split", values=[3, 5], axis=net.axis(1))[int(net.rng.integers(2))]
 
 
 NOTHING: dict[str, tuple[int, bool, Callable[[Net, str], str]]] = {  # the first opset; whether sizes may be open; the nodes

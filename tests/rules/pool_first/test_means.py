@@ -73,8 +73,7 @@ STACKED = {
 
 @pytest.mark.parametrize("name", STACKED)
 def test_stacks_that_are_no_mean_of_four_slices(name):
-    model = graph(CONV + FOUR + STACKED[name], {**CORNERS, "zero": [0], "z": (1, 1, 32, 6, 6)})
-    rewrite(model, 0)
+    rewrite(graph(CONV + FOUR + STACKED[name], {**CORNERS, "zero": [0], "z": (1, 1, 32, 6, 6)}), 0)
 
 
 @pytest.mark.parametrize(("opset", "pairs"), [(9, 0), (10, 1)])
@@ -109,8 +108,7 @@ def test_slices_that_name_the_channels_keep_all_of_them(end, pairs):
 def test_slices_added_to_zeros_of_their_own_shape(zeros):
     """Scripted loops start their sums so."""
     body = CONV + FOUR + f"n = Shape(s1)\nz = {zeros}\nt0 = Add(z, s1)\n" + CHAIN.replace("s1", "t0") + "y = Mul(t3, k)"
-    result = rewrite(graph(body, {**QUARTER, "nothing": np.float32(0)}), 1)
-    assert operators(result.graph) == DIRECT
+    assert operators(rewrite(graph(body, {**QUARTER, "nothing": np.float32(0)}), 1).graph) == DIRECT
 
 
 @pytest.mark.parametrize("zeros", ["ConstantOfShape(n)", "Expand(nothing, n)"])
@@ -163,8 +161,7 @@ def test_a_slice_of_the_channels_is_whole_from_2_to_the_31_on(end, whole):
     ],
 )
 def test_axes_of_a_sum(node, axes):
-    inputs = "float[2,16,1,8] x, int64[1] given"
-    (scope,) = index(graph(node, {"two": [2]}, inputs=inputs, outputs="float y"))
+    (scope,) = index(graph(node, {"two": [2]}, inputs="float[2,16,1,8] x, int64[1] given", outputs="float y"))
     assert axes_of(scope, 0) == axes
 
 

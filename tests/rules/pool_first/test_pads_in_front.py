@@ -122,8 +122,7 @@ def test_axes_of_a_pad_in_any_order():
     body = f"c = Conv<pads=[3,4,3,4]>(x, w)\nh = Pad(c, p, , axes)\ny = {POOL}(h)"
     for axes in ([3, 2], [-1, -2]):
         model = graph(body, {"p": [2, 1, 1, 0], "axes": axes}, inputs="float[1,16,11,11] x", opset=18)
-        result = rewrite(model, 1)
-        assert operators(result.graph) == {"AveragePool": 1, "Conv": 1}
+        assert operators(rewrite(model, 1).graph) == {"AveragePool": 1, "Conv": 1}
 
 
 def test_a_pad_that_a_body_reads_too_stays():
@@ -159,8 +158,7 @@ def test_a_pad_in_a_body_between_transposes(before, moves):
         {"w": (32, 16, 5, 5), "p": [0, 2, 2, 0, 0, 2, 2, 0], "zero": np.zeros((1, 1, 1, 1), np.float32), "s": [1, 32, 6, 6]},
         inputs="float[1,16,12,12] x, bool flag" if turned else "float[1,12,12,16] x, bool flag",
     )
-    result = convpool.optimize(model, check=1)
-    then = result.model.graph.node[-1].attribute[0].g
+    then = convpool.optimize(model, check=1).model.graph.node[-1].attribute[0].g
     assert ("ConvAvgPool" in operators(then)) == moves
 
 
@@ -172,7 +170,6 @@ def test_a_pad_in_a_function_between_transposes(before):
     net (a, w, p) => (z) {{ {before} q = Pad({source}, p) u = Transpose<perm=[0,3,1,2]>(q) h = Conv(u, w) z = {POOL}(h) }}"""
     constants = {"w": (32, 16, 5, 5), "p": [0, 2, 2, 0, 0, 2, 2, 0]}
     body = "o = Transpose<perm=[0,2,3,1]>(x)\ny = local.net(o, w, p)"
-    model = graph(body, constants, functions=functions, imports=', "local": 1')
-    result = convpool.optimize(model, check=1)
+    result = convpool.optimize(graph(body, constants, functions=functions, imports=', "local": 1'), check=1)
     assert [site.status for site in result.report.sites] == ["rewritten"] and result.report.verification.passed
     assert not any(item.name == "net" for item in result.model.functions)

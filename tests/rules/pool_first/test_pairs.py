@@ -116,8 +116,7 @@ def test_pooling_distributes_over_a_join(join, expected):
     model = graph(
         f"{branches}{join}\ny = {POOL}(h)", {**POINTWISE, "k": (32, 1, 1)}, inputs="float[1,16,12,12] x, float[1,32,12,12] v2"
     )
-    result = rewrite(model, branches.count("Conv"))
-    assert operators(result.graph) == expected
+    assert operators(rewrite(model, branches.count("Conv")).graph) == expected
 
 
 def test_an_operand_of_lower_rank_is_not_pooled():
@@ -220,8 +219,7 @@ def test_excluded_by_name():
     model = graph(PAIR)
     model.graph.node[0].name, model.graph.node[1].name = "block/conv", "block/pool"
     for pattern in ("block/*", "*/pool", "block/conv"):
-        result = rewrite(model, 0, exclude=[pattern])
-        assert operators(result.graph) == DIRECT
+        assert operators(rewrite(model, 0, exclude=[pattern]).graph) == DIRECT
     assert operators(rewrite(model, 1, "fused", exclude=["conv"]).graph) == {"Conv": 1}
 
 
@@ -318,8 +316,7 @@ def test_a_wide_map_beside_a_convolution_is_pooled_before_and_after():
 
 def test_pairs_that_share_a_pooling_are_rewritten_one_by_one():
     """A pooling that a convolution on either side could take."""
-    body = f"p = Conv<pads=[1,1,1,1]>(x, w)\nq = {POOL}(p)\ny = Conv(q, v)"
-    model = graph(body, {"v": (8, 32, 3, 3)})
+    model = graph(f"p = Conv<pads=[1,1,1,1]>(x, w)\nq = {POOL}(p)\ny = Conv(q, v)", {"v": (8, 32, 3, 3)})
     for given in ({}, {"fuse_pool_conv": True}, {"fuse_pool_conv": True, "lowering": "fused"}):
         result = convpool.optimize(model, check=1, **given)
         assert result.changed and operators(result.model.graph).get("AveragePool", 0) == 0

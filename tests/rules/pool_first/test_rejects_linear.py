@@ -240,8 +240,7 @@ def test_normalization_in_training_is_none_of_inference():
     statistics = {"g": (32,), "b": (32,), "m": (32,), "v": np.ones(32, np.float32)}
     body = CONV + f"n, rm, rv = BatchNormalization<training_mode=1>(h, g, b, m, v)\ny = {rewriting.POOL}(n)"
     for outputs in ("n, rm, rv", "n"):
-        model = graph(body.replace("n, rm, rv", outputs), statistics)
-        (site,) = convpool.optimize(model, check=0).report.sites
+        (site,) = convpool.optimize(graph(body.replace("n, rm, rv", outputs), statistics), check=0).report.sites
         assert site.status == "rejected" and "form; got training, expected inference" in site.reason
     old = CONV + f"n, rm, rv, sm, sv = BatchNormalization(h, g, b, m, v)\ny = {rewriting.POOL}(n)"
     (site,) = convpool.optimize(graph(old, statistics, opset=9), check=0).report.sites

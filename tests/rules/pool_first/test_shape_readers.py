@@ -48,8 +48,7 @@ SQUEEZED = {**DIRECT, "Squeeze": 1}
     ids=["flatten", "view", "windows"],
 )
 def test_shapes_of_the_average_go_with_it(body, options, left, batch):
-    result = rewrite(graph(CONV + body, NUMBERS, **options, **batch), pairs=1, size=3)
-    assert operators(result.graph) == left
+    assert operators(rewrite(graph(CONV + body, NUMBERS, **options, **batch), pairs=1, size=3).graph) == left
 
 
 def test_a_shape_that_is_read_on_comes_from_the_input():
@@ -126,8 +125,7 @@ def test_large_tables_are_not_read_for_sizes(monkeypatch):
 def test_a_batch_that_a_reshape_has_made_nameless():
     body = CONV + VIEW.replace("f = Reshape(h, r)", "g = Reshape(h, same)\nf = Reshape(g, r)").replace("last)", "area)") + MEAN
     numbers = {**NUMBERS, "same": [-1, 32, 144], "area": [144]}
-    result = rewrite(graph(body, numbers, **FLAT, **OPEN), pairs=1, size=3)
-    assert operators(result.graph) == SQUEEZED
+    assert operators(rewrite(graph(body, numbers, **FLAT, **OPEN), pairs=1, size=3).graph) == SQUEEZED
 
 
 def test_a_reshape_to_the_batch_of_another_tensor_stays():

@@ -404,8 +404,7 @@ HALVES = {
 @pytest.mark.parametrize(("what", "lowering"), product(HALVES, ("direct", "convavgpool")))
 def test_functions_with_a_part_of_a_pair_are_inlined(what, lowering):
     body, functions = (text.replace("POOL", POOL).replace("LOCAL", LOCAL) for text in HALVES[what])
-    model = graph(body, {"two": (32,)}, functions=functions, imports=', "local": 1')
-    result = rewrite(model, 1, lowering)
+    result = rewrite(graph(body, {"two": (32,)}, functions=functions, imports=', "local": 1'), 1, lowering)
     assert {function.domain for function in result.functions} <= {"ai.convpool"}
     names = [node.name for node in result.graph.node if node.name]
     assert len(names) == len(set(names))
@@ -440,8 +439,7 @@ def test_a_function_in_a_branch():
 
 
 def test_functions_stay_where_no_pair_appears():
-    body = f"h = local.conv(x, w)\nr = Relu(h)\ny = {POOL}(r)"
-    model = graph(body, functions=CONV, imports=', "local": 1')
+    model = graph(f"h = local.conv(x, w)\nr = Relu(h)\ny = {POOL}(r)", functions=CONV, imports=', "local": 1')
     result = convpool.optimize(model, check=0)
     assert not result.changed and result.model == model
     (site,) = result.report.sites

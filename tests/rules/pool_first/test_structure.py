@@ -20,8 +20,7 @@ LOWERINGS = ("convavgpool", "direct", "fused", "auto")
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_both_branches_of_an_if_with_captured_weights(lowering):
-    model = graph(IF_BODY, {"v": (32, 16, 3, 3)}, inputs=IF_INPUTS)
-    result = rewrite(model, 2, lowering)
+    result = rewrite(graph(IF_BODY, {"v": (32, 16, 3, 3)}, inputs=IF_INPUTS), 2, lowering)
     branches = [attribute.g for attribute in result.graph.node[0].attribute]
     expected = {"convavgpool": {"ConvAvgPool": 1}, "direct": {"AveragePool": 1, "Conv": 1}}
     expected |= {"fused": {"Conv": 1}, "auto": expected["direct"]}
@@ -63,8 +62,7 @@ def test_branches_with_equal_names_and_own_weights():
 def test_pair_read_in_a_branch_only_by_its_pooling_stays():
     text = f"h = Conv<pads=[1,1,1,1]>(x, w)\ny = If(flag) <then_branch = a () => (float[1,32,6,6] p) {{ p = {POOL}(h) }}, "
     model = graph(text + "else_branch = b () => (float[1,32,12,12] q) { q = Relu(h) }>", inputs=IF_INPUTS)
-    result = convpool.optimize(model, check=0)
-    assert result.model.SerializeToString() == model.SerializeToString()
+    assert convpool.optimize(model, check=0).model.SerializeToString() == model.SerializeToString()
 
 
 def test_pairs_in_a_body_within_a_body_become_standard_operators():
@@ -75,8 +73,7 @@ def test_pairs_in_a_body_within_a_body_become_standard_operators():
     text = f"""r = Relu(x)
 y = If(k) <then_branch = yes () => (float[1,16,3,3] a) {{ {inner} h = Conv<pads=[1,1,1,1]>(y2, w) a = {POOL}(h) }},
   else_branch = no () => (float[1,16,3,3] b) {{ b = AveragePool<kernel_shape=[4,4], strides=[4,4]>(r) }}>"""
-    constants = {"w": (16, 16, 3, 3), "w2": (16, 16, 3, 3), "k": np.array(True)}
-    model = graph(text, constants, inputs=IF_INPUTS)
+    model = graph(text, {"w": (16, 16, 3, 3), "w2": (16, 16, 3, 3), "k": np.array(True)}, inputs=IF_INPUTS)
     result = rewrite(model, 2, "convavgpool")
     outer = result.graph.node[-1].attribute[0].g
     assert operators(outer) == {"ConvAvgPool": 1, "If": 1}
@@ -108,8 +105,7 @@ LOCAL = ', "local": 1'
 
 
 def test_function_called_twice():
-    functions = FUNCTION.replace("OPSET", "17")
-    model = graph(CALLS, {"v": (32, 16, 3, 3)}, functions=functions, imports=LOCAL)
+    model = graph(CALLS, {"v": (32, 16, 3, 3)}, functions=FUNCTION.replace("OPSET", "17"), imports=LOCAL)
     result = rewrite(model, 1)
     assert operators(result.functions[0]) == {"AveragePool": 1, "Conv": 1}
     assert operators(result.graph) == {"Add": 1, "pair": 2}
@@ -132,8 +128,7 @@ def test_function_of_the_same_opset_takes_the_operator():
 
 def test_nested_functions():
     outer = '\n<domain: "local", opset_import: ["" : 17, "local" : 1]>\nouter (x, w) => (y) { y = local.pair(x, w) }\n'
-    model = graph("y = local.outer(x, w)", functions=outer + FUNCTION.replace("OPSET", "17"), imports=LOCAL)
-    rewrite(model, 1)
+    rewrite(graph("y = local.outer(x, w)", functions=outer + FUNCTION.replace("OPSET", "17"), imports=LOCAL), 1)
 
 
 @pytest.mark.parametrize(
@@ -143,8 +138,7 @@ def test_an_attribute_of_the_function_is_known_once_the_call_is_inlined(referenc
     op_type = reference.partition("<")[0]
     text = FUNCTION.replace("OPSET", "17").replace("pair (", "pair <s>(")
     text = text.replace("Conv<pads=[1,1,1,1]>" if op_type == "Conv" else POOL, reference)
-    model = graph("y = local.pair<s = [2,2]>(x, w)", functions=text, imports=LOCAL)
-    result = convpool.optimize(model, check=2)
+    result = convpool.optimize(graph("y = local.pair<s = [2,2]>(x, w)", functions=text, imports=LOCAL), check=2)
     assert [site.status for site in result.report.sites] == ["rewritten"] and result.report.verification.passed
 
 
@@ -170,24 +164,21 @@ mean <v>(x, w, f, e, a, s, q) => (y) {
 def test_shared_weights_are_never_edited(lowering):
     body = f"{PAIR.replace('y =', 'p =')}\nu = Conv<pads=[1,1,1,1]>(x, w)\nq = {POOL}(u)\nz = Conv(x, w)"
     model = graph(f"{body}\ny = Add(p, q)", outputs="float[a,b,c,d] y, float[a,b,e,f] z")
-    result = rewrite(model, 2, lowering)
-    kept = {tensor.name: tensor for tensor in result.graph.initializer}
+    kept = {tensor.name: tensor for tensor in rewrite(model, 2, lowering).graph.initializer}
     assert kept["w"] == model.graph.initializer[0]
     assert len(kept) == {"convavgpool": 3, "fused": 2}.get(lowering, 1)  # the weights once, and one bias of zeros
 
 
 def test_shared_weights_scaled_differently():
     body = "\n".join(f"h{i} = Conv<pads=[1,1,1,1]>(x, w)\nm{i} = Mul(h{i}, k{i})\np{i} = {POOL}(m{i})" for i in (1, 2))
-    factors = {"k1": np.float32(2), "k2": np.float32(-3)}
-    result = rewrite(graph(f"{body}\ny = Add(p1, p2)", factors), 2)
+    result = rewrite(graph(f"{body}\ny = Add(p1, p2)", {"k1": np.float32(2), "k2": np.float32(-3)}), 2)
     assert operators(result.graph) == {"Add": 1, "AveragePool": 2, "Conv": 2}
     assert len(result.graph.initializer) == 2  # w itself is read by nothing any more
 
 
 def overridable(ir: int) -> onnx.ModelProto:
     """A pair whose weights have a default and are an input too, scaled afterwards."""
-    body = f"c = Conv<pads=[1,1,1,1]>(x, w)\nh = Mul(c, k)\ny = {POOL}(h)"
-    model = graph(body, {"k": np.float32(3)}, ir=ir)
+    model = graph(f"c = Conv<pads=[1,1,1,1]>(x, w)\nh = Mul(c, k)\ny = {POOL}(h)", {"k": np.float32(3)}, ir=ir)
     if ir >= 4:
         model.graph.input.append(helper.make_tensor_value_info("w", 1, (32, 16, 3, 3)))
     return model
@@ -260,7 +251,6 @@ def test_a_function_of_another_opset_gets_no_more_nodes():
 def test_names_that_a_function_has_are_not_taken_again():
     functions = f"""<opset_import: ["": 17], domain: "local">
     net (a, w) => (b) {{ b_pooled_input = Neg(a) c = Conv<pads=[1,1,1,1]>(b_pooled_input, w) b = {POOL}(c) }}"""
-    model = graph("y = local.net(x, w)", functions=functions, imports=', "local": 1')
-    result = rewrite(model, 1)
+    result = rewrite(graph("y = local.net(x, w)", functions=functions, imports=', "local": 1'), 1)
     names = [name for node in result.functions[0].node for name in node.output]
     assert len(names) == len(set(names)) == 3 and "b_pooled_input" in names

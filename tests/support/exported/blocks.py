@@ -40,8 +40,7 @@ class FirstDown(nn.Module):
         self.shortcut = norm(nn.Conv2d(c, m, 1))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        h = F.avg_pool2d(self.conv2(F.relu(self.conv1(x))), 2)
-        return h + self.shortcut(F.avg_pool2d(x, 2))
+        return F.avg_pool2d(self.conv2(F.relu(self.conv1(x))), 2) + self.shortcut(F.avg_pool2d(x, 2))
 
 
 class Down(nn.Module):
@@ -53,8 +52,7 @@ class Down(nn.Module):
         self.shortcut, self.pool = norm(nn.Conv2d(c, m, 1)), pool
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        h = self.conv2(F.relu(self.conv1(F.relu(x))))
-        return self.pool(h) + self.pool(self.shortcut(x))
+        return self.pool(self.conv2(F.relu(self.conv1(F.relu(x))))) + self.pool(self.shortcut(x))
 
 
 class DownOnce(Down):
@@ -218,8 +216,7 @@ class Attention(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         tokens = self.embed(x).flatten(2).transpose(1, 2)
         short = self.sr(tokens.transpose(1, 2)).transpose(1, 2)
-        weights = (self.q(tokens) @ self.k(short).transpose(1, 2) / 8).softmax(-1)
-        return tokens + weights @ self.v(short)
+        return tokens + (self.q(tokens) @ self.k(short).transpose(1, 2) / 8).softmax(-1) @ self.v(short)
 
 
 def spectral(module: nn.Module) -> nn.Module:

@@ -27,8 +27,7 @@ def _windows(x: np.ndarray, kernel: list[int], strides: list[int], dilations: li
     """(offset, x at that offset of every window) for each place of the kernel; x is [N, C, spatial]."""
     sizes = [(x.shape[2 + i] - dilations[i] * (k - 1) - 1) // strides[i] + 1 for i, k in enumerate(kernel)]
     for offset in itertools.product(*(range(k) for k in kernel)):
-        starts = [o * d for o, d in zip(offset, dilations, strict=True)]
-        places = zip(starts, sizes, strides, strict=True)
+        places = zip([o * d for o, d in zip(offset, dilations, strict=True)], sizes, strides, strict=True)
         yield offset, x[(slice(None), slice(None), *(slice(a, a + (n - 1) * s + 1, s) for a, n, s in places))]
 
 
