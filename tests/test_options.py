@@ -204,15 +204,9 @@ def test_what_a_record_says_where_nothing_is_given(record, defaults):
 
 def test_the_limits_are_those_of_the_documents():
     assert vars(DEFAULT_LIMITS) == {
-        "image_channels": 4,
-        "filter_elements": 64,
-        "wide_channels": 64,
-        "channel_multiple": 8,
-        "plain_macs": 2.5e9,
-        "plain_results": 400_000,
-        "pool_channels": 1024,
-        "plain_prologues": False,
-    }
+        "image_channels": 4, "filter_elements": 64, "wide_channels": 64, "channel_multiple": 8, "plain_macs": 2.5e9,
+        "plain_results": 400_000, "pool_channels": 1024, "plain_prologues": False,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

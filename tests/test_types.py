@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""mypy --strict holds a caller to the public types, and a graphsurgeon Graph comes back as one."""
+"""mypy --strict holds a caller to the public types, a graphsurgeon Graph comes back as one, and PyTorch may be missing."""
 
 import ast
 import subprocess
@@ -114,3 +114,29 @@ def test_the_package_needs_no_graphsurgeon():
         if isinstance(node, ast.Import | ast.ImportFrom) and "onnx_graphsurgeon" in ast.unparse(node)
     ]
     assert [name for name, _ in imports] == [Path(api.__file__).name] and imports[0][1].col_offset > 0
+
+
+def python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_convpool_does_not_import_torch():
+    assert python("import sys, convpool, convpool.cuda; print('torch' in sys.modules)").strip() == "False"
+
+
+def test_convpool_torch_names_the_extra():
+    said = python(
+        """
+import importlib.util
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "torch" else found(name, *rest)
+import convpool
+try:
+    import convpool.torch
+except convpool.ConvpoolError as error:
+    print(isinstance(error, ImportError), error)
+"""
+    )
+    assert said.startswith("True torch: not installed") and "pip install 'convpool[torch]'" in said

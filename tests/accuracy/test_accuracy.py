@@ -30,17 +30,9 @@ from tests.support.accuracy.measures import largest, root_mean_square
 from tests.support.gpu import require_gpu
 
 BATCHES = {
-    "lenet5_digits": 32,
-    "lenet5": 8,
-    "sngan64": 2,
-    "sngan64_in_place": 2,
-    "wgan_gp": 4,
-    "stargan_v2": 1,
-    "densenet121": 1,
-    "densenet_transition1": 1,
-    "densenet_transition2": 1,
-    "densenet_transition3": 1,
-}
+    "lenet5_digits": 32, "lenet5": 8, "sngan64": 2, "sngan64_in_place": 2, "wgan_gp": 4, "stargan_v2": 1,
+    "densenet121": 1, "densenet_transition1": 1, "densenet_transition2": 1, "densenet_transition3": 1,
+}  # fmt: skip
 ENGINE_SIZES = {"densenet121": {"size": 64}}
 """Smaller inputs for engines: as many layers in less time."""
 RATIO_SETS = 16

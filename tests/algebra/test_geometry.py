@@ -67,17 +67,11 @@ def test_maps_fold_into_weights_and_bias():
 @pytest.mark.parametrize(
     ("factors", "kept"),
     [
-        ([[65504.0, 1.0]], True),
-        ([[65520.0, 1.0]], False),
-        ([[np.inf, 1.0]], False),
-        ([[1.0, 1e-9]], True),
-        ([[1e-9, 1e-9]], False),
-        ([[1.0, 1.0], [1e-9, 0.0]], False),
-        ([[1 + 2.0**-11, 1.0]], True),
-        ([[0.0, 0.0]], True),
-        ([[]], True),
+        ([[65504.0, 1.0]], True), ([[65520.0, 1.0]], False), ([[np.inf, 1.0]], False), ([[1.0, 1e-9]], True),
+        ([[1e-9, 1e-9]], False), ([[1.0, 1.0], [1e-9, 0.0]], False), ([[1 + 2.0**-11, 1.0]], True),
+        ([[0.0, 0.0]], True), ([[]], True),
     ],
-)
+)  # fmt: skip
 def test_factors_that_half_precision_keeps(factors, kept):
     """Each row to its own precision."""
     assert keeps(np.array(factors), HALF) == kept
@@ -87,18 +81,12 @@ def test_factors_that_half_precision_keeps(factors, kept):
 @pytest.mark.parametrize(
     ("auto_pad", "kernel", "stride", "dilation", "size", "wanted"),
     [
-        ("SAME_UPPER", 3, 1, 1, None, (1, 1)),
-        ("SAME_UPPER", 4, 1, 1, None, (1, 2)),
-        ("SAME_LOWER", 4, 1, 1, None, (2, 1)),
-        ("SAME_UPPER", 3, 1, 2, None, (2, 2)),
-        ("SAME_UPPER", 3, 2, 1, 12, (0, 1)),
-        ("SAME_LOWER", 3, 2, 1, 12, (1, 0)),
-        ("SAME_UPPER", 3, 2, 1, 13, (1, 1)),
-        ("SAME_UPPER", 1, 2, 1, 12, (0, 0)),
-        ("SAME_UPPER", 1, 3, 1, 12, (0, 0)),
-        ("SAME_UPPER", 2, 2, 3, 7, (1, 2)),
+        ("SAME_UPPER", 3, 1, 1, None, (1, 1)), ("SAME_UPPER", 4, 1, 1, None, (1, 2)),
+        ("SAME_LOWER", 4, 1, 1, None, (2, 1)), ("SAME_UPPER", 3, 1, 2, None, (2, 2)),
+        ("SAME_UPPER", 3, 2, 1, 12, (0, 1)), ("SAME_LOWER", 3, 2, 1, 12, (1, 0)), ("SAME_UPPER", 3, 2, 1, 13, (1, 1)),
+        ("SAME_UPPER", 1, 2, 1, 12, (0, 0)), ("SAME_UPPER", 1, 3, 1, 12, (0, 0)), ("SAME_UPPER", 2, 2, 3, 7, (1, 2)),
     ],
-)
+)  # fmt: skip
 def test_pads_that_keep_the_size(auto_pad, kernel, stride, dilation, size, wanted):
     found = same_pads(auto_pad, (kernel,), (stride,), (dilation,), None if size is None else (size,))
     assert found == wanted

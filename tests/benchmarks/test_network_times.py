@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times of whole networks, all but the engines: the check before the timing, records, the table."""
+"""Times of networks and of the host: the check before the timing, records, tables, turns and bars; one network on a GPU."""
 
 import json
+import shutil
+import subprocess
 
 import numpy as np
 import pytest
 
-from benchmarks import network_times, tensorrt_engines
+from benchmarks import host_time, network_times, tensorrt_engines
+from benchmarks import onnxruntime_times as times
 from benchmarks.network_times import NETWORKS, Options, time_network
 from convpool.check.session import make_session
 from convpool.cuda.timing import summarize
@@ -15,6 +18,7 @@ from convpool.tensorrt import PRECISIONS, TensorRTError
 from models.generators import generate
 from tests.support.accuracy.half_io import from_channels_last, to_channels_last
 from tests.support.accuracy.limits import LIMITS
+from tests.support.gpu import skip_or_fail
 
 
 def row(network: str, batch: int = 1, **us: float) -> dict:
@@ -192,3 +196,109 @@ def test_names_may_stand_between_options(monkeypatch):
     monkeypatch.setattr("sys.argv", ["tensorrt_engines", "tests", "--commit", "abc", "plugin", "lenet5", "--jobs", "3"])
     assert tensorrt_engines.main() == 0
     assert (given[0].names, given[0].commit, given[0].jobs) == (["plugin", "lenet5"], "abc", 3)
+
+
+ROW = {
+    "network": "sngan64",
+    "batch": 64,
+    "precision": "fp16",
+    "graphs": True,
+    "methods": {
+        "original": {"us": 900.0}, "original_nhwc": {"us": 800.0}, "fused": {"us": 700.0},
+        "fused_nhwc": {"wrong": 0.3}, "direct": {"same_as": "original"}, "pairs": {"us": 500.0},
+        "cuda": {"us": 200.0}, "cuda_nhwc": {"skipped": "no"},
+    },
+}  # fmt: skip
+
+
+def test_a_method_that_is_another_s_has_its_time():
+    assert times.times_of(ROW)["direct"] == 900.0 and "fused_nhwc" not in times.times_of(ROW)
+
+
+def test_the_table_compares_with_the_faster_layout():
+    table = times.markdown({"rows": [{**ROW, "commit": "0123456789"}]}, {"sngan64": "SNGAN"}).splitlines()
+    assert table[2] == "| SNGAN, batch 64, fp16 | 800.0 | 700.0 | 500.0 | 200.0 | 4.00 | 3.5 | 3.50 | 0123456 |"
+    alone = {**ROW, "graphs": False, "methods": {"original": {"us": 5.0}}}
+    line = times.markdown({"rows": [alone]}).splitlines()[2]
+    assert line == "| sngan64, batch 64, fp16, no CUDA graph | 5.0 | | | | | | | |"
+
+
+def test_forms_of_resized_layers_are_compared_with_the_original_by_the_same_figure():
+    methods = {
+        "original": {"us": 90.0, "eager_us": 100.0},
+        "original_nhwc": {"us": 80.0, "eager_us": 120.0},
+        "resized": {"same_as": "resized_fused"},
+        "resized_fused": {"us": 40.0, "eager_us": 80.0},
+        "resized_phases": {"wrong": 0.3},
+    }
+    row = {"network": "Real-ESRGAN", "batch": 1, "methods": methods}
+    *_, line, mean = times.resizing_markdown({"rows": [row]}).splitlines()
+    assert line == "| Real-ESRGAN, batch 1 | 80.0 | 2.00 | 1.25 | 2.00 | | |"
+    assert mean == "| geometric mean of the first 1 | | 2.00 | 1.25 | | | |"
+
+
+def test_a_row_takes_the_place_of_its_like(tmp_path):
+    path = tmp_path / "record.json"
+    later = {**ROW, "methods": {"original": {"us": 1.0}}}
+    rows = [{**ROW, "network": "igebm"}, ROW, {**ROW, "graphs": False}, {**ROW, "precision": "tf32"}, later]
+    for row in rows:
+        record = times.add_row(path, row)
+    assert json.loads(path.read_text()) == record
+    keys = [(row["network"], row["precision"], row["graphs"]) for row in record["rows"]]
+    assert keys == [("sngan64", "fp16", True), ("igebm", "fp16", True), ("sngan64", "fp16", False), ("sngan64", "tf32", True)]
+    assert record["rows"][0] == later
+
+
+def test_a_network_is_timed_on_a_gpu():
+    try:
+        times.require_cuda(times.runtime_module())
+        times.library_path()
+    except Exception as error:
+        skip_or_fail(str(error))
+    row = times.time_network("wgan_gp", 2, "fp16", ["original", "original_nhwc", "function", "cuda"], 2, True)
+    assert all("us" in found for found in row["methods"].values()), row
+
+
+def test_calls_are_timed_in_turn(monkeypatch):
+    """Time with a clock that stands still but for the calls."""
+    now, order = 0.0, []
+
+    def body(name: str, seconds: float):
+        def call() -> None:
+            nonlocal now
+            now += seconds
+            order.append(name)
+
+        return call
+
+    monkeypatch.setattr(host_time.time, "perf_counter", lambda: now)
+    waits = []
+    found = host_time.time_calls({"a": body("a", 2e-6), "b": body("b", 5e-6)}, 3, lambda: waits.append(len(order)))
+    assert found == pytest.approx({"a": 2, "b": 5})
+    assert order == (["a"] * host_time.CALLS + ["b"] * host_time.CALLS) * (host_time.WARM_UP_ROUNDS + 3)
+    assert waits == list(range(0, len(order) + 1, host_time.CALLS))  # the stream is idle before each
+
+
+def test_times_over_their_bars_are_named():
+    row = {"layer": [1, 2, 3, 4, 5], "conv_avg_pool_us": 30.0, "plan_launch_python_us": 10.5, "more_us": 1.9}
+    assert host_time.over_the_bar([row]) == ["[1, 2, 3, 4, 5]: Plan.launch; got 10.5 us, expected at most 10"]
+
+
+def test_a_layer_is_five_numbers(capsys):
+    with pytest.raises(SystemExit):
+        host_time.main(["--layer", "1,2,3"])
+    assert "--layer: five numbers; expected N,C,M,H,W" in capsys.readouterr().err
+
+
+def test_the_program_compiles_and_says_what_it_lacks(tmp_path):
+    if not shutil.which("g++"):
+        pytest.skip("no g++")
+    try:
+        host_time.cuda_include()
+    except SystemExit as error:
+        pytest.skip(str(error))
+    program = host_time.compiled(tmp_path)
+    done = subprocess.run([program, tmp_path / "none.so"], capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.startswith("plan_launch_time: ")
+    done = subprocess.run([program], capture_output=True, text=True)
+    assert done.returncode == 1 and "usage: plan_launch_time" in done.stderr

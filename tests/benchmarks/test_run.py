@@ -146,14 +146,9 @@ def test_every_tactic_and_the_librarys_choices(pretended, case):
     (entry,) = record["rows"]
     times = {name: found.get("us") for name, found in entry["methods"].items()}
     assert times == {
-        "cudnn_naive": 50,
-        "convpool:t1": 10,
-        "convpool:t2": 20,
-        "convpool:t3": 30,
-        "convpool": 20,
-        "convpool_no_workspace": 30,
-        "convpool_rule": 10,
-    }
+        "cudnn_naive": 50, "convpool:t1": 10, "convpool:t2": 20, "convpool:t3": 30, "convpool": 20,
+        "convpool_no_workspace": 30, "convpool_rule": 10,
+    }  # fmt: skip
     assert [entry["methods"][name]["tactic"] for name in ("convpool", "convpool_rule")] == [2, 1]
     assert len(case.timed) == 4 and entry["input_sets"] == 4  # the choices are tactics that were measured anyway
     assert set(entry["seconds"]) == {"data", "cudnn_naive", "convpool"} and min(entry["seconds"].values()) >= 0

@@ -1,10 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How outputs are judged: what differences are, which one counts, and what is more than a difference allowed."""
+"""How outputs are judged: what differences are, which one counts, and models of less usual types."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper
 
+import convpool
+from convpool.check.inputs import to_float32
 from convpool.check.judge import (
     FLOAT32_TOLERANCE,
     TOLERANCES,
@@ -18,6 +26,15 @@ from convpool.check.judge import (
     precision_of,
     worst_of,
 )
+from convpool.check.session import OnnxruntimeRunner, open_model
+from convpool.check.verify import compare_runners
+from convpool.cli.group import command
+from convpool.cli.group import run as run_command
+from convpool.errors import ModelError, OptionError, VerificationError
+from convpool.ir.model import LoadedModel, load
+from tests.support.models import graph, random_feeds, weights
+from tests.support.rewriting import PAIR, POOL
+from tests.support.sessions import run
 
 EXACT, TENTH = Tolerance(0.0, 0.0), Tolerance(0.0, 0.1)
 NAN, INF = np.nan, np.inf
@@ -231,3 +248,305 @@ def test_shares_that_are_not_finite_in_words():
     )
     assert found.not_finite == "25 % of a, 100 % of c is NaN or infinite in both"
     assert [_percent(share) for share in (1e-9, 0.0005, 0.5, 0.99999, 1)] == ["0.1 %", "0.1 %", "50 %", "99.9 %", "100 %"]
+
+
+def words(*given: str) -> onnx.ModelProto:
+    """A model that looks strings up."""
+    constants = {"words": np.array(given, object)}
+    return graph("y = Gather(words, i)", constants, inputs="int64[16] i", outputs="string[16] y")
+
+
+def test_strings_are_equal_or_not():
+    assert convpool.verify(words("a", "b"), words("a", "b", "c")).passed
+    found = convpool.verify(words("a", "b"), words("a", "c"))
+    assert not found.passed and [output.max_abs_error for output in found.outputs] == [np.inf]
+
+
+def test_sequences_of_other_lengths():
+    """Sequences of one tensor, or of two."""
+    models = []
+    for inputs in ("x", "x, x"):
+        model = graph(f"y = SequenceConstruct({inputs})", inputs="float[2] x", outputs="float[2] y")
+        kind = helper.make_sequence_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, [2]))
+        model.graph.output[0].CopyFrom(helper.make_value_info("y", kind))
+        models.append(model)
+    one, two = models
+    assert convpool.verify(two, two).passed
+    for first, second in ((one, two), (two, one)):
+        (output,) = convpool.verify(first, second).outputs
+        assert not output.passed and output.max_abs_error == np.inf
+
+
+def maps(factor: float, labels: str = "[3,5]") -> onnx.ModelProto:
+    """A model that gives a sequence of dictionaries."""
+    nodes = [
+        helper.make_node("Mul", ["x", "k"], ["m"]),
+        helper.make_node("ZipMap", ["m"], ["y"], domain="ai.onnx.ml", classlabels_int64s=[3, 5] if labels == "[3,5]" else [3, 4]),
+    ]
+    kind = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, None))
+    outputs = [helper.make_value_info("y", helper.make_sequence_type_proto(kind))]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 2])]
+    number = helper.make_tensor("k", TensorProto.FLOAT, [], [factor])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 1)]
+    return helper.make_model(helper.make_graph(nodes, "maps", inputs, outputs, [number]), opset_imports=opsets, ir_version=8)
+
+
+def test_maps_are_equal_or_not():
+    assert convpool.verify(maps(1), maps(1)).passed
+    assert not convpool.verify(maps(1), maps(2)).passed
+    assert not convpool.verify(maps(1), maps(1, "[3,4]")).passed
+
+
+def test_not_a_number_in_other_places():
+    given = {"inputs": "float[64] x", "outputs": "float[64] y"}
+    model = graph("y = Sqrt(x)", **given)
+    assert convpool.verify(model, model).passed
+    for other in ("a = Abs(x)\ny = Sqrt(a)", "a = Neg(x)\ny = Sqrt(a)"):
+        (output,) = convpool.verify(model, graph(other, **given)).outputs
+        assert not output.passed and output.note == "NaN or infinity in other places"
+
+
+def test_models_without_an_output_in_common():
+    one, other = (graph(f"{name} = Relu(x)", outputs=f"float[a,b,c,d] {name}") for name in "yz")
+    with pytest.raises(OptionError, match="^no output in common; got y and z$"):
+        compare_runners(*(OnnxruntimeRunner(LoadedModel(model, None, 0), "a model") for model in (one, other)))
+
+
+def test_models_and_engines_with_open_sizes_are_compared_at_two(tmp_path, monkeypatch, capsys):
+    """The command does so too, and reports the other sizes."""
+    monkeypatch.chdir(tmp_path)
+    texts = (
+        "y = GlobalAveragePool(x)",
+        "y = AveragePool<kernel_shape=[64,64]>(x)",
+        "t = Reshape(x, s)\ny = GlobalAveragePool(t)",
+    )
+    for name, text in zip(("mean", "window", "reshaped"), texts, strict=True):
+        onnx.save(graph(text, {"s": [1, 16, 64, 64]}, inputs="float[N,16,H,W] x"), f"{name}.onnx")
+    found = compare_runners(*(open_model(load(f"{name}.onnx")) for name in ("mean", "window")))
+    assert not found.passed and found.other_shapes == {"x": [3, 16, 65, 67]}
+    assert found.outputs[0].note == "shape (3, 16, 2, 4), expected (3, 16, 1, 1) at x:3x16x65x67"
+    for names, status in ((("mean", "mean"), 0), (("mean", "window"), 1), (("mean", "reshaped"), 1), (("reshaped", "mean"), 0)):
+        assert run_command(command, "convpool", ["verify", *(f"{name}.onnx" for name in names), "--report", "r.json"]) == status
+        if names[1] != "reshaped":
+            other = json.loads(Path("r.json").read_text())["verification"]["other_shapes"]
+            assert other == ({} if names[0] == "reshaped" else {"x": [3, 16, 65, 67]})
+        else:
+            assert "the first runs at x:3x16x65x67, but not the second" in capsys.readouterr().err
+
+
+def test_what_random_inputs_cannot_be_made_for():
+    sequence = helper.make_value_info("x", helper.make_sequence_type_proto(helper.make_tensor_type_proto(1, [2])))
+    model = graph("y = SequenceAt(x, zero)", {"zero": np.int64(0)}, inputs="float[2] x", outputs="float[a] y")
+    model.graph.input[0].CopyFrom(sequence)
+    with pytest.raises(ModelError, match="input 'x': not a tensor; give it as data or switch the check off"):
+        convpool.verify(model, model)
+
+
+def test_a_result_that_cannot_be_checked_is_not_given():
+    body = "h = Conv<pads=[1,1,1,1]>(x, w)\ny = AveragePool<kernel_shape=[2,2], strides=[2,2]>(h)\nn = SequenceLength(s)"
+    model = graph(body, inputs="float[1,16,12,12] x, float[2] s", outputs="float[a,b,c,d] y, int64 n")
+    sequence = helper.make_sequence_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, [2]))
+    model.graph.input[1].CopyFrom(helper.make_value_info("s", sequence))
+    assert convpool.optimize(model, check=0).changed
+    with pytest.raises(ModelError, match="input 's': not a tensor; give it as data or switch the check off"):
+        convpool.optimize(model)
+
+
+def test_unusable_inputs_are_refused_even_where_nothing_is_rewritten():
+    model = graph("y = Relu(x)")
+    assert not convpool.optimize(model, input_shapes={"x": [1, 16, 12, 12]}).changed
+    with pytest.raises(OptionError, match="input shape: no input 'q'; expected one of x"):
+        convpool.optimize(model, input_shapes={"q": [1]})
+    with pytest.raises(OptionError, match="data: array 'q'; expected inputs x"):
+        convpool.optimize(model, data={"q": np.zeros(1, np.float32)})
+
+
+def test_a_shape_for_no_input_of_engines_is_refused():
+    """Engines say no more of their inputs than names, types and sizes."""
+    engine = SimpleNamespace(
+        input_names=["x"], output_names=["y"], input_types={"x": np.dtype(np.float32)}, precision="fp32",
+        runtime="an engine", model=None, ranges=lambda: {"x": ([2], [2], [3])}, run=lambda arrays: {"y": arrays["x"]},
+    )  # fmt: skip
+    assert compare_runners(engine, engine, input_shapes={"x": [3]}).passed
+    with pytest.raises(OptionError, match="input shape: no input 'q'; expected one of x"):
+        compare_runners(engine, engine, input_shapes={"q": [1]})
+
+
+def test_data_that_lack_an_input(tmp_path):
+    model = graph("y = Add(x, z)", inputs="float[2] x, float[2] z", outputs="float[2] y")
+    with pytest.raises(OptionError, match="data: no array for input 'z'; got x"):
+        convpool.verify(model, model, data={"x": np.zeros(2, np.float32)})
+    with pytest.raises(OptionError, match="data: no array for input 'x'; got none"):
+        convpool.verify(model, model, data={})
+    np.save(tmp_path / "one.npy", np.zeros(2))
+    with pytest.raises(OptionError, match="not a .npz file of named arrays"):
+        convpool.verify(model, model, data=tmp_path / "one.npy")
+
+
+HALF = "float16[2,3] x"
+WIDENED = {
+    "a sequence": ("s = SequenceConstruct(x, x)\ny = SequenceAt(s, one)", helper.make_sequence_type_proto),
+    "an optional": ("s = Optional(x)\ny = OptionalGetElement(s)", helper.make_optional_type_proto),
+}
+
+
+@pytest.mark.parametrize("kind", ["float16", "double"])
+@pytest.mark.parametrize(("body", "wrap"), WIDENED.values(), ids=WIDENED)
+def test_types_of_inner_values_become_float32(body, wrap, kind):
+    model = graph(body, {"one": np.int64(1)}, inputs=f"{kind}[2,3] x", outputs=f"{kind}[2,3] y", opset=18)
+    elem_type = model.graph.input[0].type.tensor_type.elem_type
+    model.graph.value_info.append(helper.make_value_info("s", wrap(helper.make_tensor_type_proto(elem_type, [2, 3]))))
+    wide = to_float32(LoadedModel(model, None, 0))
+    (x,) = random_feeds(wide).values()
+    assert x.dtype == np.float32
+    np.testing.assert_array_equal(run(wide, {"x": x})[0], x)
+    assert convpool.verify(model, model).passed
+
+
+def test_types_within_functions_and_of_attributes_become_float32():
+    functions = """<opset_import: ["": 17], domain: "local">
+    halved (a) => (b) { c = Neg(a) e = EyeLike<dtype=10>(c) d = Cast<to=10>(e) b = Add(c, d) }"""
+    given = {"inputs": "float16[3,3] x", "outputs": "float16[3,3] y", "ir": 10}
+    model = graph("y = local.halved(x)", functions=functions, imports=', "local": 1', **given)
+    model.functions[0].value_info.append(helper.make_tensor_value_info("c", TensorProto.FLOAT16, [3, 3]))
+    wide = to_float32(LoadedModel(model, None, 0))
+    assert wide.functions[0].value_info[0].type.tensor_type.elem_type == TensorProto.FLOAT
+    x = random_feeds(wide)["x"]
+    np.testing.assert_array_equal(run(wide, {"x": x})[0], np.eye(3, dtype=np.float32) - x)
+
+
+# ---- outputs without a value, and outputs that are the same for all inputs -----------------------------------------------
+
+PICKED = "g = Greater(p, t)\nnz = NonZero(g)\ny = Transpose<perm=[1,0]>(nz)"
+SCORES = f"{PICKED}\nz = GatherND(p, y)"
+EMPTY = {
+    "indices of what is above a threshold": (PICKED, "int64[k,4] y", ["y"]),
+    "these and their scores": (SCORES, "int64[k,4] y, float[k] z", ["y", "z"]),
+    "scores alone": (f"{SCORES.replace('y', 'i')}\ny = Identity(z)", "float[k] y", ["y"]),
+    "halves": (f"{SCORES}\nh = Cast<to=10>(z)", "float16[k] h", ["h"]),
+    "flags": (f"{SCORES}\nb = Cast<to=9>(z)", "bool[k] b", ["b"]),
+    "bytes": (f"{SCORES}\nu = Cast<to=2>(z)", "uint8[k] u", ["u"]),
+    "words": (f"{SCORES}\ns = Cast<to=8>(z)", "string[k] s", ["s"]),
+    "boxes": ("q = Reshape(p, three)\nb = Reshape(p, four)\ny = NonMaxSuppression(b, q, most, half, t)", "int64[k,3] y", ["y"]),
+    "a slice of no rows": ("r = Slice(p, zero, zero, zero)\ny = Identity(r)", "float[a,b,c,d] y", ["y"]),
+    "compressed": ("m = Mul(p, o)\ng = Greater(m, t)\nf = Reshape(g, one)\ny = Compress(p, f)", "float[k] y", ["y"]),
+    "rows of a table": (f"{PICKED.replace('y', 'i')}\ny = Gather<axis=0>(table, i)", "float[k,l,m] y", ["y"]),
+    "sums over nothing": (
+        f"{SCORES.replace('y', 'i')}\ne = Unsqueeze(z, one0)\ny = ReduceMean<axes=[1]>(e)",
+        "float[k,l] y",
+        ["y"],
+    ),
+}
+TABLE = {"three": [1, 4, -1], "four": [1, -1, 4], "most": [5], "zero": [0], "one": [-1], "one0": [1], "table": (36, 2)}
+TABLE |= {"half": np.float32(0.5), "o": np.float32(1)}
+
+
+def detector(name: str, factor: float = 1.0, threshold: float = 1e9, extra: str = "") -> onnx.ModelProto:
+    """A model whose outputs are empty unless a value of its pooling is above the threshold."""
+    body, outputs, _ = EMPTY[name]
+    constants = {**TABLE, "t": np.float32(threshold), "w": factor * weights((32, 16, 3, 3))}
+    pair = f"c = Conv<pads=[1,1,1,1]>(x, w)\np = {POOL}(c)"
+    return graph(f"{pair}\n{body}", constants, outputs=outputs + extra)
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_outputs_without_any_value_prove_nothing(name):
+    model, names = detector(name), EMPTY[name][2]
+    with pytest.raises(VerificationError, match=f"^verification: no output can be compared: {names[0]} is empty") as caught:
+        convpool.optimize(model)
+    assert "--data" in str(caught.value) and '"passed": false' in caught.value.report.to_json()
+    found = convpool.verify(model, detector(name, 0))
+    assert not found.passed and not found.differs and [o.note for o in found.outputs] == ["empty"] * len(names)
+    assert [(o.compared, o.passed) for o in found.outputs] == [(0, True)] * len(names)
+    with pytest.raises(VerificationError):
+        convpool.optimize(model, data=random_feeds(model))
+
+
+@pytest.mark.parametrize("name", [name for name in EMPTY if name not in ("a slice of no rows", "boxes", "words")])
+def test_larger_inputs_reach_a_threshold(name):
+    """The first ones give nothing; what larger ones give is compared."""
+    model = detector(name, threshold=150)
+    found = convpool.optimize(model).report.verification
+    assert found.passed and found.outputs[0].compared and found.inputs > 1
+    assert any("times as large, since outputs were empty before" in text for text in found.doubts)
+    assert not convpool.verify(model, detector(name, 0, threshold=150)).passed
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_an_empty_output_beside_others_is_named(name):
+    report = convpool.optimize(detector(name, extra=", float[a,b,c,d] p")).report
+    found = {output.name: output for output in report.verification.outputs}
+    assert report.verification.passed and found["p"].compared == 32 * 36 * 2 and found["p"].note == ""
+    for output in EMPTY[name][2]:
+        assert (found[output].compared, found[output].note) == (0, "empty")
+    assert report.verification.doubts[0] == f"nothing to compare in {', '.join(EMPTY[name][2])}: empty"
+
+
+def test_a_sequence_without_elements_and_an_optional_without_a_value():
+    kind = helper.make_tensor_type_proto(TensorProto.FLOAT, None)
+    for body, made in (
+        ("y = SequenceEmpty()", helper.make_sequence_type_proto(kind)),
+        ("n = SequenceConstruct(x)\ny = SequenceErase(n)", helper.make_sequence_type_proto(kind)),
+        ("y = Optional<type=float[4]>()", helper.make_optional_type_proto(kind)),
+    ):
+        model = graph(f"{body}\nz = Neg(x)", inputs="float[4] x", outputs="float[4] y, float[4] z")
+        model.graph.output[0].CopyFrom(helper.make_value_info("y", made))
+        found = convpool.verify(model, model)
+        assert found.passed and [(o.compared, o.note) for o in found.outputs] == [(0, "empty"), (8, "")]
+        del model.graph.output[1], model.graph.node[-1]
+        assert not convpool.verify(model, model).passed
+
+
+def test_a_model_without_inputs_may_be_as_it_is():
+    for body, outputs, compared in (("y = Neg(k)", "float[3] y", 6), ("y = Slice(k, zero, zero)", "float[a] y", 0)):
+        model = graph(body, {"k": (3,), "zero": [0]}, inputs="", outputs=outputs)
+        found = convpool.verify(model, model)
+        assert found.passed and found.notes == ["the model has no inputs"]
+        assert (found.outputs[0].compared, found.outputs[0].constant) == (compared, False)
+
+
+CONV = "Conv<pads=[1,1,1,1]>"
+CONSTANT = {
+    "weights of 0": f"h = {CONV}(x, n, b)\ny = {POOL}(h)",
+    "a factor of 0 in front": f"m = Mul(x, o)\nh = {CONV}(m, w, b)\ny = {POOL}(h)",
+    "a factor of 0 behind": f"{PAIR.replace('y =', 'p =')}\nm = Mul(p, o)\ny = Add(m, big)",
+    "cut off below": f"{PAIR.replace('y =', 'p =')}\ny = Clip(p, big)",
+    "cut off above": f"{PAIR.replace('y =', 'p =')}\ny = Clip(p, , low)",
+    "small beside its bias": f"{PAIR.replace('y =', 'p =')}\ny = Add(p, huge)",
+    "saturated": f"{PAIR.replace('y =', 'p =')}\nd = Add(p, big)\ny = Sigmoid(d)",
+    "of another tensor": f"m = Mul(x, o)\nh = {CONV}(k, w)\ny = {POOL}(h)\nu = Neg(m)",
+}
+VALUES = {"n": np.zeros((32, 16, 3, 3), np.float32), "b": (32,), "o": np.float32(0), "k": (1, 16, 12, 12)}
+VALUES |= {"big": np.float32(1e3), "low": np.float32(-1e3), "huge": np.float32(1e8)}
+
+
+@pytest.mark.parametrize("name", CONSTANT)
+@pytest.mark.parametrize("options", [{}, {"check": 3}, {"data": True}])
+def test_outputs_that_do_not_depend_on_the_inputs_are_named(name, options):
+    model = graph(CONSTANT[name], VALUES)
+    if options.get("data"):
+        options = {"data": random_feeds(model)}
+    report = convpool.optimize(model, **options).report
+    assert report.verification.passed and [output.constant for output in report.verification.outputs] == [True]
+    assert report.verification.doubts == ["y: the same for other inputs, so that agreement proves little"]
+    assert '"constant": true' in report.to_json()
+    both = graph(f"{CONSTANT[name]}\nz = Neg(x)", VALUES, outputs="float[a,b,c,d] y, float[a,b,c,e] z")
+    assert [output.constant for output in convpool.verify(both, both, **options).outputs] == [True, False]
+
+
+@pytest.mark.parametrize("extra", ["s = Shape(h)", "s = ArgMax<axis=1>(h)\nr = Neg(s)", "s = Cast<to=7>(m)"])
+def test_whole_numbers_that_stay_are_told_only_where_nothing_else_varies(extra):
+    body = f"m = Mul(x, o)\nh = Add(m, k)\n{extra}"
+    alone = graph(body, VALUES, outputs="int64[a] s")
+    alone.graph.output[0].type.tensor_type.ClearField("shape")
+    assert [output.constant for output in convpool.verify(alone, alone).outputs] == [True]
+    beside = graph(f"{body}\ny = Neg(x)", VALUES, outputs="int64[a] s, float[a,b,c,d] y")
+    beside.graph.output[0].type.tensor_type.ClearField("shape")
+    assert [output.constant for output in convpool.verify(beside, beside).outputs] == [False, False]
+
+
+def test_a_usual_output_is_not_constant():
+    for model in (graph(PAIR), graph("y = Relu(x)"), graph("y = Gather(k, x)", {"k": (4, 2)}, inputs="int64[9] x")):
+        assert not convpool.verify(model, model).outputs[0].constant
+    found = convpool.optimize(graph(PAIR), data=random_feeds(graph(PAIR))).report.verification
+    assert found.doubts == [] and found.outputs[0].compared == 2 * 32 * 36

@@ -252,25 +252,12 @@ def test_unusable_argument(given, error):
 
 
 ARGUMENTS = {
-    "check": ("2", 1.5, None, True, -1),
-    "seed": ("0", None, -1),
-    "exclude": (3, [3], None),
-    "enable": (3, [3], ["no pass"]),
-    "disable": (3, None),
-    "input_shapes": ([1, 3], {"x": 3}, {3: [1]}, "x:1x3"),
-    "rtol": ("a", -1, float("nan"), True),
-    "atol": ("a", -1, [1]),
-    "progress": (3, "yes"),
-    "fuse_pool_conv": ("no", 1),
-    "stem": ("no",),
-    "prologue": ("no",),
-    "autotune": ("no", None),
-    "time": ("no",),
-    "target": ("gpu", 3, ["any"]),
-    "lowering": ("best", 3, ["direct"]),
-    "data": (3, [1]),
-    "base_dir": (3,),
-}
+    "check": ("2", 1.5, None, True, -1), "seed": ("0", None, -1), "exclude": (3, [3], None),
+    "enable": (3, [3], ["no pass"]), "disable": (3, None), "input_shapes": ([1, 3], {"x": 3}, {3: [1]}, "x:1x3"),
+    "rtol": ("a", -1, float("nan"), True), "atol": ("a", -1, [1]), "progress": (3, "yes"),
+    "fuse_pool_conv": ("no", 1), "stem": ("no",), "prologue": ("no",), "autotune": ("no", None), "time": ("no",),
+    "target": ("gpu", 3, ["any"]), "lowering": ("best", 3, ["direct"]), "data": (3, [1]), "base_dir": (3,),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in ARGUMENTS.items() for value in values])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`convpool COMMAND`: the same commands as convpool-COMMAND, help in sections, inspect, completion in the shell."""
+"""`convpool COMMAND`: help in sections, inspect, completion, `--skip-unchanged`, and a provider that is not there."""
 
 import json
 import os
@@ -7,14 +7,21 @@ import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import onnx
+import onnxruntime
 import pytest
 
+import convpool
 from convpool.cli import group
 from convpool.cli.group import COMMANDS, SectionedCommand, command, run
+from convpool.cli.optimize import command as optimize
+from convpool.cli.verify import main
+from convpool.onnxruntime import CUDA
 from convpool.options import PASSES
+from models import digits
 from tests.support.models import graph
 from tests.support.rewriting import PAIR
 
@@ -146,3 +153,59 @@ def test_the_shell_gets_a_script(shell):
 def test_completion_in_the_shell(words, last, told):
     done = completed(_CONVPOOL_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD=last)
     assert (done.returncode, done.stdout) == (0, told)
+
+
+@pytest.mark.parametrize("stands", ["MODEL", "a pair", "a fold", "sizes"])
+def test_a_copy_is_written_where_something_changes(stands, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    body = {"a pair": PAIR, "a fold": "a = Identity(x)\ny = Relu(a)"}.get(stands, "y = Relu(x)")
+    onnx.save(graph(body, inputs="float[N,16,12,12] x"), "in.onnx")
+    words = {"a fold": ["--fold"], "sizes": ["--fix-shape", "x:1x16x12x12"]}.get(stands, [])
+    assert run(optimize, "convpool-optimize", ["in.onnx", "--skip-unchanged", "--report", "r.json", *words]) == 0
+    report, last = json.loads(Path("r.json").read_text()), capsys.readouterr().out.splitlines()[-1]
+    assert report["changed"] == (stands != "MODEL") and report["options"]["skip_unchanged"] is True
+    assert Path("in.convpool.onnx").exists() == report["changed"]
+    assert last == ("written   in.convpool.onnx" if report["changed"] else "written   nothing: the model is unchanged")
+    assert run(optimize, "convpool-optimize", ["in.onnx", *words]) == 0
+    copy = "" if report["changed"] else ", an unchanged copy (--skip-unchanged writes none)"
+    assert capsys.readouterr().out.splitlines()[-1] == f"written   in.convpool.onnx{copy}" and Path("in.convpool.onnx").exists()
+
+
+def test_a_copy_that_is_skipped_from_python_and_on_stdout(tmp_path, capsys):
+    result = convpool.optimize(graph("y = Relu(x)"))
+    assert result.save(tmp_path / "y.onnx", skip_unchanged=True) == [] and not (tmp_path / "y.onnx").exists()
+    assert result.save(tmp_path / "y.onnx") == [tmp_path / "y.onnx"]
+    assert run(optimize, "convpool-optimize", [str(tmp_path / "y.onnx"), "--skip-unchanged", "-o", "-"]) == 2
+    assert "--skip-unchanged: got stdout; expected a file's name with -o" in capsys.readouterr().err
+
+
+def test_nodes_moved_to_another_domain_are_a_change(tmp_path):
+    onnx.save(convpool.optimize(graph(PAIR), check=0).model, tmp_path / "in.onnx")
+    words = [str(tmp_path / "in.onnx"), "--skip-unchanged", "--no-check", "-q"]
+    assert run(optimize, "convpool-optimize", words) == 0 and not (tmp_path / "in.convpool.onnx").exists()
+    assert (
+        run(optimize, "convpool-optimize", [*words, "--domain", "trt.plugins"]) == 0 and (tmp_path / "in.convpool.onnx").exists()
+    )
+
+
+def status(monkeypatch, *arguments: str) -> int:
+    """The command's exit status."""
+    monkeypatch.setattr("sys.argv", ["convpool-verify", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code)
+
+
+def test_a_machine_without_the_provider_is_told_what_is_missing(monkeypatch, capsys):
+    if CUDA in onnxruntime.get_available_providers():
+        pytest.skip("this onnxruntime has the CUDA provider")
+    model = str(digits.MODEL_PATH)
+    assert status(monkeypatch, model, model, "--provider", "cuda") == 2
+    line = capsys.readouterr().err
+    assert "expected CUDAExecutionProvider" in line and line.count("\n") == 1
+    assert status(monkeypatch, model, model, "--provider", "cpu", "-q") == 0
+
+
+def test_an_engine_runs_in_tensorrt_alone(monkeypatch, capsys):
+    assert status(monkeypatch, str(digits.MODEL_PATH), "model.engine", "--provider", "cuda") == 2
+    assert "--provider: got cuda, expected a model to run by it; model.engine is an engine" in capsys.readouterr().err

@@ -57,17 +57,9 @@ def test_full_precision_error_is_within_twice_plain_float32(torch_gpu, n, c, m, 
     allowed = max(2 * error_of_plain, HALVES_UNIT * exact.norm())
     x_last, w_last = x.permute(0, 2, 3, 1).contiguous(), w.permute(0, 2, 3, 1).contiguous()
     problem = Problem(
-        n=n,
-        c=c,
-        m=m,
-        spatial=(size, size),
-        kernel_shape=kernel,
-        pool_kernel_shape=2,
-        pool_pads=pad,
-        strides=2,
-        layout="NHWC",
-        dtype="float32",
-    )
+        n=n, c=c, m=m, spatial=(size, size), kernel_shape=kernel, pool_kernel_shape=2, pool_pads=pad, strides=2,
+        layout="NHWC", dtype="float32",
+    )  # fmt: skip
     tried = 0
     for tactic in tactics():
         if ("tf32x3" not in tactic.name and tactic.family != "generic") or problem.why_not(tactic) is not None:

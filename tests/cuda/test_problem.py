@@ -540,18 +540,10 @@ def row(tactic: str, *, cc: int = 90, **fields) -> str:
 
 def test_a_measured_tactic_is_chosen_for_its_problem_and_device_only(tmp_path):
     others = [
-        dict(n=63),
-        dict(spatial=(32, 31)),
-        dict(layout="NCHW"),
-        dict(y_layout="NCHW"),
-        dict(prologue_affine=True),
-        dict(prologue_activation="relu"),
-        dict(dtype="bfloat16"),
-        dict(m=64),
-        dict(pads=1),
-        dict(pool_pads=(1, 1, 1, 2)),
-        dict(strides=1),
-    ]
+        dict(n=63), dict(spatial=(32, 31)), dict(layout="NCHW"), dict(y_layout="NCHW"), dict(prologue_affine=True),
+        dict(prologue_activation="relu"), dict(dtype="bfloat16"), dict(m=64), dict(pads=1),
+        dict(pool_pads=(1, 1, 1, 2)), dict(strides=1),
+    ]  # fmt: skip
     asked = [
         (LAYER, WHOLE_H200),
         (LAYER | dict(bias=True, activation="relu"), WHOLE_H200),
@@ -596,27 +588,13 @@ def test_every_field_of_a_row_is_where_the_library_looks(tmp_path):
     """Numbers differ wherever they may, so that none can stand for another."""
     problems = [
         dict(
-            n=67,
-            c=72,
-            m=136,
-            spatial=(97, 89)[:rank],
-            kernel_shape=(3, 4)[:rank],
-            pool_kernel_shape=(2, 5)[:rank],
-            pool_strides=(1, 2)[:rank],
-            pool_pads=(1, 2)[:rank] + (0, 3)[:rank],
-            pool_dilations=(3, 4)[:rank],
-            strides=(4, 3)[:rank],
-            pads=(0, 1)[:rank] + (2, 3)[:rank],
-            dilations=(2, 5)[:rank],
-            residual=True,
-            dtype=dtype,
-            prologue_activation="relu",
-            allow_tf32=True,
-            layout="NCHW",
-            y_layout="NHWC",
+            n=67, c=72, m=136, spatial=(97, 89)[:rank], kernel_shape=(3, 4)[:rank], pool_kernel_shape=(2, 5)[:rank],
+            pool_strides=(1, 2)[:rank], pool_pads=(1, 2)[:rank] + (0, 3)[:rank], pool_dilations=(3, 4)[:rank],
+            strides=(4, 3)[:rank], pads=(0, 1)[:rank] + (2, 3)[:rank], dilations=(2, 5)[:rank], residual=True,
+            dtype=dtype, prologue_activation="relu", allow_tf32=True, layout="NCHW", y_layout="NHWC",
         )
         for rank, dtype in ((1, "float32"), (2, "float16"))
-    ]
+    ]  # fmt: skip
     asked = [(problem, WHOLE_H200) for problem in problems]
     assert find_tactic(NONE).id not in chosen("off", *asked)[0]
     path = tmp_path / "tuned.def"

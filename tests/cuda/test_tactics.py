@@ -81,15 +81,9 @@ def test_tf32_is_rounded_to_nearest(gpu, name, rounded):
     tactic = find_tactic(name)
     side = layer_of(tactic)["kernel_shape"]
     problem = Problem(
-        n=2,
-        c=256,
-        m=256,
-        spatial=(16, 16),
-        **layer_of(tactic),
-        dtype="float32",
-        layout=layout_of(name),
+        n=2, c=256, m=256, spatial=(16, 16), **layer_of(tactic), dtype="float32", layout=layout_of(name),
         allow_tf32=True,
-    )
+    )  # fmt: skip
     if 10 * gpu.compute_capability()[0] + gpu.compute_capability()[1] < tactic.min_cc or problem.why_not(tactic):
         pytest.skip(problem.why_not(tactic) or f"needs compute capability {tactic.min_cc}")
     x, w = np.ones(problem.x_shape[:1] + (256, 16, 16)), np.zeros(problem.w_shape)
@@ -113,16 +107,8 @@ def test_prologue_of_values_that_are_not_finite(gpu, name, before, slope):
     elif "_tma" not in name:
         layer["pool_kernel_shape"] = 1
     problem = Problem(
-        n=1,
-        c=8,
-        m=8,
-        spatial=(36, 36),
-        **layer,
-        dtype=tactic.dtype,
-        layout="NHWC",
-        allow_tf32=True,
-        **prologue,
-    )
+        n=1, c=8, m=8, spatial=(36, 36), **layer, dtype=tactic.dtype, layout="NHWC", allow_tf32=True, **prologue,
+    )  # fmt: skip
     x, w = np.ones((1, 8, 36, 36)), np.zeros(problem.w_shape)
     w[:, 0] = 1  # sums that are numbers of bfloat16
     if tactic.family == "upsample":
@@ -169,22 +155,10 @@ def test_epilogue_of_values_that_are_not_finite(gpu, name, activation, alpha, re
     layer = dict(kernel_shape=1, pool_kernel_shape=2, strides=2) if name.endswith("_few") else layer_of(tactic)
     for y_layout in ("NHWC", "NCHW"):
         problem = Problem(
-            n=1,
-            c=channels,
-            m=8,
-            spatial=(20, 24),
-            **layer,
-            dtype=tactic.dtype,
-            layout=layout_of(name),
-            y_layout=y_layout,
-            bias=True,
-            residual=residual,
-            activation=activation,
-            alpha=alpha,
-            beta=0.5,
-            allow_tf32="tf32x3" not in name,
-            accumulation="packed" if tactic.packed else "default",
-        )
+            n=1, c=channels, m=8, spatial=(20, 24), **layer, dtype=tactic.dtype, layout=layout_of(name),
+            y_layout=y_layout, bias=True, residual=residual, activation=activation, alpha=alpha, beta=0.5,
+            allow_tf32="tf32x3" not in name, accumulation="packed" if tactic.packed else "default",
+        )  # fmt: skip
         if problem.why_not(tactic):
             continue
         allowed += 1

@@ -137,20 +137,10 @@ def test_sums_of_8_bit_types_are_exact(gpu, case, w_scale, dtype, y_dtype, layou
     arena.upload()
     s = p.struct
     conv_avg_pool(
-        gx,
-        gw,
-        gb,
-        residual=gr,
-        w_scale=gs,
-        out=gy,
-        layout=layout,
-        pool_kernel_shape=s.pool_kernel[:rank],
-        pool_pads=s.pool_pads[: 2 * rank],
-        strides=s.strides[:rank],
-        pads=s.pads[: 2 * rank],
-        group=p.group,
+        gx, gw, gb, residual=gr, w_scale=gs, out=gy, layout=layout, pool_kernel_shape=s.pool_kernel[:rank],
+        pool_pads=s.pool_pads[: 2 * rank], strides=s.strides[:rank], pads=s.pads[: 2 * rank], group=p.group,
         activation=p.activation,
-    )
+    )  # fmt: skip
     y = gy.of(arena.download()).astype(np.float64)
     np.testing.assert_array_equal(np.moveaxis(y, -1, 1) if layout == "NHWC" else y, exact)
 

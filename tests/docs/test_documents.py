@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The documents' links lead somewhere, and the index of decisions lists every page by its title."""
+"""The documents' links lead somewhere, the index lists every decision, and every source file names the licence."""
 
+import hashlib
 import re
 from pathlib import Path
 
@@ -57,3 +58,25 @@ def test_the_log_is_short():
 def test_steps_of_recipes_are_told_from_paths():
     text = "`a/new.h`: made:\n\n```cpp\nint a;\n```\n\n`a/old.h`: changed:\n\n```diff\n-int b;\n```\n\n`a/named.h` is named.\n"
     assert [(step.path, step.is_new) for step in steps(text)] == [("a/new.h", True), ("a/old.h", False)]
+
+
+LINE = "SPDX-License-Identifier: Apache-2.0"
+TEXT_SHA256 = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"  # apache.org/licenses/LICENSE-2.0.txt
+FOLDERS = ("benchmarks", "docs", "models", "optimizer", "plugin", "tests", "tools")
+ENDINGS = (".py", ".c", ".h", ".cpp", ".cu", ".cuh", ".cu.in", ".def", ".map", ".cmake", ".sh", "CMakeLists.txt")
+SOURCES = [
+    ROOT / "Makefile",
+    ROOT / ".ci" / "run",
+    *(path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*")) if path.name.endswith(ENDINGS)),
+]
+
+
+def test_every_source_file_names_the_licence_in_its_first_lines():
+    assert len(SOURCES) > 400
+    without = [path for path in SOURCES if not any(LINE in line for line in path.read_text().splitlines()[:2])]
+    assert [str(path.relative_to(ROOT)) for path in without] == []
+
+
+def test_the_licence_is_there_in_full():
+    assert hashlib.sha256((ROOT / "LICENSE").read_bytes()).hexdigest() == TEXT_SHA256
+    assert (ROOT / "plugin" / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()

@@ -281,14 +281,9 @@ def variants_of_the_plugin(root: Path, folder: Path) -> list[str]:
     (folder / "list.cpp").write_text(LIST)
     places = [f"-I{root / 'plugin/include'}", f"-I{root / 'plugin'}"]
     host_library.run(
-        host_library.compiler(),
-        "-std=c++20",
-        *places,
-        folder / "list.cpp",
-        root / "plugin/nodes/operators.cpp",
-        "-o",
-        folder / "list",
-    )
+        host_library.compiler(), "-std=c++20", *places, folder / "list.cpp", root / "plugin/nodes/operators.cpp",
+        "-o", folder / "list",
+    )  # fmt: skip
     return host_library.run(folder / "list").split()
 
 

@@ -12,9 +12,8 @@ import convpool
 from convpool.errors import ModelError
 from convpool.ir import constants
 from convpool.ir.constants import MAX_FOLDED_ELEMENTS, MAX_FOLDED_NODES, MAX_WEIGHT_ELEMENTS, Constant, computed, folded
-from tests.support.models import graph, operators
+from tests.support.models import chain, function_scope, graph, index, operators
 from tests.support.rewriting import DIRECT, PAIR, POOL, rewrite
-from tests.support.scopes import chain, function_scope, index
 
 CHAINS = {
     "axes by Reshape": (
@@ -75,15 +74,9 @@ q = Reshape(t, flat)
 p = Cast<to=7>(q)
 """
 AMOUNTS = {
-    "amounts": [1, 1, 1, 1],
-    "eight": [8],
-    "rows": [-1, 2],
-    "last": [-1],
-    "first": [-(2**63) + 1],
-    "zero": [0],
-    "back": [-1],
-    "flat": [-1],
-}
+    "amounts": [1, 1, 1, 1], "eight": [8], "rows": [-1, 2], "last": [-1], "first": [-(2**63) + 1], "zero": [0],
+    "back": [-1], "flat": [-1],
+}  # fmt: skip
 
 
 def same_pads(x: str, k: str) -> str:

@@ -1,34 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The index of a graph: shapes that a model computes from shapes, and what is known of them where the batch is open."""
+"""The index of a graph: computed shapes, open batches, nodes out of order, and names that a node reads."""
 
 import numpy as np
+import onnx
 import pytest
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 import convpool
+from convpool.errors import ModelError
 from convpool.ir import index as index_module
 from convpool.ir import model as model_module
 from convpool.ir.index import TensorInfo, index_model, with_shapes_folded
 from convpool.ir.model import infer_shapes
-from tests.support.models import graph, operators
+from convpool.ir.protos import _read_names
+from models import generators
+from tests.support.models import FUNCTION, graph, index, operators
 from tests.support.rewriting import PAIR, rewrite, verified
-from tests.support.scopes import FUNCTION, index
 
 CONV = "h = Conv<pads=[1,1,1,1]>(x, w)\ns = Shape(h)\n"
 MEAN = "f = Reshape(h, t)\ny = ReduceMean<axes=[2]>(f)"
 CONSTANTS = {
-    "zero": [0],
-    "one": [1],
-    "two": [2],
-    "three": [3],
-    "minus": [-1],
-    "below": [-4],
-    "all": [144],
-    "both": [0, 1],
-    "reverse": [1, 0],
-    "scalar": np.int64(0),
-    "tail": [32, 144],
-}
+    "zero": [0], "one": [1], "two": [2], "three": [3], "minus": [-1], "below": [-4], "all": [144], "both": [0, 1],
+    "reverse": [1, 0], "scalar": np.int64(0), "tail": [32, 144],
+}  # fmt: skip
 TARGETS = {  # the target of a Reshape to batch, channels and positions: whether it is known to be that
     "Slice": ("p = Slice(s, zero, two)\nt = Concat<axis=0>(p, minus)", True),
     "Slice along an axis": ("p = Slice(s, zero, two, zero)\nt = Concat<axis=0>(p, minus)", True),
@@ -186,3 +180,72 @@ def test_a_shape_is_a_constant_where_all_of_it_is_known():
     (scope,) = index(graph(body, inputs="float[2,16] x, float[N,3,4] z", outputs="int64[a] y"))
     values = {name: scope.constant(name) for name in "stu"}
     assert {name: value.array().tolist() for name, value in values.items() if value is not None} == {"s": [2, 16], "t": [3, 4]}
+
+
+def reversed_nodes(name: str) -> onnx.ModelProto:
+    model = generators.generate(name)
+    nodes = list(model.graph.node)[::-1]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    return model
+
+
+@pytest.mark.parametrize("name", ["lenet5", "discriminator_block", "wgan_gp_slices_small"])
+def test_rewritten_and_sorted(name):
+    model = reversed_nodes(name)
+    before = model.SerializeToString()
+    result = convpool.optimize(model)
+    assert model.SerializeToString() == before
+    assert sum(site.status == "rewritten" for site in result.report.sites) >= 2
+    assert result.report.verification.passed
+    onnx.checker.check_model(result.model, full_check=True)
+
+
+def test_node_that_only_a_branch_needs_comes_first():
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 17]>
+        g (float[1,2,8,8] x, bool c) => (float[1,2,4,4] y) {
+            y = If (c) <
+                then_branch = t () => (float[1,2,4,4] a) {
+                    k = Conv <kernel_shape = [1,1]> (r, w)
+                    a = AveragePool <kernel_shape = [2,2], strides = [2,2]> (k)
+                },
+                else_branch = e () => (float[1,2,4,4] b) { b = AveragePool <kernel_shape = [2,2], strides = [2,2]> (r) }
+            >
+            w = ConstantOfShape <value = float[1] {0.5}> (s)
+            s = Constant <value_ints = [2,2,1,1]> ()
+            r = Relu (x)
+        }""")
+    result = convpool.optimize(model, check=3)
+    assert [node.op_type for node in result.model.graph.node][-1] == "If"
+    assert [site.status for site in result.report.sites] == ["rewritten"]
+    assert result.report.verification.passed
+
+
+def test_unchanged_model_keeps_its_bytes(tmp_path):
+    model = reversed_nodes("squeeze_excite")
+    path, out = tmp_path / "m.onnx", tmp_path / "out.onnx"
+    path.write_bytes(model.SerializeToString())
+    result = convpool.optimize(path)
+    result.save(out)
+    assert not result.changed and out.read_bytes() == path.read_bytes()
+
+
+def test_cycle_is_refused():
+    model = generators.generate("lenet5")
+    first, last = model.graph.node[0], model.graph.node[-2]
+    first.input[0] = last.output[0]
+    with pytest.raises(ModelError, match="not valid ONNX"):
+        convpool.optimize(model)
+
+
+def test_what_a_node_reads_through_its_bodies():
+    body = """y = If(flag) <then_branch = yes () => (float[a] t) { u = Add(outer, own) t = Mul(u, x) },
+      else_branch = no () => (float[a] late) { v = Neg(x) }>"""
+    model = graph(body, inputs="float[4] x, bool flag, float[4] outer, float[4] late", outputs="float[a] y")
+    node = model.graph.node[0]
+    assert _read_names(node) == {"flag", "outer", "own", "x", "late"}
+    node.attribute[0].g.initializer.append(numpy_helper.from_array(np.ones(4, np.float32), "own"))
+    assert _read_names(node) == {"flag", "outer", "x", "late"}
+    node.attribute[1].g.input.append(helper.make_tensor_value_info("late", TensorProto.FLOAT, [4]))
+    assert _read_names(node) == {"flag", "outer", "x"}

@@ -274,15 +274,9 @@ def test_paths_near_the_limit(tmp_path, length):
 
 
 WRITERS = (
-    "optimize {m} -o {n}",
-    "optimize {m} --report {n}",
-    "inspect {m} --report {n}",
-    "verify {m} {m} --report {n}",
-    "build {m} -o {n}",
-    "build {m} -o e --report {n}",
-    "build {m} -o e --timing-cache {n}",
-    "tune {m} -o {n}",
-)
+    "optimize {m} -o {n}", "optimize {m} --report {n}", "inspect {m} --report {n}", "verify {m} {m} --report {n}",
+    "build {m} -o {n}", "build {m} -o e --report {n}", "build {m} -o e --timing-cache {n}", "tune {m} -o {n}",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("words", WRITERS)

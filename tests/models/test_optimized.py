@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real networks: the optimizer finds every pair that the manifest counts, and the result computes the same."""
+"""Real networks: every pair and every convolution behind a resampling is found; what the target cuda leaves; equal results."""
 
 from collections import Counter
 from pathlib import Path
@@ -110,3 +110,123 @@ def test_light_densenet121():
     result = convpool.optimize(light.light_densenet121_path())
     assert rewritten(result) == {"conv_pool": 3}
     assert result.report.verification.passed
+
+
+EXPECTED = {
+    "vae_decoder": {"upsample_last": 3},
+    "sngan_generator": {"upsample_last": 4, "resize_last": 4},
+    "biggan_generator": {"upsample_last": 4, "resize_last": 4},
+    "stargan_v2_generator": {"upsample_last": 3, "resize_last": 3},
+    "unet_nearest": {"upsample_last": 2},
+    "unet3d": {"upsample_last": 2},
+    "segformer_head": {"resize_last": 1},
+    "hrnet_head": {"resize_last": 1},
+    "yolo_neck": {"resize_last": 2},
+    "esrgan_tail": {"upsample_last": 2},
+}
+"""Sites rewritten for a CPU, by rule.  StarGAN v2 has two shortcuts; the 1x1 convolution behind the last sum makes three."""
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_for_a_cpu(name):
+    result = convpool.optimize(generators.generate(name), target="cpu")
+    assert Counter(site.rule for site in result.report.sites if site.status == "rewritten") == EXPECTED[name]
+    summary = result.report.summary
+    assert result.report.verification.passed and summary.model_macs_after < 0.95 * summary.model_macs_before
+    again = convpool.optimize(result.model, target="cpu", check=0)
+    assert again.model.SerializeToString(deterministic=True) == result.model.SerializeToString(deterministic=True)
+
+
+@pytest.mark.parametrize("target", ("any", "tensorrt", "cuda"))
+@pytest.mark.parametrize("name", ("vae_decoder", "stargan_v2_generator", "yolo_neck"))
+def test_for_other_targets(name, target):
+    assert convpool.optimize(generators.generate(name), target=target).report.verification.passed
+
+
+@pytest.mark.parametrize("dtype", ("float16", "float64"))
+def test_other_types(dtype):
+    result = convpool.optimize(generators.generate("segformer_head", dtype=dtype, width=64, size=16), target="cpu")
+    assert result.report.verification.passed
+
+
+WANTED = {
+    "sngan64": {
+        "ConvAvgPoolRelu": 1,
+        "ConvAvgPool": 6,
+        "ConvAvgPoolAdd": 4,
+        "ReluConvAvgPoolRelu": 4,
+        "ConvAvgPoolAddRelu": 1,
+        "Flatten": 1,
+    },
+    "wgan_gp": {
+        "ConvAvgPoolRelu": 1,
+        "ConvAvgPool": 3,
+        "ConvAvgPoolAdd": 3,
+        "ReluConvAvgPoolRelu": 3,
+        "ConvAvgPoolAddRelu": 1,
+        "Flatten": 1,
+    },
+    "stargan_v2": {
+        "ConvAvgPool": 8,
+        "LeakyReluConvAvgPoolLeakyRelu": 6,
+        "ConvAvgPoolAdd": 5,
+        "ConvAvgPoolAddLeakyRelu": 1,
+        "ConvAvgPoolLeakyRelu": 1,
+        "Reshape": 1,
+    },
+    "biggan_small": {
+        "ConvAvgPoolRelu": 1,
+        "ConvAvgPool": 9,
+        "ConvAvgPoolAdd": 6,
+        "ReluConvAvgPoolRelu": 5,
+        "ConvAvgPoolAddRelu": 1,
+        "MaxPool": 2,
+        "MatMul": 2,
+        "Softmax": 1,
+        "Reshape": 5,
+        "Transpose": 2,
+        "Flatten": 1,
+    },
+    "densenet121": {
+        "Conv": 1,
+        "BatchNormalization": 1,
+        "Relu": 1,
+        "MaxPool": 1,
+        "Transpose": 1,
+        "AffineReluConvAvgPoolRelu": 58,
+        "ConvAvgPool": 58,
+        "Concat": 58,
+        "AffineReluConvAvgPool": 4,
+        "Flatten": 1,
+    },
+    "igebm": {"ConvAvgPool": 4, "ConvAvgPoolLeakyRelu": 6, "ConvAvgPoolAddLeakyRelu": 6, "ReluConvAvgPool": 1, "Flatten": 1},
+}
+"""All nodes of the results.  Of BigGAN the attention's Transposes are the model's own; DenseNet's stands behind its MaxPool."""
+NO_PAIR = ("vgg_average", "squeeze_excite", "resnet_d")
+SMALL_ON_CUDA = [name for name in generators.names() if name.endswith("_small") and not name.startswith("condensenet")]
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [*((name, "float32") for name in WANTED), ("wgan_gp", "float16"), ("igebm", "float16")]
+)
+def test_what_is_left(name, dtype):
+    result = convpool.optimize(generators.generate(name, dtype=dtype), target="cuda", check=0)
+    assert Counter(node.op_type for node in result.model.graph.node) == WANTED[name]
+    images = [node for node in result.model.graph.node if schema.is_operator(node) and schema.layout_of(node) == 2]
+    assert {node.input[0] for node in images} >= ({"image"} if name != "densenet121" else set())
+    again = convpool.optimize(result.model, target="cuda", check=0)
+    assert again.model.SerializeToString(deterministic=True) == result.model.SerializeToString(deterministic=True)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("name", SMALL_ON_CUDA)
+def test_it_computes_the_same(name, dtype):
+    result = convpool.optimize(generators.generate(name, dtype=dtype), target="cuda")
+    assert result.changed and result.report.verification.passed
+
+
+@pytest.mark.parametrize("name", NO_PAIR)
+def test_without_a_pair_a_model_stays_byte_for_byte(name):
+    model = generators.generate(name)
+    result = convpool.optimize(model, target="cuda", check=0)
+    assert not result.changed and result.model.SerializeToString() == model.SerializeToString()

@@ -26,15 +26,9 @@ def test_links_neither_tensorrt_nor_cuda_libraries_nor_a_second_file(plugin):
     listing = subprocess.run(["readelf", "-d", plugin], capture_output=True, text=True, check=True)
     needed = set(re.findall(r"\(NEEDED\).*\[(.*?)\]", listing.stdout))
     allowed = {
-        "libstdc++.so.6",
-        "libgcc_s.so.1",
-        "libc.so.6",
-        "libm.so.6",
-        "libdl.so.2",
-        "libpthread.so.0",
-        "librt.so.1",
+        "libstdc++.so.6", "libgcc_s.so.1", "libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1",
         "ld-linux-x86-64.so.2",
-    }
+    }  # fmt: skip
     assert needed and needed <= allowed
     assert "RPATH" not in listing.stdout and "RUNPATH" not in listing.stdout
 
@@ -118,19 +112,11 @@ def test_declarations_agree_with_the_sdk(tmp_path):
     program = tmp_path / "check"
     subprocess.run(
         [
-            shutil.which("c++") or "g++",
-            "-std=c++17",
-            f"-DCONVPOOL_TENSORRT_SDK_MAJOR={major}",
-            "-DCONVPOOL_DECLARE_ALL",
-            "-isystem",
-            folder,
-            "-isystem",
-            str(cuda),
-            str(ROOT / "plugin/tensorrt/check_declarations.cpp"),
-            "-o",
-            program,
+            shutil.which("c++") or "g++", "-std=c++17", f"-DCONVPOOL_TENSORRT_SDK_MAJOR={major}",
+            "-DCONVPOOL_DECLARE_ALL", "-isystem", folder, "-isystem", str(cuda),
+            str(ROOT / "plugin/tensorrt/check_declarations.cpp"), "-o", program,
         ],
         check=True,
-    )
+    )  # fmt: skip
     done = subprocess.run([program], capture_output=True, text=True)
     assert done.returncode == 0 and ", 0 differ" in done.stdout, done.stdout

@@ -32,22 +32,11 @@ def problem_of(kernel: int, pool: int, before: str | None, dtype: str, packed: b
         return Problem(**shape, dtype=dtype, layout=layout, allow_tf32=True, prologue_activation=before)
     pads = min(kernel // 2, pool - 1)
     return Problem(
-        n=24,
-        c=200,
-        m=264,
-        spatial=(36, 40),
-        kernel_shape=kernel,
-        pool_kernel_shape=pool,
-        pool_pads=pads,
-        pads=kernel // 2 - pads,
-        pool_strides=1 if kernel > 1 else pool,
-        strides=pool if kernel > 1 else 1,
-        dtype=dtype,
-        layout=layout,
-        allow_tf32=True,
-        accumulation="packed" if packed else "default",
+        n=24, c=200, m=264, spatial=(36, 40), kernel_shape=kernel, pool_kernel_shape=pool, pool_pads=pads,
+        pads=kernel // 2 - pads, pool_strides=1 if kernel > 1 else pool, strides=pool if kernel > 1 else 1,
+        dtype=dtype, layout=layout, allow_tf32=True, accumulation="packed" if packed else "default",
         prologue_activation=before,
-    )
+    )  # fmt: skip
 
 
 @functools.cache

@@ -330,28 +330,8 @@ def make_sparse(model, rng):
 
 
 CHANGES = (
-    change_attribute,
-    add_attribute,
-    remove_attribute,
-    exchange_attributes,
-    refer_to_attribute,
-    change_operator,
-    change_name,
-    exchange_names,
-    more_or_fewer_inputs,
-    change_dims,
-    reshape_weights,
-    change_data,
-    change_tensor_type,
-    make_external,
-    change_value_shape,
-    change_value_type,
-    rename_value,
-    change_versions,
-    remove_part,
-    double_part,
-    shuffle_nodes,
-    change_function,
-    call_itself,
-    make_sparse,
-)
+    change_attribute, add_attribute, remove_attribute, exchange_attributes, refer_to_attribute, change_operator,
+    change_name, exchange_names, more_or_fewer_inputs, change_dims, reshape_weights, change_data, change_tensor_type,
+    make_external, change_value_shape, change_value_type, rename_value, change_versions, remove_part, double_part,
+    shuffle_nodes, change_function, call_itself, make_sparse,
+)  # fmt: skip

@@ -26,19 +26,9 @@ class PackedLayer:
         """Skips or fails the calling test where the library would not choose a packed tactic."""
         self.dtype = dtype
         self.problem = Problem(
-            n=N,
-            c=C,
-            m=M,
-            spatial=(SIZE, SIZE),
-            kernel_shape=3,
-            strides=2,
-            pool_kernel_shape=2,
-            pool_pads=1,
-            bias=True,
-            dtype=dtype,
-            layout="NHWC",
-            accumulation="packed",
-        )
+            n=N, c=C, m=M, spatial=(SIZE, SIZE), kernel_shape=3, strides=2, pool_kernel_shape=2, pool_pads=1,
+            bias=True, dtype=dtype, layout="NHWC", accumulation="packed",
+        )  # fmt: skip
         self.tactic = self._tactic(self.problem)
         if not self.tactic.packed:
             skip_or_fail(f"no packed tactic is chosen here, but {self.tactic.name}")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`convpool.tensorrt.build` up to where TensorRT takes over: what is loaded, checked, kept and reported."""
+"""`convpool.tensorrt.build` up to where TensorRT takes over, and convpool-build and convpool-verify without a GPU."""
 
+import json
 import sys
 from collections import Counter
 from pathlib import Path
@@ -9,12 +10,15 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import onnx
 import pytest
+from onnx import helper, numpy_helper
 
 from convpool import VerificationError, optimize
 from convpool.check.judge import OutputErrors, Verification
 from convpool.check.verify import compare_runners
 from convpool.cli import build as build_cli
+from convpool.cli.build import _profile, build_command
 from convpool.cli.group import run
+from convpool.cli.verify import verify_command
 from convpool.errors import OptionError, TensorRTError
 from convpool.ir import model as models
 from convpool.ir.index import index_model
@@ -233,3 +237,212 @@ def test_the_package_names_a_function_and_no_module_build():
     import convpool.tensorrt
 
     assert not isinstance(convpool.tensorrt.build, ModuleType)
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """A model and its rewritten form, as files."""
+    model = generate("wgan_gp_small", batch=2)
+    onnx.save(model, tmp_path / "a.onnx")
+    optimize(model, check=0).save(tmp_path / "b.onnx")
+    return str(tmp_path / "a.onnx"), str(tmp_path / "b.onnx")
+
+
+def test_verify_agrees(pair, tmp_path, capsys):
+    report = tmp_path / "report.json"
+    assert run(verify_command, "convpool-verify", [*pair, "--check", "2", "--report", str(report)]) == 0
+    content = json.loads(report.read_text())["verification"]
+    assert content["passed"] and content["inputs"] == 2
+    assert [output["name"] for output in content["outputs"]] == ["score"]
+    assert "agrees" in capsys.readouterr().out
+
+
+TIMES = "<float c = {FACTOR}> { d = CastLike(c, x) y = Mul(x, d) }"
+IN_FP16 = "<float c = {FACTOR}> { h = Cast<to = 10>(x) k = Mul(h, c) y = Cast<to = 1>(k) }"  # and c becomes one
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "factor", "options", "status"),
+    [
+        ("float", TIMES, 1.005, [], 1),
+        ("float", TIMES, 1.005, ["--precision", "fp16"], 0),
+        ("float", TIMES, 1.05, ["--precision", "fp16"], 1),
+        ("float", TIMES, 1.05, ["--precision", "bf16"], 0),
+        ("float", IN_FP16, 1.005, [], 0),
+        ("float16", TIMES, 1.005, [], 0),
+        ("float16", TIMES, 1.005, ["--precision", "fp32"], 1),
+        ("float16", TIMES, 1.05, [], 1),
+    ],
+)
+def test_verify_judges_by_the_types_of_the_less_exact_side(kind, body, factor, options, status, tmp_path):
+    for name, nodes in (("a", "{ y = Identity(x) }"), ("b", body.replace("FACTOR", str(factor)))):
+        text = f"""<ir_version: 8, opset_import: ["": 17]> g ({kind}[1,64] x) => ({kind}[1,64] y) {nodes}"""
+        model = onnx.parser.parse_model(text)
+        for tensor in model.graph.initializer if nodes.count("Cast<") else ():
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float16), tensor.name))
+        onnx.save(model, tmp_path / f"{name}.onnx")
+    arguments = [str(tmp_path / "a.onnx"), str(tmp_path / "b.onnx"), "-q", *options]
+    assert run(verify_command, "convpool-verify", arguments) == status
+
+
+@pytest.mark.parametrize("kind", ["double", "bfloat16"])
+def test_verify_takes_types_that_onnxruntime_has_no_convolution_for(kind, tmp_path, capsys):
+    text = f"""<ir_version: 10, opset_import: ["": 22]> g ({kind}[1,4,8,8] x, {kind}[4,4,3,3] w) => ({kind}[1,4,3,3] y)
+        <float c = {{FACTOR}}> {{ h = Conv(x, w) d = CastLike(c, h) t = Mul(h, d)
+                                  y = AveragePool<kernel_shape=[2,2], strides=[2,2]>(t) }}"""
+    for name, factor in (("a", 1.0), ("b", 1.0), ("c", 2.0)):
+        onnx.save(onnx.parser.parse_model(text.replace("FACTOR", str(factor))), tmp_path / f"{name}.onnx")
+    first, same, other = (str(tmp_path / f"{name}.onnx") for name in "abc")
+    assert run(verify_command, "convpool-verify", [first, same, "-q"]) == 0
+    assert run(verify_command, "convpool-verify", [first, other, "-q"]) == 1
+    broken = onnx.load(same)
+    broken.graph.node[0].domain, broken.graph.node[0].op_type = "nobody", "Knows"
+    broken.opset_import.add(domain="nobody", version=1)
+    onnx.save(broken, tmp_path / "b.onnx")
+    capsys.readouterr()
+    assert run(verify_command, "convpool-verify", [first, same]) == 2
+    assert f"onnxruntime cannot load {same} in float32: " in capsys.readouterr().err
+
+
+def test_verify_layers_compares_what_both_have(pair, tmp_path):
+    report = tmp_path / "report.json"
+    assert run(verify_command, "convpool-verify", [*pair, "--layers", "-q", "--report", str(report)]) == 0
+    outputs = json.loads(report.read_text())["verification"]["outputs"]
+    assert len(outputs) > 5 and all(output["passed"] for output in outputs)
+
+
+def test_verify_finds_a_wrong_weight_and_the_first_layer_that_has_it(pair, tmp_path, capsys):
+    model = onnx.load(pair[1])
+    weight = next(t for t in model.graph.initializer if len(t.dims) == 4)
+    values = numpy_helper.to_array(weight).copy()
+    values.flat[0] += 1.0
+    weight.CopyFrom(numpy_helper.from_array(values, weight.name))
+    wrong, report = str(tmp_path / "wrong.onnx"), tmp_path / "report.json"
+    onnx.save(model, wrong)
+    assert run(verify_command, "convpool-verify", [pair[0], wrong, "--layers", "-q", "--report", str(report)]) == 1
+    error = capsys.readouterr().err
+    assert "convpool-verify: verification: output '" in error
+    assert error.strip().endswith("relative error, expected at most 0.001 of each value + 0.0001 of the largest")
+    assert any(not output["passed"] for output in json.loads(report.read_text())["verification"]["outputs"])
+
+
+def test_verify_refuses_models_of_other_inputs(pair, tmp_path, capsys):
+    other = str(tmp_path / "other.onnx")
+    onnx.save(generate("densenet_transition1", batch=1), other)
+    assert run(verify_command, "convpool-verify", [pair[0], other]) == 2
+    assert capsys.readouterr().err.strip() == "convpool-verify: inputs differ; got image and x"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["none.onnx", "-o", "x.engine"], "none.onnx: no such file"),
+        (["MODEL", "-o", "nowhere/x.engine"], "no folder 'nowhere'; make it first"),
+        (
+            ["MODEL", "-o", "x.engine", "--min-shape", "image:9x3x32x32", "--max-shape", "image:2x3x32x32"],
+            "expected the same rank and smallest <= typical <= largest",
+        ),
+        (["MODEL", "-o", "x.engine", "--precision", "fp8"], "'fp8' is not one of"),
+        (["MODEL", "-o", "./a.onnx"], "a.onnx: the model itself, which would be overwritten"),
+        (["MODEL", "-o", "x.engine", "--timing-cache", "a.onnx"], "a.onnx: the model itself, which would be overwritten"),
+        (["MODEL", "-o", "x.engine", "--report", "./x.engine"], "x.engine: another output, which would be overwritten"),
+        (["MODEL", "-o", "d.npz", "--data", "d.npz"], "d.npz: --data, which would be overwritten"),
+        (["weights.onnx", "-o", "x.engine", "--timing-cache", "w.bin"], "w.bin: weights of the model, which would be"),
+        (["MODEL", "-o", "."], ".: a folder; expected a file name"),
+        (["MODEL", "-o", "x.engine", "--report", "."], ".: a folder; expected a file name"),
+        (["MODEL", "-o", "x.engine", "--timing-cache", "nowhere/t.cache"], "nowhere/t.cache: no folder 'nowhere'; make it first"),
+        (["MODEL", "-o", "x.engine", "--timing-cache", "."], ".: a folder; expected a file name"),
+    ],
+)
+def test_build_refuses_in_one_line(pair, tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    np.savez("d.npz", image=np.zeros((2, 3, 32, 32), np.float32))
+    onnx.save(onnx.load(pair[0]), "weights.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
+    assert run(build_command, "convpool-build", [pair[0] if a == "MODEL" else a for a in arguments]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("convpool-build: ") and message in lines[0]
+    assert not (tmp_path / "x.engine").exists()
+
+
+def test_build_without_tensorrt_says_how_to_get_it(pair, tmp_path, monkeypatch, capsys):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "tensorrt", None)  # import then fails, as without the package
+    assert run(build_command, "convpool-build", [pair[0], "-o", str(tmp_path / "x.engine")]) == 2
+    error = capsys.readouterr().err
+    assert "tensorrt: cannot be imported; got" in error and "pip install tensorrt" in error
+
+
+def test_build_without_pycuda_says_so_before_it_builds(pair, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(pipeline, "tensorrt_module", lambda: None)
+    monkeypatch.setattr(pipeline.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(pipeline, "build_plan", lambda *_: pytest.fail("built"))
+    assert run(build_command, "convpool-build", [pair[0], "-o", str(tmp_path / "x.engine")]) == 2
+    message = "convpool-build: pycuda: not installed, but the engine is run to be checked; pip install pycuda, or say --check 0"
+    assert capsys.readouterr().err.strip() == message
+    options = ["--autotune", "--check", "0"]
+    assert run(build_command, "convpool-build", [pair[0], "-o", str(tmp_path / "x.engine"), *options]) == 2
+    assert capsys.readouterr().err.strip().endswith("run to be timed; pip install pycuda, or leave out --autotune")
+    with pytest.raises(TensorRTError, match="run to be checked; pip install pycuda, or say check=0$"):
+        build(pair[0])
+
+
+@pytest.mark.parametrize(("option", "kind"), [(None, None), ("--no-stem", "stem"), ("--no-plain-conv", "plain_conv")])
+def test_build_says_which_convolutions_go_to_the_plugin(pair, tmp_path, monkeypatch, capsys, option, kind):
+    def build(model, options):
+        assert {one: getattr(options, one) for one in ("stem", "plain_conv")} == {
+            one: one != kind for one in ("stem", "plain_conv")
+        }
+        raise OptionError("as expected")
+
+    monkeypatch.setattr(build_cli, "build", build)
+    options = ["-o", str(tmp_path / "x.engine"), "--check", "0", *([option] if option else [])]
+    assert run(build_command, "convpool-build", [pair[0], *options]) == 2
+    assert capsys.readouterr().err.strip() == "convpool-build: as expected"
+
+
+def test_verify_does_not_compare_empty_outputs_where_a_larger_input_gives_some(tmp_path):
+    """An open size is 64 rows first, of which nothing is left: anything would agree."""
+    for name, op in (("a", "Identity"), ("b", "Neg")):
+        text = f"""<ir_version: 8, opset_import: ["": 17]> g (float[1,rows] x) => (float[1,left] y) <int64[1] from = {{64}},
+            int64[1] to = {{9999}}, int64[1] axis = {{1}}> {{ s = Slice(x, from, to, axis) y = {op}(s) }}"""
+        onnx.save(onnx.parser.parse_model(text), tmp_path / f"{name}.onnx")
+    a, b = str(tmp_path / "a.onnx"), str(tmp_path / "b.onnx")
+    assert run(verify_command, "convpool-verify", [a, a, "-q"]) == 0
+    assert run(verify_command, "convpool-verify", [a, b, "-q"]) == 1
+
+
+def test_verify_refuses_the_shape_of_no_input(pair, capsys):
+    assert run(verify_command, "convpool-verify", [*pair, "--input-shape", "picture:2x3x32x32"]) == 2
+    message = "convpool-verify: input shape: no input 'picture'; expected one of image"
+    assert capsys.readouterr().err.strip() == message
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['string[1] y) { y = Constant<value_strings = ["a"]>() z = Neg(x) }', "seq(float[1,2]) y) { y = SequenceConstruct(x, x) }"],
+)
+def test_verify_refuses_outputs_that_are_no_numbers(tmp_path, capsys, text):
+    path = str(tmp_path / "m.onnx")
+    onnx.save(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> g (float[1,2] x) => ({text}'), path)
+    assert run(verify_command, "convpool-verify", [path, path]) == 2
+    assert "convpool-verify: output 'y': no tensor of numbers; got " in capsys.readouterr().err
+
+
+def test_profiles_fill_in_what_is_left_out():
+    assert _profile({}, {"x": [4, 3]}, {}) == {"x": ([4, 3], [4, 3], [4, 3])}
+    assert _profile({"x": [1, 3]}, {}, {"x": [8, 3]}) == {"x": ([1, 3], [8, 3], [8, 3])}
+    assert _profile({}, {}, {}) is None
+    with pytest.raises(OptionError, match="shapes of 'x'; got 1x2 / 1x2x3 / 1x2x3"):
+        _profile({"x": [1, 2]}, {"x": [1, 2, 3]}, {})
+
+
+def test_a_constant_output_compares(tmp_path):
+    """No input at all, and equal values: nothing to divide by."""
+    value = numpy_helper.from_array(np.zeros((2, 2), np.float32))
+    graph = helper.make_graph(
+        [helper.make_node("Constant", [], ["y"], value=value)], "g", [], [helper.make_tensor_value_info("y", 1, [2, 2])]
+    )
+    path = str(tmp_path / "c.onnx")
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    assert run(verify_command, "convpool-verify", [path, path, "-q"]) == 0

@@ -241,29 +241,12 @@ def test_a_timing_cache_that_cannot_be_written(trt, tmp_path, monkeypatch):
 
 def test_the_options_of_a_build():
     assert asdict(BuildOptions()) == {
-        "precision": "fp32",
-        "profiles": None,
-        "plugin": True,
-        "lowering": None,
-        "autotune": False,
-        "stem": True,
-        "plain_conv": True,
-        "accumulation": None,
-        "layers": False,
-        "timing_cache": None,
-        "workspace_bytes": 1073741824,
-        "optimization_level": None,
-        "max_aux_streams": None,
-        "progress": None,
-        "trt": None,
-        "configure": None,
-        "configure_network": None,
-        "check": 1,
-        "data": None,
-        "rtol": None,
-        "atol": None,
-        "seed": 0,
-    }
+        "precision": "fp32", "profiles": None, "plugin": True, "lowering": None, "autotune": False, "stem": True,
+        "plain_conv": True, "accumulation": None, "layers": False, "timing_cache": None,
+        "workspace_bytes": 1073741824, "optimization_level": None, "max_aux_streams": None, "progress": None,
+        "trt": None, "configure": None, "configure_network": None, "check": 1, "data": None, "rtol": None,
+        "atol": None, "seed": 0,
+    }  # fmt: skip
 
 
 def refused(trt, what: str) -> None:

@@ -342,16 +342,10 @@ def test_gpus_without_a_kernel_for_images_leave_them_to_tensorrt(capability, kep
 @pytest.mark.parametrize(
     ("capability", "version", "taken"),
     [
-        (90, "8.6.1", True),
-        (90, "9.3.0", True),
-        (90, "10.0.1", False),
-        (80, "8.6.1", False),
-        (89, "8.6.1", False),
-        (100, "8.6.1", False),
-        (120, "8.6.1", False),
-        (None, "8.6.1", False),
+        (90, "8.6.1", True), (90, "9.3.0", True), (90, "10.0.1", False), (80, "8.6.1", False), (89, "8.6.1", False),
+        (100, "8.6.1", False), (120, "8.6.1", False), (None, "8.6.1", False),
     ],
-)
+)  # fmt: skip
 def test_plain_convolutions_go_to_the_plugin_on_hopper_with_old_tensorrt(capability, version, taken, monkeypatch):
     pretend_gpu(monkeypatch, capability)
     trt = SimpleNamespace(__name__="tensorrt", __version__=version)

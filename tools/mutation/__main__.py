@@ -43,7 +43,7 @@ LAST = (
     "tests/cli/test_report.py",
     "tests/test_autotune.py",
 )
-NETWORKS = ("tests/models/test_optimized.py", "tests/models/test_cuda.py", "tests/cli/test_misuse.py")
+NETWORKS = ("tests/models/test_optimized.py", "tests/cli/test_misuse.py")
 """Real networks and the command: minutes, for what no other test has seen."""
 SLOW = (*LAST, *NETWORKS, "tests/ir/test_save.py", "tests/test_options.py")
 """The slowest: those that start processes, time models, or have many."""

@@ -12,29 +12,15 @@ from convpool.options import DEFAULT_LIMITS
 from convpool.rules.cuda_chain import layouts as turns
 from convpool.rules.cuda_chain.layouts import _moved, _permuted, joined, reads_any
 from tests.support.cuda_target import NARROW, TAIL, for_cuda, layouts
-from tests.support.models import graph, operators
+from tests.support.models import graph, index, operators
 from tests.support.rewriting import PAIR, POOL
-from tests.support.scopes import index
 
 CONSTANTS = {
-    **NARROW,
-    "space": [2, 3],
-    "width": [3],
-    "channel": [1],
-    "pair": [4, 32],
-    "same_batch": [0, -1],
-    "inner_zero": [-1, 0, 1],
-    "slope": (32, 1, 1),
-    "map": (32, 32),
-    "column": (32, 1),
-    "samples": (4, 1, 1, 1),
-    "low": np.float32(-0.2),
-    "high": np.float32(0.3),
-    "g": (32,),
-    "b": (32,),
-    "m": (32,),
+    **NARROW, "space": [2, 3], "width": [3], "channel": [1], "pair": [4, 32], "same_batch": [0, -1],
+    "inner_zero": [-1, 0, 1], "slope": (32, 1, 1), "map": (32, 32), "column": (32, 1), "samples": (4, 1, 1, 1),
+    "low": np.float32(-0.2), "high": np.float32(0.3), "g": (32,), "b": (32,), "m": (32,),
     "d": np.linspace(0.5, 2, 32, dtype=np.float32),
-}
+}  # fmt: skip
 READERS = 4
 PAIRS = "\n".join(f"t{i} = Conv<pads=[1,1,1,1]>(q, k)\ny{i} = {POOL}(t{i})" for i in range(READERS))
 """So many that channels last cost less, whatever reads the map too."""

@@ -25,9 +25,8 @@ from tests.support.fusing import (
     optimize,
     rewrite,
 )
-from tests.support.models import graph, operators, random_feeds, weights
+from tests.support.models import graph, index, operators, random_feeds, weights
 from tests.support.rewriting import POOL
-from tests.support.scopes import index
 
 PROLOGUES = {
     "Relu": ("p = Relu(x)", "Relu"),

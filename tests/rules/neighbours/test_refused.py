@@ -1,13 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes before and behind a pair that are not fused: each reason, and where the order ends."""
+"""Neighbours that are not fused, each reason; fusions in bodies, functions and files; SiLU, and scale and shift by image."""
 
 import numpy as np
 import onnx
 import pytest
+from onnx import helper, numpy_helper
 
 import convpool
-from tests.support.fusing import HALF, NORM, PAIR, RESIDUAL, SKIP, TAIL, operator_nodes, optimize, rewrite
-from tests.support.models import graph, graph_of
+from convpool.check.session import make_session
+from convpool.cli.group import run
+from convpool.cli.optimize import command
+from convpool.ir import schema
+from convpool.ir import schema as domains
+from convpool.ir.model import LoadedModel
+from models.generators import generate
+from tests.support.fusing import BOTH, HALF, NORM, PAIR, RESIDUAL, SKIP, TAIL, only, operator_nodes, optimize, rewrite
+from tests.support.models import graph, graph_of, operators, weights
 from tests.support.rewriting import POOL
 
 REFUSALS: dict[str, tuple] = {  # body, the reason, and what `graph_of` is given
@@ -252,3 +260,303 @@ STOPS = {
 def test_stops_where_the_operator_s_order_ends(body, kind):
     model = rewrite(graph(body, {"s": np.float32(-2)}, inputs=RESIDUAL), 1, "convavgpool")
     assert operator_nodes(model)[0].op_type == kind and len(model.graph.node) > 1
+
+
+IF_BODY = f"""p = Relu(x)
+y = If(flag) <
+  then_branch = yes () => (float[1,32,6,6] a) {{ {PAIR.replace("y =", "q =")} a = Relu(q) }},
+  else_branch = no () => (float[1,32,6,6] c) {{ n = Relu(z) f = Conv<pads=[1,1,1,1]>(n, w) o = {POOL}(f) c = Add(o, r) }}
+>"""
+
+
+def test_inside_a_branch_and_not_across_its_border():
+    inputs = "float[1,16,12,12] x, float[1,16,12,12] z, float[1,32,6,6] r, bool flag"
+    model = rewrite(graph(IF_BODY, inputs=inputs), 2, "convavgpool")
+    assert [node.op_type for node in model.graph.node] == ["Relu", "If"]  # the branch only captures p
+    branches = [operators(attribute.g) for attribute in model.graph.node[1].attribute]
+    assert branches == [{"ConvAvgPoolRelu": 1}, {"ReluConvAvgPoolAdd": 1}]
+
+
+def test_inside_a_loop():
+    body = (
+        "n = Constant<value = int64 {3}>()\ny = Loop(n, flag, x) <body = step (int64 i, bool go, float[1,16,12,12] s) => "
+        f"(bool again, float[1,16,12,12] next) {{ again = Identity(go) p = Relu(s) {PAIR.replace('y =', 'o =')} "
+        'f = LeakyRelu(o) next = Resize<mode="nearest">(f, , scales) }>'
+    )
+    constants = {"w": (16, 16, 3, 3), "scales": np.array([1, 1, 2, 2], np.float32)}
+    standard = {"AveragePool": 1, "Conv": 1, "Relu": 1, "LeakyRelu": 1}
+    for lowering, nodes in (("convavgpool", {"ReluConvAvgPoolLeakyRelu": 1}), ("direct", standard)):
+        model = rewrite(graph(body, constants, inputs="float[1,16,12,12] x, bool flag"), 1, lowering)
+        loop = next(node for node in model.graph.node if node.op_type == "Loop")
+        assert operators(loop.attribute[0].g) == {"Identity": 1, "Resize": 1, **nodes}
+
+
+def test_inside_a_function_with_constants_of_its_own():
+    text = f"""
+<domain: "local", opset_import: ["" : 17]>
+block (x, w, g, b, m, d) => (y) {{ k = Constant<value = float {{2.0}}>() n = Mul(x, k) p = Relu(n) {PAIR} }}
+"""
+    model = graph("y = local.block(x, w, g, b, m, d)", NORM, functions=text, imports=', "local": 1')
+    found = rewrite(model, 1, "convavgpool")
+    assert "AffineReluConvAvgPool" in operators(found.functions[0])
+    assert {entry.domain: entry.version for entry in found.functions[0].opset_import} == {"": 17, "ai.convpool": 2}
+
+
+def test_alpha_of_a_function_s_attribute_is_unknown():
+    text = f"""
+<domain: "local", opset_import: ["" : 17]>
+block <a>(x, w) => (y) {{ p = LeakyRelu<alpha : float = @a>(x) {PAIR} }}
+"""
+    model = rewrite(graph("y = local.block<a = 0.5>(x, w)", functions=text, imports=', "local": 1'), 1, "convavgpool")
+    assert operators(model.functions[0])["LeakyRelu"] == 1
+
+
+def test_a_node_of_that_name_in_another_domain_is_left_alone():
+    model = optimize(graph(f"p = Relu(x)\n{PAIR}"), disable="fuse_prologue").model
+    domains.move_to_domain(model, "trt.plugins")
+    assert optimize(model, check=0).changed is False
+
+
+def test_weights_that_something_else_reads_are_not_edited():
+    body = f"{TAIL}\nn = Mul(q, c)\nz = Conv(x, w)\ny = Relu(n)"
+    model = graph(body, {"c": (32, 1, 1)}, outputs="float[a,b,c,d] y, float[a,b,e,f] z")
+    result = rewrite(model, 1, "convavgpool")
+    kept = {tensor.name: numpy_helper.to_array(tensor) for tensor in result.graph.initializer}
+    assert np.array_equal(kept["w"], numpy_helper.to_array(model.graph.initializer[0]))
+
+
+def test_domain_of_a_model_in_which_nothing_is_left_to_rewrite(tmp_path):
+    onnx.save(graph(f"p = Relu(x)\n{PAIR}"), tmp_path / "in.onnx")
+    steps = [[str(tmp_path / "in.onnx"), "-q"], [str(tmp_path / "in.convpool.onnx"), "-q", "--domain", "trt.plugins"]]
+    assert [run(command, "convpool-optimize", step) for step in steps] == [0, 0]
+    moved = onnx.load(tmp_path / "in.convpool.convpool.onnx")
+    assert [node.domain for node in moved.graph.node] == ["trt.plugins"]
+
+
+def test_constants_that_others_read_stay_as_they_are():
+    body = (
+        f"n = BatchNormalization(x, g, b, m, d)\np = Relu(n)\n{PAIR.replace('y =', 'q =')}\nt = Mul(q, c)\ny = Relu(t)\n"
+        "z = BatchNormalization(x, g, b, m, d)\nu = Mul(x, c2)\nv = Mul(r, c)"
+    )
+    outputs = "float[a,b,c,d] y, float[a,b,e,f] z, float[a,b,e,f] u, float[a,b,e,f] v"
+    model = graph(body, {**NORM, "c": (32, 1, 1), "c2": (16, 1, 1)}, inputs=RESIDUAL, outputs=outputs)
+    result = rewrite(model, 1)
+    assert operator_nodes(result)[0].op_type == "AffineReluConvAvgPoolRelu"
+    before = {tensor.name: tensor for tensor in model.graph.initializer}
+    after = {tensor.name: tensor for tensor in result.graph.initializer}
+    assert all(after[name] == before[name] for name in (*NORM, "c", "c2"))
+
+
+def test_names_that_are_taken_are_not_taken_again():
+    # Every name that the operator's constants would like to have belongs to something else.
+    body = f"{PAIR.replace('y =', 'q =')}\nt = Mul(q, c)\ny = Relu(t)\n"
+    body = f"n = BatchNormalization(x, g, b, m, d)\np = Relu(n)\n{body}"
+    names = (
+        "w_channels_last", "w_channels_last_scaled", "q_scale", "q_shift", "q_bias", "y_scale", "y_shift", "y_bias",
+        "q_bias_scaled", "y_bias_scaled", "mean", "variance", "scaled", "activated", "pooled", "weight",
+    )  # fmt: skip
+    body += "\n".join(f"{name} = Relu(x)" for name in names) + f"\nz = Sum({', '.join(names)})"
+    model = graph(body, {**NORM, "c": (32, 1, 1)}, outputs="float[a,b,c,d] y, float[a,b,e,f] z")
+    assert operator_nodes(rewrite(model, 1))[0].op_type == "AffineReluConvAvgPoolRelu"
+
+
+def test_external_constants(tmp_path):
+    body = f"n = BatchNormalization(x, g, b, m, d)\np = Relu(n)\n{PAIR.replace('y =', 'q =')}\nt = Mul(q, c)\ny = Relu(t)"
+    model = graph(body, {**NORM, "c": (32, 1, 1)})
+    (tmp_path / "out").mkdir()
+    onnx.save(model, tmp_path / "in.onnx", save_as_external_data=True, location="in.data", size_threshold=0)
+    optimize(tmp_path / "in.onnx").save(tmp_path / "out" / "out.onnx")
+    assert only(onnx.load(tmp_path / "out" / "out.onnx")).op_type == "AffineReluConvAvgPoolRelu"
+    assert convpool.verify(tmp_path / "in.onnx", tmp_path / "out" / "out.onnx").passed
+
+
+def test_a_sparse_initializer_is_a_constant_to_fold():
+    values = numpy_helper.from_array(weights((1, 16, 1, 1)).reshape(-1), "t")
+    indices = numpy_helper.from_array(np.arange(16, dtype=np.int64), "t_indices")
+    model = graph(f"p = Add(x, t)\n{PAIR}")
+    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [1, 16, 1, 1]))
+    result = convpool.optimize(model, **BOTH)
+    assert only(result.model).op_type == "AffineConvAvgPool" and not result.model.graph.sparse_initializer
+    assert result.report.verification.passed
+
+
+def test_two_branches_of_a_network_scale_the_convolution_between_them_once():
+    # The second Mul finds the residual's convolution already scaled by the first.
+    body = f"{TAIL}\nr = Conv<strides=[2,2]>(x, v)\nn = Add(q, r)\no = Mul(n, c)\nf = Sub(o, c)\ny = Mul(f, c)"
+    model = rewrite(graph(body, {"v": (32, 16, 1, 1), "c": (32, 1, 1)}), 1)
+    assert operators(model.graph) == {"Conv": 1, "ConvAvgPoolAdd": 1}
+    assert len(model.graph.initializer) == 3  # two weights and the bias
+
+
+def test_nodes_whose_attributes_a_function_gives_are_left_alone():
+    """Beside one that fuses what it reads."""
+    inner = optimize(graph(f"p = Relu(x)\n{PAIR}"), disable="fuse_prologue").model
+    node = next(node for node in inner.graph.node if node.op_type == "ConvAvgPool")
+    first, second = type(node)(), type(node)()
+    first.CopyFrom(node)
+    second.CopyFrom(node)
+    first.input[:], first.output[:] = ["p", "w", "b"], ["s"]
+    second.input[:], second.output[:] = ["p", "w", "b"], ["t"]
+    group = next(item for item in second.attribute if item.name == "group")
+    group.Clear()
+    group.name, group.ref_attr_name, group.type = "group", "groups", onnx.AttributeProto.INT
+    nodes = [helper.make_node("Relu", ["x"], ["p"]), first, second, helper.make_node("Sub", ["s", "t"], ["y"])]
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid(schema.DOMAIN, 1)]
+    function = helper.make_function("local", "both", ["x", "w", "b"], ["y"], nodes, imports, ["groups"])
+    model = onnx.ModelProto()
+    model.CopyFrom(inner)
+    model.functions.append(function)
+    model.opset_import.add(domain="local", version=1)
+    call = helper.make_node("both", ["x", *node.input[1:3]], list(node.output), domain="local", groups=1)
+    del model.graph.node[:]
+    model.graph.node.append(call)
+    result = optimize(model)  # the difference is zeros
+    body = next(function for function in result.model.functions if function.name == "both").node
+    assert [n.op_type for n in body] == ["Relu", "ConvAvgPool", "ConvAvgPool", "Sub"]
+
+
+PAIR_OF_R = f"c = Conv<pads=[1,1,1,1]>(r, w)\ny = {POOL}(c)"
+SILU = "a = Softsign(x)\ns = Sigmoid(a)\nr = Mul(a, s)"
+MODULATED = "a = Softsign(x)\nm = Mul(a, g)\nn = Add(m, t)\nr = Relu(n)"
+WEIGHTS = {"k": (1, 16, 1, 1), "j": (1, 16, 1, 1)}
+COLUMNS = "float[2,16,8,8] x, float[2,16,1,1] g, float[2,16,1,1] t"
+
+
+def fused(body: str, target: str = "cuda", inputs: str = COLUMNS, **options):
+    """The result for a model, and its operators; both models give the same."""
+    model = graph(body, WEIGHTS, inputs=inputs)
+    result = convpool.optimize(model, target=target, check=0, **options)
+    rng = np.random.default_rng(0)
+    feeds = {
+        value.name: rng.standard_normal([dim.dim_value for dim in value.type.tensor_type.shape.dim]).astype(np.float32)
+        for value in model.graph.input
+    }
+    y, z = (make_session(LoadedModel(m, None, 0), optimize=False).run(None, feeds) for m in (model, result.model))
+    for before, after in zip(y, z, strict=True):
+        np.testing.assert_allclose(after, before, rtol=0, atol=1e-5 * np.abs(before).max())
+    return result, operators(result.model.graph)
+
+
+def reasons(result) -> str:
+    return repr(result.report.sites)
+
+
+@pytest.mark.parametrize("product", ["Mul(a, s)", "Mul(s, a)"])
+@pytest.mark.parametrize("target", ["any", "tensorrt", "cuda"])
+def test_a_silu_in_front_of_a_pair_is_its_prologue(target, product):
+    result, found = fused(f"{SILU.replace('Mul(a, s)', product)}\n{PAIR_OF_R}", target, "float[2,16,8,8] x")
+    assert found == {"Softsign": 1, "SiluConvAvgPool": 1}
+    assert {entry.domain: entry.version for entry in result.model.opset_import}[schema.DOMAIN] == schema.MODULATING_VERSION
+
+
+def test_a_map_in_front_of_a_silu_goes_with_it():
+    body = "q = Softsign(x)\nb = Mul(q, k)\na = Add(b, j)\ns = Sigmoid(a)\nr = Mul(a, s)\n"
+    assert fused(body + PAIR_OF_R, inputs="float[2,16,8,8] x")[1] == {"Softsign": 1, "AffineSiluConvAvgPool": 1}
+
+
+def test_a_silu_behind_a_pair_is_its_epilogue():
+    body = PAIR_OF_R.replace("(r,", "(x,").replace("y =", "p =") + "\ns = Sigmoid(p)\ny = Mul(p, s)"
+    assert fused(body, inputs="float[2,16,8,8] x")[1] == {"ConvAvgPoolSilu": 1}
+
+
+def test_a_silu_whose_input_is_read_too_is_no_epilogue():
+    body = PAIR_OF_R.replace("(r,", "(x,").replace("y =", "p =") + "\ns = Sigmoid(p)\nq = Mul(p, s)\ny = Concat<axis=1>(q, p)"
+    assert fused(body, inputs="float[2,16,8,8] x")[1] == {"ConvAvgPool": 1, "Sigmoid": 1, "Mul": 1, "Concat": 1}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "a = Softsign(x)\ns = Sigmoid(x)\nr = Mul(a, s)",  # of another tensor
+        "a = Softsign(x)\ns = HardSigmoid(a)\nr = Mul(a, s)",
+    ],
+)
+def test_a_product_that_is_no_silu_stays(body):
+    result, found = fused(f"{body}\n{PAIR_OF_R}", inputs="float[2,16,8,8] x")
+    assert found["ConvAvgPool"] == found["Mul"] == 1
+    assert "two that vary over space" in reasons(result)
+
+
+def test_a_sigmoid_that_is_read_too_stays():
+    result, found = fused(
+        f"{SILU}\n{PAIR_OF_R.replace('y =', 'p =')}\nq = {POOL}(s)\ny = Concat<axis=1>(p, q)", inputs="float[2,16,8,8] x"
+    )
+    assert found["Sigmoid"] == found["Mul"] == found["ConvAvgPool"] == 1
+
+
+@pytest.mark.parametrize("target", ["any", "tensorrt", "cuda"])
+def test_a_map_by_image_is_the_prologue(target):
+    assert fused(f"{MODULATED}\n{PAIR_OF_R}", target)[1] == {"Softsign": 1, "ModulatedReluConvAvgPool": 1}
+
+
+def test_constants_before_a_map_by_image_change_factor_and_summand():
+    body = MODULATED.replace("a = Softsign(x)", "q = Softsign(x)\nb = Mul(q, k)\na = Add(b, j)")
+    assert fused(f"{body}\n{PAIR_OF_R}")[1] == {"Softsign": 1, "Mul": 2, "Add": 1, "ModulatedReluConvAvgPool": 1}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "inputs"),
+    [
+        ("", "", COLUMNS.replace("g", "z").replace("[2,16,1,1] z", "[1,16,1,1] g")),  # the same for all images
+        ("", "", COLUMNS.replace("[2,16,1,1] g", "[2,1,1,1] g")),  # for all channels
+        ("", "", COLUMNS.replace("[2,16,1,1] t", "[2,16,8,8] t")),  # a map
+        ("Mul(a, g)", "Sub(a, g)", COLUMNS),
+        ("Add(m, t)", "Mul(m, t)", COLUMNS),
+    ],
+)
+def test_other_computed_maps_stay(old, new, inputs):
+    _, found = fused(f"{MODULATED.replace(old, new)}\n{PAIR_OF_R}", inputs=inputs)
+    assert found["ReluConvAvgPool"] == 1 and sum(found.values()) == 4
+
+
+def test_a_product_that_is_read_too_keeps_the_map():
+    body = f"{MODULATED}\n{PAIR_OF_R.replace('y =', 'p =')}\nq = {POOL}(m)\ny = Concat<axis=1>(p, q)"
+    assert fused(body)[1]["ReluConvAvgPool"] == 1
+
+
+@pytest.mark.parametrize("target", ["tensorrt", "cuda"])
+@pytest.mark.parametrize(
+    ("name", "options", "part"),
+    [
+        ("vae_decoder", {}, "AffineSilu"),
+        ("stargan_v2_generator", {"widths": (64, 64)}, "ModulatedLeakyRelu"),
+        ("biggan_generator", {"width": 64}, "ModulatedRelu"),
+    ],
+)
+def test_a_plain_convolution_fuses_what_stands_behind_a_normalization(name, options, part, target):
+    found = set(operators(convpool.optimize(generate(name, batch=2, **options), target=target, check=0).model.graph))
+    taken = {f"{part}ConvAvgPoolAdd", f"{part}ConvAvgPool"} & found
+    assert bool(taken) == (target == "cuda" or name != "biggan_generator")
+
+
+LARGE = "m = Mul(h, k)\ns = Sigmoid(m)\ng = Mul(m, s)\ny = Conv<pads=[1,1,1,1]>(g, w)\np = Conv(x, q)\n"
+LARGE += "z = AveragePool<kernel_shape=[2,2], strides=[2,2]>(p)"
+
+
+@pytest.mark.parametrize(
+    ("before", "taken"),
+    [
+        ("h = InstanceNormalization(x, o, o)", True),
+        ("f = Reshape(x, sizes)\ni = InstanceNormalization(f, e, e)\nr = Shape(x)\nh = Reshape(i, r)", True),
+        ("i = InstanceNormalization(x, o, o)\nh = Relu(i)", False),
+        ("h = Neg(x)", False),
+        ("h = Conv<pads=[1,1,1,1]>(x, v)", False),
+    ],
+)
+def test_a_large_plain_convolution_is_the_plugins_behind_a_normalization(before, taken):
+    ones = {"o": np.ones(64, np.float32), "e": np.ones(8, np.float32), "sizes": np.array([64, 8, -1])}
+    given = {"w": (64, 64, 3, 3), "v": (64, 64, 3, 3), "q": (64, 64, 3, 3), "k": np.full((64, 1, 1), 2, np.float32), **ones}
+    model = graph(
+        f"{before}\n{LARGE}", given, inputs="float[64,64,66,64] x", outputs="float[64,64,66,64] y, float[64,64,32,31] z"
+    )
+    kinds = operators(convpool.optimize(model, target="tensorrt", check=0).model.graph)
+    assert ("AffineSiluConvAvgPool" in kinds) == taken and ("Sigmoid" in kinds) != taken
+    assert "Sigmoid" in operators(convpool.optimize(model, target="tensorrt", disable="norm_conv", check=0).model.graph)
+
+
+def test_a_convolution_behind_a_silu_joins_the_chain_between_other_nodes():
+    """Both layouts cost the same there, but the kernels do the SiLU as they turn X."""
+    found = convpool.optimize(generate("vae_decoder", batch=1), target="cuda", check=1)
+    kinds = operators(found.model.graph)
+    assert kinds["AffineSiluConvAvgPoolAdd"] == 4 and kinds["AffineSiluConvAvgPool"] == 5 and "Conv" not in kinds
+    assert "Sigmoid" not in kinds and found.report.verification.passed

@@ -1,19 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Means by ReduceMean, Resize and sums of strided Slices: which nodes begin and end one, and how far they are followed."""
+"""Means and windows: nodes that begin and end a mean, how far they are followed, windows that fit, shapes read off results."""
 
 import numpy as np
 import pytest
+from onnx import numpy_helper
 
+import convpool
+from convpool.ir.index import Scope, index_model
+from convpool.ir.model import LoadedModel
 from convpool.rules.base import Reject
 from convpool.rules.convs import Pooling
 from convpool.rules.cuda_chain.layouts import axes_of
+from convpool.rules.fuse_pool_conv import behind_pooling, whole_windows
 from convpool.rules.pool_first import means as slice_mean
-from convpool.rules.pool_first.averages import may_be_half, recognise_half
+from convpool.rules.pool_first.averages import _box_weight, average_pool, box_filter, may_be_half, recognise_half
 from convpool.rules.pool_first.means import may_be_reduction, recognise_mean, recognise_reduction
-from tests.support.models import graph, operators
+from convpool.rules.pool_first.trace import conv_upstream, max_pools
+from tests.support import sessions
+from tests.support.models import chain, function_scope, graph, index, operators, random_feeds
 from tests.support.reject_cases import CORNERS
-from tests.support.rewriting import CONV, DIRECT, LAST, rewrite, verified
-from tests.support.scopes import chain, function_scope, index
+from tests.support.rewriting import CONV, DIRECT, LAST, POOL, rewrite, verified
 
 FOUR = "s1 = Slice(h, f, e, a, s)\ns2 = Slice(h, r, e, a, s)\ns3 = Slice(h, c, e, a, s)\ns4 = Slice(h, d, e, a, s)\n"
 AXES = {"zero": [0], "one": [1], "end": [LAST], "two": [2], "rows": [-2], "columns": [3], "four": np.float32(4)}
@@ -231,3 +237,299 @@ def test_sums_of_slices_of_so_many_nodes_are_looked_at(monkeypatch, most):
     (scope,) = index(graph(body, {**corners, "e": [12, 12], "a": [2, 3], "t": [2, 2], "four": np.float32(4)}))
     monkeypatch.setattr(slice_mean, "MAX_TERM_NODES", most)
     assert slice_mean.may_be_mean(scope, 7) == ("x" if most == 4 else None)
+
+
+def pooled(attributes: str, size: str = "12,12") -> Scope:
+    return index(graph(f"y = AveragePool<{attributes}>(x)", inputs=f"float[1,16,{size}] x"))[0]
+
+
+BESIDE = "kernel_shape=[2,3], strides=[2,3]"
+WHOLE = {  # an AveragePool in front of a convolution: why it stays in front, or its pads
+    (BESIDE, "12,12"): (0, 0, 0, 0),
+    (BESIDE, "H,W"): (0, 0, 0, 0),
+    ("kernel_shape=[2,3], strides=[2,2]", "12,12"): "strides",
+    ("kernel_shape=[2,3]", "12,12"): "strides",
+    ("kernel_shape=[1,1]", "12,12"): (0, 0, 0, 0),
+    (f"{BESIDE}, pads=[0,1,0,2], count_include_pad=1", "12,12"): (0, 1, 0, 2),
+    (f"{BESIDE}, pads=[0,1,0,2]", "12,12"): "padding left out of the mean",
+    (f'{BESIDE}, auto_pad="VALID"', "12,12"): (0, 0, 0, 0),
+    (f'{BESIDE}, auto_pad="SAME_LOWER"', "12,12"): "auto_pad",
+    (f"{BESIDE}, dilations=[1,2]", "12,12"): "dilations",
+    (BESIDE, "2,3"): (0, 0, 0, 0),
+    (BESIDE, "2,2"): "window",
+    (BESIDE, "1,3"): "window",
+    (f"{BESIDE}, pads=[1,0,0,1], count_include_pad=1", "1,2"): (1, 0, 0, 1),
+    (f"{BESIDE}, pads=[0,1,1,0], count_include_pad=1", "1,1"): "window",
+    (f"{BESIDE}, ceil_mode=1", "12,12"): (0, 0, 0, 0),
+    (f"{BESIDE}, ceil_mode=1", "12,13"): "ceil_mode",
+    (f"{BESIDE}, ceil_mode=1", "13,12"): "ceil_mode",
+    (f"{BESIDE}, ceil_mode=1", "12,W"): "ceil_mode",
+    (f"{BESIDE}, ceil_mode=1, pads=[1,0,0,2], count_include_pad=1", "11,10"): (1, 0, 0, 2),
+    (f"{BESIDE}, ceil_mode=1, pads=[0,1,1,0], count_include_pad=1", "12,11"): "ceil_mode",
+}
+
+
+@pytest.mark.parametrize(("attributes", "size"), WHOLE)
+def test_windows_side_by_side(attributes, size):
+    found, wanted = whole_windows(pooled(attributes, size), 0, 2), WHOLE[attributes, size]
+    if isinstance(wanted, str):
+        assert isinstance(found, Reject) and found.condition == wanted
+    else:
+        assert not isinstance(found, Reject) and found.pads == wanted and found.strides == found.kernel_shape
+
+
+AVERAGED = {  # an AveragePool behind a convolution: why it stays there, or its strides
+    ("kernel_shape=[2,3], strides=[2,1]", "12,12"): (2, 1),
+    ("kernel_shape=[2,3]", "12,12"): (1, 1),
+    ("kernel_shape=[2,3]", "2,3"): (1, 1),
+    ("kernel_shape=[2,3]", "2,2"): "window",
+    ("kernel_shape=[2,2], dilations=[3,1]", "4,2"): (1, 1),
+    ("kernel_shape=[2,2], dilations=[3,1]", "3,2"): "window",
+    ("kernel_shape=[2,2], strides=[2,2], pads=[0,0,0,1]", "12,12"): (2, 2),
+    ("kernel_shape=[2,2], strides=[2,2], pads=[0,0,0,1]", "12,13"): "pooling pads",
+    ("kernel_shape=[2,2], strides=[2,2], pads=[0,1,0,0]", "12,12"): "pooling pads",
+    ("kernel_shape=[2,2], strides=[2,2], pads=[0,0,0,1]", "H,W"): "pooling pads",
+    ("kernel_shape=[2,2], strides=[2,2], pads=[0,0,0,1], ceil_mode=1", "12,12"): "pooling pads",
+    ("kernel_shape=[3,2], strides=[3,2], ceil_mode=1", "12,12"): (3, 2),
+    ("kernel_shape=[3,2], strides=[3,2], ceil_mode=1", "13,12"): "ceil_mode",
+    ("kernel_shape=[3,2], strides=[3,2], ceil_mode=1", "12,W"): "ceil_mode",
+    ("kernel_shape=[3,2], ceil_mode=1", "H,W"): (1, 1),
+    ('kernel_shape=[2,2], strides=[2,2], auto_pad="SAME_UPPER"', "12,12"): (2, 2),
+    ('kernel_shape=[2,2], strides=[2,2], auto_pad="SAME_UPPER"', "12,13"): "auto_pad",
+    ('kernel_shape=[2,2], strides=[2,2], auto_pad="SAME_LOWER"', "12,W"): "auto_pad",
+    ('kernel_shape=[1,1], strides=[2,2], auto_pad="SAME_LOWER"', "12,13"): (2, 2),
+    ('kernel_shape=[2,2], strides=[2,2], auto_pad="VALID"', "13,13"): (2, 2),
+    ("kernel_shape=[2]", "12,12"): "kernel_shape",
+}
+
+
+@pytest.mark.parametrize(("attributes", "size"), AVERAGED)
+def test_windows_inside_of_the_map(attributes, size):
+    scope, wanted = pooled(attributes, size), AVERAGED[attributes, size]
+    known = tuple(int(n) for n in size.split(",")) if size.replace(",", "").isdigit() else None
+    found = average_pool(scope, 0, 2, known)
+    if isinstance(wanted, str):
+        assert isinstance(found, Reject) and found.condition == wanted
+    else:
+        assert isinstance(found, Pooling) and found.spec is not None and found.spec.strides == wanted
+        assert found.spec.pads == (0, 0, 0, 0) and (found.input, found.output, found.kind) == ("x", "y", "pool")
+
+
+def test_the_pooling_in_front_of_a_convolution():
+    (scope,) = index(
+        graph("p = AveragePool<kernel_shape=[2,2]>(x)\nr = Relu(p)\nh = Conv(p, w)\ny = Conv(r, v)", {"v": (8, 16, 1, 1)})
+    )
+    site = behind_pooling(scope, 2)
+    assert site is not None and (site.root, site.tensor, site.conv) == (0, "p", 2)
+    assert behind_pooling(scope, 3) is None
+    assert behind_pooling(index(graph("y = Conv(x, w)"))[0], 0) is None
+
+
+def uneven(shape=(4, 1, 2, 2)) -> np.ndarray:
+    found = np.full(shape, 0.25, np.float32)
+    found.reshape(-1)[-1] = 0.5
+    return found
+
+
+@pytest.mark.parametrize(
+    ("weight", "group", "number"),
+    [
+        (np.full((4, 1, 2, 2), 0.25, np.float32), 4, 0.25),
+        (np.full((4, 1, 1, 2), 3, np.float32), 4, 3.0),
+        (np.full((4, 1, 1, 1), 3, np.float32), 4, None),
+        (np.full((4, 2, 2, 2), 0.25, np.float32), 2, None),
+        (np.full((8, 1, 2, 2), 0.25, np.float32), 4, None),
+        (np.zeros((4, 1, 2, 2), np.float32), 4, None),
+        (np.full((4, 1, 2, 2), np.inf, np.float32), 4, None),
+        (uneven(), 4, None),
+    ],
+)
+def test_the_one_number_of_a_box_filter(weight, group, number):
+    (scope,) = index(graph(f"y = Conv<group={group}>(x, k)", {"k": weight}, inputs=f"float[1,{weight.shape[1] * group},12,12] x"))
+    assert _box_weight(scope, 0) == number
+
+
+@pytest.mark.parametrize(
+    ("number", "bias", "factor"),
+    [
+        (0.25, None, 1.0),
+        (0.5, None, 2.0),
+        (0.25, np.zeros(4), 1.0),
+        (0.25, np.ones(4), None),
+        (np.float32(1 / 6) * 1.5, None, 1.0),
+    ],
+)
+def test_box_filters_are_averages_times_a_factor(number, bias, factor):
+    constants = {"k": np.full((4, 1, 2, 2), number, np.float32)}
+    names = "x, k" if bias is None else "x, k, b"
+    constants |= {} if bias is None else {"b": bias.astype(np.float32)}
+    (scope,) = index(graph(f"y = Conv<group=4, strides=[2,2]>({names})", constants, inputs="float[1,4,12,12] x"))
+    found = box_filter(scope, 0, 2, (12, 12))
+    if factor is None:
+        assert isinstance(found, Reject) and found.condition == "bias of a box filter"
+    else:
+        assert isinstance(found, Pooling) and found.factor == factor and found.kind == "box_filter"
+
+
+@pytest.mark.parametrize("opset", [11, 17, 21, 22])
+@pytest.mark.parametrize("operator", ["AveragePool", "MaxPool"])
+@pytest.mark.parametrize(
+    "window",
+    [
+        "kernel_shape=[1,1], strides=[3,3]",
+        "kernel_shape=[2,2], strides=[2,2], pads=[1,1,1,1]",
+        "kernel_shape=[2,3], strides=[3,3], pads=[0,1,1,1]",
+        "kernel_shape=[2,2], strides=[2,1]",
+    ],
+)
+@pytest.mark.parametrize("sizes", ["9,12", "12,13", "11,N"])
+def test_a_window_of_ceil_mode_behind_the_map_does_not_count(opset, operator, window, sizes):
+    """A mean over all of a map behind it becomes a window of the map's size."""
+    body = f"m = {operator}<{window}, ceil_mode=1>(x)\nh = Conv<pads=[1,1,1,1]>(m, w)\ny = GlobalAveragePool(h)"
+    model = graph(body, inputs=f"float[1,16,{sizes}] x", opset=opset)
+    result = convpool.optimize(model)
+    assert result.report.summary.rewritten == ("N" not in sizes)
+    feeds = random_feeds(model, size=14)
+    (wanted,), (got,) = sessions.run(model, feeds), sessions.run(result.model, feeds)
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize(("count", "found"), [(1, True), (23, True), (24, False)])
+def test_a_convolution_in_front_of_a_pooling_is_searched_over_24_nodes(count, found):
+    (scope,) = index(
+        graph(f"h = Conv<pads=[1,1,1,1]>(x, w)\n{chain(count, 'Relu', 'h', 'r')}\ny = MaxPool<kernel_shape=[2,2]>(r)")
+    )
+    assert conv_upstream(scope, "r") == (0 if found else None) and max_pools(scope) == found
+
+
+FLATTEN = "s = Shape(h)\nt = Slice(s, zero, two, zero)\nr = Concat<axis=0>(t, last)\nf = Reshape(h, r)\n"
+VIEW = "s = Shape(h)\nn = Gather(s, first)\nu = Unsqueeze(n, zero)\nr = Concat<axis=0>(u, channels, last)\nf = Reshape(h, r)\n"
+WINDOWS = """s = Shape(h)
+n = Gather(s, first)
+u = Unsqueeze(n, zero)
+i = Gather(s, second)
+j = Div(i, half)
+v = Unsqueeze(j, zero)
+r = Concat<axis=0>(u, channels, v, two, v, two)
+f = Reshape(h, r)
+y = ReduceMean<axes=[3,5], keepdims=0>(f)
+"""
+MEAN = "y = ReduceMean<axes=[2], keepdims=0>(f)"
+COUNT = """s = Shape(h)
+a = ReduceSum<keepdims=0>(h, axes)
+i = Gather(s, second)
+j = Gather(s, third)
+k = Mul(i, j)
+c = Cast<to=1>(k)
+y = Div(a, c)"""
+NUMBERS = {
+    "zero": [0], "two": [2], "last": [-1], "channels": [32], "axes": [2, 3], "w": (32, 16, 3, 3),
+    **{name: np.array(n, np.int64) for name, n in (("first", 0), ("second", 2), ("third", 3), ("half", 2))},
+}  # fmt: skip
+FLAT = {"outputs": "float[a,b] y"}
+OPEN = {"inputs": "float[N,16,12,12] x"}
+SQUEEZED = {**DIRECT, "Squeeze": 1}
+
+
+@pytest.mark.parametrize("batch", [{}, OPEN], ids=["static", "open batch"])
+@pytest.mark.parametrize(
+    ("body", "options", "left"),
+    [(FLATTEN + MEAN, FLAT, SQUEEZED), (VIEW + MEAN, FLAT, SQUEEZED), (WINDOWS, {}, DIRECT)],
+    ids=["flatten", "view", "windows"],
+)
+def test_shapes_of_the_average_go_with_it(body, options, left, batch):
+    assert operators(rewrite(graph(CONV + body, NUMBERS, **options, **batch), pairs=1, size=3).graph) == left
+
+
+def test_a_shape_that_is_read_on_comes_from_the_input():
+    result = rewrite(graph(CONV + COUNT, NUMBERS, **FLAT, **OPEN, opset=13), pairs=1, size=3)
+    left = operators(result.graph)
+    assert (left["Shape"], left["Slice"], left["Concat"], left["Conv"]) == (1, 1, 1, 1)
+    (shape,) = (node for node in result.graph.node if node.op_type == "Shape")
+    assert list(shape.input) == ["x"]
+
+
+@pytest.mark.parametrize("body", ["", "<start=1>", "<start=1, end=-1>", "<end=1>", "<start=-2>"])
+@pytest.mark.parametrize("batch", ["1", "N"])
+def test_a_shape_as_an_output_gives_the_same(body, batch):
+    model = graph(
+        CONV + f"s = Shape{body}(h)\ny = {POOL}(h)", inputs=f"float[{batch},16,12,12] x", outputs="float[a,b,c,d] y, int64[e] s"
+    )
+    result = rewrite(model, pairs=1, size=3)
+    feeds = random_feeds(model, size=3)
+    np.testing.assert_array_equal(sessions.run(result, feeds)[1], sessions.run(model, feeds)[1])
+
+
+def test_a_shape_that_several_nodes_on_the_way_are_read_for():
+    body = CONV + f"s = Shape(h)\nk = Identity(h)\nt = Shape(k)\ny = {POOL}(k)\nz = Add(s, t)"
+    rewrite(graph(body, **OPEN, outputs="float[a,b,c,d] y, int64[4] z"), pairs=1, size=3)
+
+
+@pytest.mark.parametrize(
+    ("body", "options", "reason"),
+    [
+        (f"{CONV}s = Shape(h)\ny = {POOL}(h)", {"inputs": "float[1,16,H,12] x"}, "output 'h' has 2 readers"),
+        (f"{CONV}s = Shape(h)\ny = {POOL}(h)", {**OPEN, "opset": 9}, "output 'h' has 2 readers"),
+        (f"{CONV}g = Relu(h)\ns = Shape(g)\ny = {POOL}(h)", OPEN, "output 'h' has 2 readers"),
+        (
+            f"{CONV}k = Add(h, v)\ns = Shape(k)\ny = {POOL}(k)",
+            {"inputs": "float[1,16,12,12] x, float[N,32,1,1] v"},
+            "Shape 's': open size; got N, expected that of a convolution's input",
+        ),
+        (
+            f"{CONV}k = Conv<pads=[1,1,1,1]>(v, w)\nc = Concat<axis=0>(h, k)\ns = Shape(c)\ny = {POOL}(c)",
+            {"inputs": "float[N,16,12,12] x, float[M,16,12,12] v"},
+            "Shape 's': open size",
+        ),
+    ],
+    ids=["open size of space", "opset 9", "not a Shape", "batch of another tensor", "two batches"],
+)
+def test_other_readers_keep_the_pair(body, options, reason):
+    model = graph(body, **options, outputs="float[a,b,c,d] y, int64[4] s")
+    result = convpool.optimize(model, check=0, lowering="direct")
+    assert not result.changed
+    assert any(reason in site.reason for site in result.report.sites), [site.reason for site in result.report.sites]
+
+
+def test_two_pairs_that_share_a_shape():
+    body = CONV + "k = Conv<pads=[1,1,1,1]>(x, w)\n" + FLATTEN + "g = Reshape(k, r)\n"
+    body += "a = ReduceMean<axes=[2], keepdims=0>(f)\nb = ReduceMean<axes=[2], keepdims=0>(g)\ny = Add(a, b)"
+    rewrite(graph(body, NUMBERS, **FLAT, **OPEN), pairs=2, size=3)
+
+
+def test_large_tables_are_not_read_for_sizes(monkeypatch):
+    names, read = [], LoadedModel.read
+    monkeypatch.setattr(LoadedModel, "read", lambda self, tensor: names.append(tensor.name) or read(self, tensor))
+    body = CONV + "i = Gather(table, zero)\nj = Shape(x)\nr = Concat<axis=0>(i, j)\n"
+    body += f"f = Reshape(q, r)\ny = {POOL}(h)\nz = Identity(f)"
+    model = graph(
+        body,
+        {**NUMBERS, "table": np.arange(10000, dtype=np.int64)},
+        inputs="float[N,16,12,12] x, float[0] q",
+        outputs="float[a,b,c,d] y, float[e,f,g,h,i] z",
+    )
+    assert convpool.optimize(model, check=0).report.summary.rewritten == 1
+    assert names and "table" not in names
+
+
+def test_a_batch_that_a_reshape_has_made_nameless():
+    body = CONV + VIEW.replace("f = Reshape(h, r)", "g = Reshape(h, same)\nf = Reshape(g, r)").replace("last)", "area)") + MEAN
+    numbers = {**NUMBERS, "same": [-1, 32, 144], "area": [144]}
+    assert operators(rewrite(graph(body, numbers, **FLAT, **OPEN), pairs=1, size=3).graph) == SQUEEZED
+
+
+def test_a_reshape_to_the_batch_of_another_tensor_stays():
+    body = CONV + FLATTEN.replace("Shape(h)", "Shape(k)") + MEAN
+    body = body.replace("s = ", "k = Conv<pads=[1,1,1,1]>(v, w)\ns = ")
+    model = graph(body, NUMBERS, inputs="float[N,16,12,12] x, float[M,16,12,12] v", **FLAT)
+    result = convpool.optimize(model, check=0)
+    assert not result.changed
+    assert "sizes of a Reshape; got unknown" in result.report.sites[0].reason
+
+
+def test_each_node_of_a_shape_is_looked_at_once():
+    """Forty Concats of a vector with itself are 2^40 ways to it."""
+    doubled = "".join(f"d{n + 1} = Concat<axis=0>(d{n}, d{n})\n" for n in range(40))
+    model = graph(doubled + "y = Identity(d40)", inputs="int64[1] d0", outputs="int64[n] y")
+    (scope,) = index_model(model, numpy_helper.to_array, lambda *_: pytest.fail("nothing to compute"))
+    assert scope.sizes("d40") is None

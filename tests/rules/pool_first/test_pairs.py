@@ -34,15 +34,9 @@ MIDDLES = {
     "Pad that crops": "h = Pad(c, crop)",
 }
 CONSTANTS = {
-    "k": (32, 1, 1),
-    "half": np.float32(0.5),
-    "g": (32,),
-    "b": (32,),
-    "g2": (32,),
-    "v2": np.full(32, 2, np.float32),
-    "none": [0] * 8,
-    "crop": [0, 0, -1, 0, 0, 0, 0, -1],
-}
+    "k": (32, 1, 1), "half": np.float32(0.5), "g": (32,), "b": (32,), "g2": (32,), "v2": np.full(32, 2, np.float32),
+    "none": [0] * 8, "crop": [0, 0, -1, 0, 0, 0, 0, -1],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("lowering", ["direct", "fused"])
@@ -201,16 +195,10 @@ def test_numbers_of_the_operator():
     model = graph("h = Conv<pads=[1,2,1,1], strides=[2,1]>(x, w)\ny = " + POOL + "(h)", opset=19)
     node = rewrite(model, 1, "convavgpool").graph.node[-1]
     assert {item.name: list(item.ints) for item in node.attribute if item.ints} == {
-        "pool_kernel_shape": [2, 2],
-        "pool_strides": [1, 1],
-        "pool_pads": [1, 1, 1, 1],
-        "pool_dilations": [2, 1],
-        "kernel_shape": [3, 3],
-        "strides": [4, 2],
-        "pads": [0, 1, 0, 0],
-        "dilations": [1, 1],
+        "pool_kernel_shape": [2, 2], "pool_strides": [1, 1], "pool_pads": [1, 1, 1, 1], "pool_dilations": [2, 1],
+        "kernel_shape": [3, 3], "strides": [4, 2], "pads": [0, 1, 0, 0], "dilations": [1, 1],
         "weight_perm": [0, 3, 1, 2],
-    }
+    }  # fmt: skip
     assert {item.name: item.i for item in node.attribute if item.type == 2} == {"group": 1}
     assert {item.name: item.s for item in node.attribute if item.type == 3} == {"plugin_version": b"1", "plugin_namespace": b""}
 

@@ -104,15 +104,9 @@ def write_dynamo(module: nn.Module, inputs: tuple[torch.Tensor, ...], case: Case
     axes = {axis: torch.export.Dim(name) for axis, name in case.open_axes.items()}
     shapes = tuple(axes for _ in inputs) if axes else None
     torch.onnx.export(
-        module,
-        inputs,
-        path,
-        dynamo=True,
-        external_data=True,
-        opset_version=case.opset or OPSETS["dynamo"],
-        dynamic_shapes=shapes,
-        verbose=False,
-    )
+        module, inputs, path, dynamo=True, external_data=True, opset_version=case.opset or OPSETS["dynamo"],
+        dynamic_shapes=shapes, verbose=False,
+    )  # fmt: skip
 
 
 def write_script(module: nn.Module, inputs: tuple[torch.Tensor, ...], case: Case, path: Path) -> None:

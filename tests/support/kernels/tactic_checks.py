@@ -97,32 +97,13 @@ def run_twice(p: Problem, tactic, x, w, b, r, scale, shift, skewed: str = "") ->
             results.append(gy.of(arena.download()))
             continue
         conv_avg_pool(
-            gx,
-            gw,
-            gb,
-            residual=gr,
-            out=gy,
-            workspace=workspace,
-            tactic=tactic,
-            layout=p.layout,
-            y_layout=p.y_layout,
-            pool_kernel_shape=s.pool_kernel[:rank],
-            pool_strides=s.pool_strides[:rank],
-            pool_pads=s.pool_pads[: 2 * rank],
-            pool_dilations=s.pool_dilations[:rank],
-            strides=s.strides[:rank],
-            pads=s.pads[: 2 * rank],
-            dilations=s.dilations[:rank],
-            group=p.group,
-            activation=p.activation,
-            alpha=p.alpha,
-            beta=p.beta,
-            allow_tf32=p.allow_tf32,
-            accumulation=p.accumulation,
-            prologue_activation=p.prologue_activation,
-            prologue_alpha=p.prologue_alpha,
-            **factors,
-        )
+            gx, gw, gb, residual=gr, out=gy, workspace=workspace, tactic=tactic, layout=p.layout, y_layout=p.y_layout,
+            pool_kernel_shape=s.pool_kernel[:rank], pool_strides=s.pool_strides[:rank],
+            pool_pads=s.pool_pads[: 2 * rank], pool_dilations=s.pool_dilations[:rank], strides=s.strides[:rank],
+            pads=s.pads[: 2 * rank], dilations=s.dilations[:rank], group=p.group, activation=p.activation,
+            alpha=p.alpha, beta=p.beta, allow_tf32=p.allow_tf32, accumulation=p.accumulation,
+            prologue_activation=p.prologue_activation, prologue_alpha=p.prologue_alpha, **factors,
+        )  # fmt: skip
         results.append(gy.of(arena.download()))
     assert results[0].tobytes() == results[1].tobytes(), "two runs gave different bits"
     y = results[0].astype(np.float64)
