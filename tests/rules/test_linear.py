@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading of nodes by the rules: nodes that are linear, poolings, pads and spatial axes of convolutions, and open sizes that are equal."""
+"""Reading of nodes by the rules: nodes that are linear, poolings, pads and spatial axes of convolutions, and equal open sizes."""
 
 import numpy as np
 import pytest
