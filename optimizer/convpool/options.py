@@ -18,6 +18,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
+from sys import float_info
 from typing import Any
 
 from convpool.algebra.expand import FORMS
@@ -41,7 +42,7 @@ def _is_count(value: object) -> bool:
 
 
 def _is_tolerance(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and float(value) >= 0  # which NaN is not
+    return isinstance(value, Real) and not isinstance(value, bool) and bool(value <= float_info.max and not value < 0)  # no NaN
 
 
 def _are_names(value: object) -> bool:
@@ -56,7 +57,7 @@ def _are_shapes(value: object) -> bool:
 
 _ARGUMENTS: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("check", "seed"), (_is_count, "0 or more")),
-    **dict.fromkeys(("rtol", "atol"), (_is_tolerance, "a number of at least 0")),
+    **dict.fromkeys(("rtol", "atol"), (_is_tolerance, "a finite number of at least 0")),
     **dict.fromkeys(("exclude", "enable", "disable"), (_are_names, "a string, or several")),
     **dict.fromkeys(
         ("fuse_pool_conv", "stem", "plain_conv", "prologue", "epilogue", "concat", "fold", "autotune", "time"),

@@ -212,7 +212,8 @@ OPTIONS = {
     "data for no input": (["good.onnx", "--data", "other.npz"], "array 'z'"),
     "data of another type": (["good.onnx", "--data", "typed.npz"], "got type int64, expected float32"),
     "negative tolerance": (["good.onnx", "--rtol", "-1"], "-1"),
-    "tolerance that is no number": (["good.onnx", "--atol", "nan"], "expected a number"),
+    "tolerance that is no number": (["good.onnx", "--atol", "nan"], "expected a finite number"),
+    "infinite tolerance": (["good.onnx", "--rtol", "inf"], "got 'inf', expected a finite number"),
     "stem of another lowering": (["good.onnx", "--stem", "--lowering", "auto"], "--stem: got --lowering auto too"),
     "plain convolutions of another": (["good.onnx", "--plain-conv", "--lowering", "direct"], "expected convavgpool"),
     "negative seed": (["good.onnx", "--seed", "-1"], "-1"),
@@ -254,7 +255,7 @@ def test_unusable_argument(given, error):
 ARGUMENTS = {
     "check": ("2", 1.5, None, True, -1), "seed": ("0", None, -1), "exclude": (3, [3], None),
     "enable": (3, [3], ["no pass"]), "disable": (3, None), "input_shapes": ([1, 3], {"x": 3}, {3: [1]}, "x:1x3"),
-    "rtol": ("a", -1, float("nan"), True), "atol": ("a", -1, [1]), "progress": (3, "yes"),
+    "rtol": ("a", -1, float("nan"), float("inf"), 10**400, True), "atol": ("a", -1, [1]), "progress": (3, "yes"),
     "fuse_pool_conv": ("no", 1), "stem": ("no",), "prologue": ("no",), "autotune": ("no", None), "time": ("no",),
     "target": ("gpu", 3, ["any"]), "lowering": ("best", 3, ["direct"]), "data": (3, [1]), "base_dir": (3,),
 }  # fmt: skip

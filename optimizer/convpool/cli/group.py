@@ -131,7 +131,7 @@ class InputShape(click.ParamType):
 
 
 class Tolerance(click.FloatRange):
-    """A number of at least 0; click's own range lets nan through."""
+    """A finite number of at least 0; click's own range lets nan through."""
 
     name = "number"
 
@@ -141,8 +141,8 @@ class Tolerance(click.FloatRange):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """The number of one option value."""
         number = super().convert(value, param, ctx)
-        if math.isnan(number):
-            self.fail(f"got {value!r}, expected a number", param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"got {value!r}, expected a finite number", param, ctx)
         return number
 
 
