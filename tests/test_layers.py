@@ -60,8 +60,7 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
                 seen.add(name)
                 pending.append(name)
         reach[start] = seen
-    groups = {tuple(sorted(b for b in reach[a] if a in reach[b])) for a in graph if a in reach[a]}
-    return sorted(map(list, groups))
+    return sorted(map(list, {tuple(sorted(b for b in reach[a] if a in reach[b])) for a in graph if a in reach[a]}))
 
 
 def test_circles_are_found():

@@ -64,13 +64,10 @@ INT8 = "TensorRT would run 3 x a float kernel for an INT8 convolution; --target 
 @pytest.mark.parametrize(
     ("sites", "max_pools", "int8", "wanted"),
     [
-        ([], 0, 0, []),
-        ([], 2, 0, [POOLED]),
-        ([site("a", status="rejected")], 2, 0, [POOLED]),
-        ([site("a")], 2, 0, []),
-        ([site("a")], 0, 3, [INT8]),
+        ([], 0, 0, []), ([], 2, 0, [POOLED]), ([site("a", status="rejected")], 2, 0, [POOLED]),
+        ([site("a")], 2, 0, []), ([site("a")], 0, 3, [INT8]),
     ],
-)
+)  # fmt: skip
 def test_notes(sites, max_pools, int8, wanted):
     assert reasons.notes(Seen(max_pools=max_pools), sites, int8) == wanted
 

@@ -41,14 +41,11 @@ def test_elementwise_nodes():
 
 
 CHOICES = {  # channels, filters, kernel, size: the form that `auto` takes
-    "pointwise": (16, 32, 1, 12, "direct"),
-    "many channels": (64, 64, 3, 12, "direct"),
-    "few channels": (2, 16, 3, 12, "fused"),
-    "few filters": (16, 2, 3, 12, "fused"),
-    "many filters of few channels": (4, 64, 3, 12, "direct"),
-    "large kernel": (8, 8, 5, 16, "fused"),
+    "pointwise": (16, 32, 1, 12, "direct"), "many channels": (64, 64, 3, 12, "direct"),
+    "few channels": (2, 16, 3, 12, "fused"), "few filters": (16, 2, 3, 12, "fused"),
+    "many filters of few channels": (4, 64, 3, 12, "direct"), "large kernel": (8, 8, 5, 16, "fused"),
     "as many filters as channels": (16, 16, 3, 12, "fused"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("c", "m", "k", "n", "lowering"), CHOICES.values(), ids=CHOICES)
@@ -81,7 +78,6 @@ def test_weights_that_a_custom_operator_gives_are_moved_as_they_are():
 
 @pytest.mark.parametrize("shape", ["M,16,3,3", "32,C,3,3"])
 def test_multiply_adds_are_unknown_where_either_number_of_channels_is(shape):
-    body = f"h = Conv<pads=[1,1,1,1]>(x, v)\ny = {POOL}(h)"
-    model = graph(body, inputs=f"float[1,16,12,12] x, float[{shape}] v")
+    model = graph(f"h = Conv<pads=[1,1,1,1]>(x, v)\ny = {POOL}(h)", inputs=f"float[1,16,12,12] x, float[{shape}] v")
     (site,) = convpool.optimize(model, check=0).report.sites
     assert site.macs_before is None

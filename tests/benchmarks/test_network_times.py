@@ -24,13 +24,9 @@ from tests.support.gpu import skip_or_fail
 def row(network: str, batch: int = 1, **us: float) -> dict:
     lowerings = {name: {"us": value, "spread_us": 0.1, "error": 1e-3} for name, value in us.items()}
     return {
-        "network": network,
-        "batch": batch,
-        "precision": "fp16",
-        "bar": NETWORKS[network].bar,
-        "limit": 2e-3,
+        "network": network, "batch": batch, "precision": "fp16", "bar": NETWORKS[network].bar, "limit": 2e-3,
         "lowerings": lowerings,
-    }
+    }  # fmt: skip
 
 
 class FakeEngine:
@@ -77,12 +73,9 @@ def test_a_network_is_checked_before_it_is_timed(name, monkeypatch, tmp_path):
     if name == "wgan_gp":
         assert lowerings["stem"]["nodes"] == fused_variants | {"ConvAvgPool": 2, "ConvAvgPoolRelu": 1}
         assert lowerings["plain_conv"]["nodes"] == {
-            "ConvAvgPool": 2,
-            "ConvAvgPoolRelu": 1,
-            "ReluConvAvgPoolRelu": 3,
-            "ConvAvgPoolAdd": 3,
+            "ConvAvgPool": 2, "ConvAvgPoolRelu": 1, "ReluConvAvgPoolRelu": 3, "ConvAvgPoolAdd": 3,
             "ConvAvgPoolAddRelu": 1,
-        }
+        }  # fmt: skip
     else:
         assert lowerings["stem"] == lowerings["plain_conv"] == {"same_as": "fused_variants"}
     assert lowerings["fused_variants"]["nodes"] == fused_variants and "nodes" not in lowerings["direct"]

@@ -40,11 +40,8 @@ def test_figures_of_rows():
     assert small.roofline_us == pytest.approx(327680 / 4e6)
     lines = {line["what"]: line for line in summary([small, large])}
     assert lines["over the faster naive"] == {
-        "what": "over the faster naive",
-        "mean": pytest.approx(math.sqrt(2 * 3.6)),
-        "least": 2,
-        "rows": 2,
-    }
+        "what": "over the faster naive", "mean": pytest.approx(math.sqrt(2 * 3.6)), "least": 2, "rows": 2,
+    }  # fmt: skip
     assert lines["over the fastest of all others"]["mean"] == 1.5 and lines["over the fastest of all others"]["rows"] == 1
     assert lines["libraries alone, direct over cuDNN naive"]["mean"] == 2.5  # 2000 / 800; the small row has no cublas_direct
     assert "libraries alone, direct over fused" not in lines
@@ -324,12 +321,9 @@ def test_the_table_in_markdown():
     for entry, shape in zip(data["rows"], ((8, 32), (8, 512)), strict=True):
         entry["row"].update(h=shape[0], w=shape[0], c=shape[1], m=shape[1])
     assert markdown(data).splitlines() == [
-        "| size | 32 channels | 512 channels |",
-        "|---|---|---|",
-        "| 8x8 | 2.00 / 1.50 | 3.60 / - |",
-        "",
+        "| size | 32 channels | 512 channels |", "|---|---|---|", "| 8x8 | 2.00 / 1.50 | 3.60 / - |", "",
         "Geometric means: 2.68 / 1.50.",
-    ]
+    ]  # fmt: skip
 
 
 def test_the_picture():

@@ -121,15 +121,12 @@ def test_twice_the_original_s_own_error_counts_only_where_that_is_said():
 @pytest.mark.parametrize(
     ("result", "nudged", "passed"),
     [
-        ([0, 0, 0, 1.0], [[0, 0, 0, 0.5]], True),
-        ([0, 0, 0, 1.1], [[0, 0, 0, 0.5]], False),
-        ([1.0, 1.0, 1.0, 1.0], [[0, 0, 0, 0.5]], True),
-        ([1.0, 1.0, 1.0, 1.0], [[0, 0, 0, 0.0]], False),
-        ([0, 0, 0, 1.0], [[0, 0, 0, 0.0], [0, 0.5, 0, 0]], True),
-        ([0, 0, 0, 1.0], [[0, 0, 0, NAN]], False),
+        ([0, 0, 0, 1.0], [[0, 0, 0, 0.5]], True), ([0, 0, 0, 1.1], [[0, 0, 0, 0.5]], False),
+        ([1.0, 1.0, 1.0, 1.0], [[0, 0, 0, 0.5]], True), ([1.0, 1.0, 1.0, 1.0], [[0, 0, 0, 0.0]], False),
+        ([0, 0, 0, 1.0], [[0, 0, 0, 0.0], [0, 0.5, 0, 0]], True), ([0, 0, 0, 1.0], [[0, 0, 0, NAN]], False),
         ([0, 0, 0, 1.0], [[0, 0, 0.5]], False),
     ],
-)
+)  # fmt: skip
 def test_an_original_that_jumps_alike(result, nudged, passed):
     found, _ = judged(np.zeros(4), np.array(result), nudge=lambda: [[np.array(each)] for each in nudged])
     assert found.passed == passed

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 
-import ml_dtypes  # noqa: F401  numpy knows bfloat16 by it
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -147,8 +147,7 @@ def test_integer_and_boolean_outputs_are_compared():
     body = PAIR + "\nz = Constant<value = float {0.0}>()\nm = Greater(y, z)\ni = ArgMax<axis=1>(y)"
     outputs = "float[a,b,c,d] y, bool[a,b,c,d] m, int64[a,e,c,d] i"
     model = pair(body=body, outputs=outputs)
-    verification = convpool.optimize(model).report.verification
-    assert [output.max_abs_error for output in verification.outputs[1:]] == [0.0, 0.0]
+    assert [output.max_abs_error for output in convpool.optimize(model).report.verification.outputs[1:]] == [0.0, 0.0]
     broken = convpool.verify(model, change(model, "w", swap))
     assert [output.passed for output in broken.outputs] == [False, False, False]
 

@@ -35,15 +35,11 @@ def with_ir_version(number: int) -> bytes:
 
 
 FILES = {
-    "random.onnx": np.random.default_rng(1).bytes(5000),
-    "picture.onnx": b"\x89PNG\r\n\x1a\n" + bytes(range(256)),
-    "archive.onnx": archive(),
-    "ir_99.onnx": with_ir_version(99),
-    "ir_0.onnx": with_ir_version(0),
-    "good.onnx": graph(PAIR).SerializeToString(),
-    "no_pair.onnx": graph("y = Relu(x)").SerializeToString(),
+    "random.onnx": np.random.default_rng(1).bytes(5000), "picture.onnx": b"\x89PNG\r\n\x1a\n" + bytes(range(256)),
+    "archive.onnx": archive(), "ir_99.onnx": with_ir_version(99), "ir_0.onnx": with_ir_version(0),
+    "good.onnx": graph(PAIR).SerializeToString(), "no_pair.onnx": graph("y = Relu(x)").SerializeToString(),
     "long" * 70 + ".onnx": None,
-}
+}  # fmt: skip
 NO_MODEL = "truncated, or not an ONNX model"
 
 CASES = {

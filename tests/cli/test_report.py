@@ -66,8 +66,7 @@ def test_only_what_is_rewritten_is_in_the_sum_and_the_model_is_counted_whole():
 
 def test_a_convolution_that_another_site_rejects_counts_once():
     """A second pooling behind a Relu names the convolution that was just rewritten."""
-    model = graph(f"{PAIR.replace('y =', 'p =')}\nr = Relu(p)\ny = GlobalAveragePool(r)")
-    found = summary(model, lowering="direct")
+    found = summary(graph(f"{PAIR.replace('y =', 'p =')}\nr = Relu(p)\ny = GlobalAveragePool(r)"), lowering="direct")
     assert (found.rewritten, found.rejected) == (1, 1)
     assert (found.rewritten_macs_before, found.rewritten_macs_after) == (144 * CONV, 36 * CONV)
     assert found.macs_before > found.rewritten_macs_before
@@ -92,8 +91,7 @@ def test_what_counts(body, given, macs):
 def test_a_function_counts_once_and_the_operators_own_not():
     functions = f"""<opset_import: ["": 17], domain: "local">
     twice (a, w) => (b) {{ c = Conv<pads=[1,1,1,1]>(a, w)\n b = {POOL}(c) }}"""
-    model = graph("y = local.twice(x, w)", functions=functions, imports=', "local": 1')
-    found = summary(model, lowering="direct")
+    found = summary(graph("y = local.twice(x, w)", functions=functions, imports=', "local": 1'), lowering="direct")
     assert (found.model_macs_before, found.model_macs_after, found.convolutions) == (144 * CONV, 36 * CONV, 1)
     again = summary(convpool.optimize(graph(PAIR), check=0).model)
     assert (again.model_macs_before, again.convolutions, again.rewritten) == (36 * CONV, 1, 0)

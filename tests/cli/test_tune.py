@@ -93,8 +93,7 @@ def test_the_fastest_tactic_of_each_node_is_written(tmp_path, monkeypatch, capsy
 
 def test_open_sizes_are_asked_for(tmp_path, capsys):
     convpool.optimize(generators.generate("sngan64", batch="dynamic"), check=0).save(tmp_path / "open.onnx")
-    words = [str(tmp_path / "open.onnx"), "-o", str(tmp_path / "tuned.def")]
-    assert run(tune.command, "convpool tune", words) == 2
+    assert run(tune.command, "convpool tune", [str(tmp_path / "open.onnx"), "-o", str(tmp_path / "tuned.def")]) == 2
     assert "give --input-shape" in capsys.readouterr().err and not (tmp_path / "tuned.def").exists()
 
 

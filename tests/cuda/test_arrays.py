@@ -14,13 +14,9 @@ class Fake:
 
     def __init__(self, shape, typestr="<f2", strides=None, address=1 << 20, read_only=False, mask=None):
         self.__cuda_array_interface__ = {
-            "shape": shape,
-            "typestr": typestr,
-            "data": (address, read_only),
-            "version": 3,
-            "strides": strides,
+            "shape": shape, "typestr": typestr, "data": (address, read_only), "version": 3, "strides": strides,
             "mask": mask,
-        }
+        }  # fmt: skip
 
 
 class FakeDlpack:

@@ -278,21 +278,12 @@ def test_tensor_maps_are_encoded_once_for_an_address(pretended, tactic):
 @pytest.mark.parametrize(
     ("fields", "copied"),
     [
-        (dict(bias=True), True),
-        (dict(activation="leaky_relu", alpha=0.25), True),
-        (dict(spatial=(16, 20)), True),
-        (dict(spatial=(128, 2)), True),
-        (dict(dtype="float32", allow_tf32=True, m=260), True),
-        (dict(m=260), False),
-        (dict(spatial=(16, 18)), False),
-        (dict(pads=(1, 1, 1, 0)), False),
-        (dict(activation="sigmoid"), False),
-        (dict(residual=True), False),
-        (dict(layout="NCHW"), False),
-        (dict(n=1), False),
-        (dict(y=MEMORY + 2), False),
+        (dict(bias=True), True), (dict(activation="leaky_relu", alpha=0.25), True), (dict(spatial=(16, 20)), True),
+        (dict(spatial=(128, 2)), True), (dict(dtype="float32", allow_tf32=True, m=260), True), (dict(m=260), False),
+        (dict(spatial=(16, 18)), False), (dict(pads=(1, 1, 1, 0)), False), (dict(activation="sigmoid"), False),
+        (dict(residual=True), False), (dict(layout="NCHW"), False), (dict(n=1), False), (dict(y=MEMORY + 2), False),
     ],
-)
+)  # fmt: skip
 def test_sums_of_phases_are_copied_to_whole_boxes_of_y(pretended, fields, copied):
     upsampled = dict(n=64, m=256, spatial=(16, 16), pool_kernel_shape=1, pool_pads=0, strides=1, pads=1, upsample=2)
     y = {"y": fields["y"]} if "y" in fields else {}

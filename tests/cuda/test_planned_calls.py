@@ -85,17 +85,12 @@ def test_kinds_options_and_alignment_make_a_plan(lib):
         return len(calls._plans)
 
     assert [call(), call(x=(4, 8, 8, 256)), call(dtype="bfloat16"), call(activation="relu"), call(tactic=FUSED)] == [
-        1,
-        2,
-        3,
-        4,
-        5,
-    ]
+        1, 2, 3, 4, 5,
+    ]  # fmt: skip
     assert [call(pads=[0, 0, 0, 0]), call(pads=(0, 0, 0, 0)), call(pads=[0, 0, 0, 0])] == [6, 6, 6]
     conv_avg_pool(Tensor(X, address=(1 << 30) + 2), Tensor(W), **POOLED)
     assert len(calls._plans) == 7
-    skewed = plan_for(Tensor(X, address=(1 << 30) + 2), Tensor(W), **POOLED)
-    assert skewed.alignments == {"x": 2, "w": 2, "y": 2}
+    assert plan_for(Tensor(X, address=(1 << 30) + 2), Tensor(W), **POOLED).alignments == {"x": 2, "w": 2, "y": 2}
 
 
 @pytest.mark.parametrize("planned", [False, True])

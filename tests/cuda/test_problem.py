@@ -480,8 +480,7 @@ def test_a_prologue_needs_a_copy_of_x_where_there_was_none():
     for family in ("direct_gemm", "filter_fused"):
         tactic = f"conv_avgpool_{family}_sm75_f16_m64n64k32_s4"
         assert plain.workspace_bytes(tactic) == 0
-        problem = dataclasses.replace(plain, prologue_activation="relu")
-        assert problem.workspace_bytes(tactic) == 2 * 16 * 16 * 128 * 2
+        assert dataclasses.replace(plain, prologue_activation="relu").workspace_bytes(tactic) == 2 * 16 * 16 * 128 * 2
 
 
 def test_problem_is_a_value():
@@ -524,8 +523,7 @@ def chosen(table: str | None, *asked: tuple[dict, dict]) -> tuple[list[int], lis
 
 def in_a_new_process(table: str, asked: str) -> tuple[list[int], list[str]]:
     environment = {**os.environ, "CONVPOOL_TUNED": table}
-    command = [sys.executable, "-c", CHOOSE, asked]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    done = subprocess.run([sys.executable, "-c", CHOOSE, asked], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     return tuple(json.loads(done.stdout))
 

@@ -18,12 +18,9 @@ GENERIC = "conv_avgpool_generic"
 H200 = dict(cc=90, shared_bytes=232448)
 LAYER = dict(n=2, c=12, m=6, spatial=(9, 10), kernel_shape=3, pool_kernel_shape=(2, 3), pool_pads=1, strides=2, pads=1, group=2)
 NUMPY_TYPES = {
-    "int8": np.int8,
-    "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
-    "float16": np.float16,
-    "bfloat16": ml_dtypes.bfloat16,
+    "int8": np.int8, "float8_e4m3fn": ml_dtypes.float8_e4m3fn, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16,
     "float32": np.float32,
-}
+}  # fmt: skip
 EIGHT_BIT = ("int8", "float8_e4m3fn")
 
 

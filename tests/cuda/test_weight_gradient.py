@@ -23,11 +23,8 @@ def lib():
     found.pretended_launch.restype = ctypes.POINTER(Launch)
     found.convpool_weight_gradient.restype = ctypes.c_int32
     found.convpool_weight_gradient.argtypes = [
-        ctypes.c_char_p,
-        *[ctypes.c_void_p] * 5,
-        ctypes.c_size_t,
-        ctypes.c_void_p,
-    ]
+        ctypes.c_char_p, *[ctypes.c_void_p] * 5, ctypes.c_size_t, ctypes.c_void_p,
+    ]  # fmt: skip
     found.pretended_set_device.argtypes = [ctypes.c_int, ctypes.c_uint64]
     found.pretended_set_device(0, 1)
     return found
@@ -44,8 +41,7 @@ def space_of(lib, given: bytes) -> int:
 
 
 def refusal(lib, given: bytes, dy=DY, x=X, dw=DW, db=None, space=SPACE, size=1 << 30) -> tuple[int, str]:
-    status = lib.convpool_weight_gradient(given, dy, x, dw, db, space, size, None)
-    return status, lib.convpool_last_error().decode()
+    return lib.convpool_weight_gradient(given, dy, x, dw, db, space, size, None), lib.convpool_last_error().decode()
 
 
 def launches(lib, given: bytes, **others) -> list[int]:

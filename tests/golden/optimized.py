@@ -20,13 +20,9 @@ PATH = Path(__file__).with_name("optimized.json")
 LOWERINGS = ("convavgpool", "direct", "fused", "auto")
 # Options of `convpool.optimize` besides the default ones, by the name under which the digest is kept.
 OPTIONS = {
-    "pool_conv": {"fuse_pool_conv": True},
-    "stem": {"stem": True},
-    "plain_conv": {"stem": True, "plain_conv": True},
-    "pairs_alone": {"prologue": False, "epilogue": False},
-    "no_concat": {"concat": False},
-    "cuda": {"target": "cuda"},
-}
+    "pool_conv": {"fuse_pool_conv": True}, "stem": {"stem": True}, "plain_conv": {"stem": True, "plain_conv": True},
+    "pairs_alone": {"prologue": False, "epilogue": False}, "no_concat": {"concat": False}, "cuda": {"target": "cuda"},
+}  # fmt: skip
 # Digests of these models are a second or more each; the tests leave them to the command.
 LARGE = ("biggan128", "biggan256", "densenet121_3d", "sparcnet")
 

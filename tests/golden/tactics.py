@@ -123,13 +123,9 @@ def compute() -> dict[str, list]:
     # The library reads CONVPOOL_TUNED once in a process.
     asked = json.dumps([arguments for _, arguments in named] + random_problems(RANDOM_PROBLEMS))
     done = subprocess.run(
-        [sys.executable, "-m", "tests.golden.tactics", "--answer"],
-        input=asked,
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "CONVPOOL_TUNED": "off"},
-    )
+        [sys.executable, "-m", "tests.golden.tactics", "--answer"], input=asked, capture_output=True, text=True,
+        check=True, env={**os.environ, "CONVPOOL_TUNED": "off"},
+    )  # fmt: skip
     by_rule = json.loads(done.stdout)
     found |= {f"{name}, by rule": row for (name, _), row in zip(named, by_rule, strict=False)}
     return found | {f"random {i}, by rule": row for i, row in enumerate(by_rule[len(named) :])}

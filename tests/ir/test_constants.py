@@ -232,12 +232,8 @@ def test_weights_that_are_not_arithmetic_on_constants_stay_computed(body, inputs
 def test_what_else_reads_a_computed_weight_keeps_it():
     model = graph(f"{SPECTRAL}\nz = ReduceSum(k)", SPECTRAL_CONSTANTS, outputs="float[a,b,c,d] y, float[e,f,g,h] z")
     assert operators(rewrite(model, 1, lowering="convavgpool").graph) == {
-        "ConvAvgPool": 1,
-        "Reshape": 1,
-        "MatMul": 2,
-        "Div": 1,
-        "ReduceSum": 1,
-    }
+        "ConvAvgPool": 1, "Reshape": 1, "MatMul": 2, "Div": 1, "ReduceSum": 1,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("make", ["ConstantOfShape(n)", "Expand(zero, n)"])

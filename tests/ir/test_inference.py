@@ -72,14 +72,10 @@ def outcome(model: bytes) -> bytes | str | None:
 
 
 ENDS = {
-    b"SIGABRT": "ends the process with SIGABRT",
-    b"SIGSEGV": "ends the process with SIGSEGV",
-    b"SIGFPE": "ends the process with SIGFPE",
-    b"status": "ends the process with status 7",
-    b"for ever": "does not end",
-    b"stops": "does not end",
-    b"memory": "takes more than 2 GiB of memory",
-}
+    b"SIGABRT": "ends the process with SIGABRT", b"SIGSEGV": "ends the process with SIGSEGV",
+    b"SIGFPE": "ends the process with SIGFPE", b"status": "ends the process with status 7",
+    b"for ever": "does not end", b"stops": "does not end", b"memory": "takes more than 2 GiB of memory",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("model", ENDS)

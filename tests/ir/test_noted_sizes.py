@@ -70,13 +70,9 @@ def test_notes_of_other_sizes_make_no_wrong_model():
 
 
 SPELLINGS = [
-    ["n", 16, "h", "w"],
-    [-1, 16, -1, -1],
-    [None, 16, None, None],
-    ["n", 16, "n", "n"],
-    ["n", 16, "n", 32],
+    ["n", 16, "h", "w"], [-1, 16, -1, -1], [None, 16, None, None], ["n", 16, "n", "n"], ["n", 16, "n", 32],
     ["s", 16, -1, "s"],
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -98,8 +94,7 @@ def test_open_sizes_in_any_spelling_stay_as_they_are(shape, target):
 @pytest.mark.parametrize("names", [("n", "n"), ("n", "m"), (-1, -1), (None, None)])
 def test_one_name_on_two_inputs_makes_no_residual(names):
     """onnxruntime runs them with batches of 2 and 1, and widens the second one."""
-    body = f"{PAIR.replace('y =', 'q =')}\ny = Add(q, r)"
-    model = graph(body, inputs="float[1,16,12,12] x, float[1,32,6,6] r")
+    model = graph(f"{PAIR.replace('y =', 'q =')}\ny = Add(q, r)", inputs="float[1,16,12,12] x, float[1,32,6,6] r")
     for value, name in zip(model.graph.input, names, strict=True):
         value.CopyFrom(
             helper.make_tensor_value_info(

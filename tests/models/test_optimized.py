@@ -13,12 +13,9 @@ from convpool.ir import schema
 from models import digits, generators, light
 
 PATTERNS = {
-    "conv_pool": "conv_pool",
-    "conv_slices": "conv_slice_mean",
-    "add_pool": "conv_add_pool",
-    "concat_pool": "conv_concat_pool",
-    "conv_global_pool": "conv_global_pool",
-}
+    "conv_pool": "conv_pool", "conv_slices": "conv_slice_mean", "add_pool": "conv_add_pool",
+    "concat_pool": "conv_concat_pool", "conv_global_pool": "conv_global_pool",
+}  # fmt: skip
 """The manifest's kinds of sites, and the patterns the optimizer reports them as."""
 SMALL = [name for name in generators.names() if name.endswith("_small") or name.startswith(("conv_", "densenet_t", "disc"))]
 AROUND = {

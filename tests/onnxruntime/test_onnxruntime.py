@@ -154,8 +154,7 @@ def test_half_types_round_to_nearest():
     values = np.frombuffer(np.arange(2**16, dtype=np.uint16).tobytes(), np.float16)
     with np.errstate(invalid="ignore", over="ignore"):
         floats = np.concatenate([values.astype(np.float32), np.nextafter(values, np.float16(np.inf)).astype(np.float32) * 0.75])
-    node = Node("ConvAvgPool", "float16", sizes=(1,), channels=1, filters=1, batch=len(floats))
-    made = node.model(functions=False)
+    made = Node("ConvAvgPool", "float16", sizes=(1,), channels=1, filters=1, batch=len(floats)).model(functions=False)
     for item in made.graph.node[-2].attribute:
         if item.name in ("pool_kernel_shape", "kernel_shape", "strides"):
             item.ints[:] = [1]
@@ -168,8 +167,7 @@ def test_half_types_round_to_nearest():
     )
     with np.errstate(over="ignore", invalid="ignore"):
         expected = floats.astype(np.float16).astype(np.float32)
-    got = registered(made).run(None, {"X": floats.reshape(-1, 1, 1)})[0].ravel()
-    np.testing.assert_array_equal(got, expected)
+    np.testing.assert_array_equal(registered(made).run(None, {"X": floats.reshape(-1, 1, 1)})[0].ravel(), expected)
 
 
 @pytest.mark.parametrize("channels_last", [0, 1, 2, 3])
@@ -321,12 +319,9 @@ def test_registering_again_changes_nothing(ways, between):
 
 FOLDER = "session.model_external_initializers_file_folder_path"
 GIVEN = {
-    "path": Path,
-    "string": str,
-    "loaded": load,
-    "bytes": lambda path: onnx.load(path).SerializeToString(),
+    "path": Path, "string": str, "loaded": load, "bytes": lambda path: onnx.load(path).SerializeToString(),
     "proto": onnx.load,
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -52,11 +52,8 @@ def test_numbers_of_the_node_and_of_the_report():
     model.graph.node[0].name = "conv1"
     node = rewrite(model, 2, "convavgpool", enable="image_conv").graph.node[0]
     assert (node.name, node.op_type, list(node.input), list(node.output)) == (
-        "conv1",
-        "ConvAvgPool",
-        ["x", "v_channels_last", "b"],
-        ["s"],
-    )
+        "conv1", "ConvAvgPool", ["x", "v_channels_last", "b"], ["s"],
+    )  # fmt: skip
     one, conv = PoolSpec((1, 1), (1, 1), (0,) * 4, (1, 1)), ConvSpec((3, 3), (2, 1), (1, 0, 2, 1), (1, 2), 1)
     assert schema.specs_of(attributes(node)) == (one, conv) and windows(node)["weight_perm"] == [0, 3, 1, 2]
     site = convpool.optimize(model, enable="image_conv").report.sites[1]
@@ -284,12 +281,9 @@ def test_reason(name):
 def test_in_a_function(version, attribute, expected):
     text = f'<opset_import: ["": {version}], domain: "local">\nfirst <group> (x, v) => (s) {{ s = Conv<{attribute}>(x, c) }}'
     model = graph(
-        f"s = local.first<group = 1>(x)\n{OTHER}",
-        functions=text.replace("(x, v)", "(x)"),
-        imports=', "local": 1',
-        inputs=f"{IMAGE}, float[1,16,12,12] z",
-        outputs="float[a,b,c,d] s, float[i,j,k,l] o",
-    )
+        f"s = local.first<group = 1>(x)\n{OTHER}", functions=text.replace("(x, v)", "(x)"), imports=', "local": 1',
+        inputs=f"{IMAGE}, float[1,16,12,12] z", outputs="float[a,b,c,d] s, float[i,j,k,l] o",
+    )  # fmt: skip
     body = model.functions[0]
     value = helper.make_tensor("c", onnx.TensorProto.FLOAT, [8, 3, 3, 3], np.ones(216))
     body.node.insert(0, helper.make_node("Constant", [], ["c"], value=value))
@@ -354,8 +348,7 @@ def test_a_size_of_minus_one_is_an_open_one():
     model = graph(f"s = Conv(x, v)\n{PAIR}", WIDE_SHAPES, inputs=WIDE.replace("[1,", "[N,", 1))
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1
     shape = [2] + [dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim][1:]
-    name = model.graph.input[0].name
-    assert convpool.optimize(model, enable="plain_conv", input_shapes={name: shape}).changed
+    assert convpool.optimize(model, enable="plain_conv", input_shapes={model.graph.input[0].name: shape}).changed
 
 
 @pytest.mark.parametrize(("depth", "taken"), [(0, True), (1, True), (2, False)])

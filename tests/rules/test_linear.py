@@ -77,16 +77,12 @@ def test_what_a_pad_adds(node, opset, wanted):
 @pytest.mark.parametrize(
     ("node", "pads"),
     [
-        ("Pad(x, inner)", (1, 2, 3, 4)),
-        ("Pad(x, outer)", None),
-        ("Pad(x, both)", "pads of Pad"),
-        ("Pad(x, inner, two)", "value of Pad"),
-        ("Pad(x, none, two)", (0, 0, 0, 0)),
-        ('Pad<mode="edge">(x, inner)', "mode of Pad"),
-        ('Pad<mode="edge">(x, none)', (0, 0, 0, 0)),
+        ("Pad(x, inner)", (1, 2, 3, 4)), ("Pad(x, outer)", None), ("Pad(x, both)", "pads of Pad"),
+        ("Pad(x, inner, two)", "value of Pad"), ("Pad(x, none, two)", (0, 0, 0, 0)),
+        ('Pad<mode="edge">(x, inner)', "mode of Pad"), ('Pad<mode="edge">(x, none)', (0, 0, 0, 0)),
         ('Pad<mode="constant">(x, inner)', (1, 2, 3, 4)),
     ],
-)
+)  # fmt: skip
 def test_pads_that_are_linear(node, pads):
     constants = {"inner": [0, 0, 1, 2, 0, 0, 3, 4], "outer": [0, 0, 0, 0, 0, 1, 0, 0], "both": [0, 1, 1, 0, 0, 0, 0, 0]}
     constants |= {"none": [0] * 8, "two": np.float32(2)}

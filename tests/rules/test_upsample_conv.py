@@ -132,13 +132,9 @@ SHORTCUT = (
 )
 SUM = "a = Add(k, c)\nn = BatchNormalization(a, p, p, p, p)\ny = Relu(n)"
 GIVEN = {
-    **SCALES,
-    **ONES,
-    "w": whole((32, 32, 3, 3)),
-    "w2": whole((32, 32, 3, 3)),
-    "w1": whole((32, 32, 1, 1)),
+    **SCALES, **ONES, "w": whole((32, 32, 3, 3)), "w2": whole((32, 32, 3, 3)), "w1": whole((32, 32, 1, 1)),
     "b1": whole((32,)),
-}
+}  # fmt: skip
 
 
 def test_a_shortcut_fuses_the_sum_and_what_is_behind_in_tensorrt():
@@ -162,8 +158,7 @@ def test_a_shortcut_fuses_the_sum_and_what_is_behind_in_tensorrt():
     ],
 )
 def test_other_shortcuts_are_resized_in_tensorrt(body):
-    model = graph(body, {**GIVEN, "z": whole((2, 32, 20, 24))})
-    made = convpool.optimize(model, target="tensorrt", check=0).model
+    made = convpool.optimize(graph(body, {**GIVEN, "z": whole((2, 32, 20, 24))}), target="tensorrt", check=0).model
     assert operators(made.graph)["Resize"] == 1 and operators(made.graph)["UpsampleConv"] == 1
 
 
@@ -303,8 +298,7 @@ def test_multiply_adds_are_those_of_the_kernels():
     made = rewrite(graph(body, {"s": scales(3, 2)}, inputs="float[N,32,H,W] x"), target="cuda")
     found = count_at(load(made), {"x": [2, 32, 5, 6]}, evaluate)
     rows = sum(len({(o - 2 + a) // 3 for a in range(3)}) for o in range(15))
-    columns = sum(len({(o + a) // 2 for a in range(3)}) for o in range(11))
-    assert found.nodes[0].macs == 2 * 40 * 32 * rows * columns
+    assert found.nodes[0].macs == 2 * 40 * 32 * rows * sum(len({(o + a) // 2 for a in range(3)}) for o in range(11))
 
 
 @pytest.mark.parametrize("target", ("any", "cpu", "tensorrt", "cuda"))

@@ -214,8 +214,7 @@ def test_what_others_read_stays():
 
 def test_normalisation_and_activation_behind():
     body = UP + "h = Conv<pads=[1,1,1,1]>(u, w)\nn = BatchNormalization(h, p, p, p, p)\ny = Relu(n)"
-    model = graph(body, {**SCALES, "p": np.linspace(0.5, 2, 64, dtype=np.float32)})
-    result = rewrite(model, upsampling="subpixel")
+    result = rewrite(graph(body, {**SCALES, "p": np.linspace(0.5, 2, 64, dtype=np.float32)}), upsampling="subpixel")
     assert [node.op_type for node in result.graph.node] == ["Conv", "Relu", "DepthToSpace", "Slice"]
 
 

@@ -341,8 +341,7 @@ def pooling_cost(m: Maker, layer: Layer, window, strides, dilations) -> float:
     padded = [n + layer.pads[i] + layer.pads[m.rank + i] for i, n in enumerate(layer.size)]
     positions = volume(window_out(padded, extents, [1] * m.rank))
     if volume(layer.kernel) == 1 and not any(layer.pads):
-        steps = [a * b for a, b in zip(layer.strides, strides, strict=True)]
-        positions = volume(window_out(padded, extents, steps))
+        positions = volume(window_out(padded, extents, [a * b for a, b in zip(layer.strides, strides, strict=True)]))
     item = m.data(1).itemsize
     return layer.channels * (positions * volume(window) * 8 + (positions + volume(padded)) * item * 2)
 

@@ -155,13 +155,10 @@ class PretendedRunner:
 @pytest.mark.parametrize(
     ("first", "second", "batch"),
     [
-        ((1, 4, 8), (1, 4, 8), 3),
-        ((1, 4, 8), (2, 4, 6), 3),
-        ((1, 4, 4), (1, 1, 8), 1),
-        ((1, 4, 8), (4, 4, 4), None),
+        ((1, 4, 8), (1, 4, 8), 3), ((1, 4, 8), (2, 4, 6), 3), ((1, 4, 4), (1, 1, 8), 1), ((1, 4, 8), (4, 4, 4), None),
         ((4, 4, 4), (4, 4, 4), None),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("sides", [(2.0, 2.0), (2.0, 2.1), (2.1, 2.0)])
 def test_engines_run_once_more_at_a_size_that_both_profiles_allow(first, second, batch, sides):
     one, other = (
@@ -264,16 +261,12 @@ IN_FP16 = "<float c = {FACTOR}> { h = Cast<to = 10>(x) k = Mul(h, c) y = Cast<to
 @pytest.mark.parametrize(
     ("kind", "body", "factor", "options", "status"),
     [
-        ("float", TIMES, 1.005, [], 1),
-        ("float", TIMES, 1.005, ["--precision", "fp16"], 0),
-        ("float", TIMES, 1.05, ["--precision", "fp16"], 1),
-        ("float", TIMES, 1.05, ["--precision", "bf16"], 0),
-        ("float", IN_FP16, 1.005, [], 0),
-        ("float16", TIMES, 1.005, [], 0),
-        ("float16", TIMES, 1.005, ["--precision", "fp32"], 1),
-        ("float16", TIMES, 1.05, [], 1),
+        ("float", TIMES, 1.005, [], 1), ("float", TIMES, 1.005, ["--precision", "fp16"], 0),
+        ("float", TIMES, 1.05, ["--precision", "fp16"], 1), ("float", TIMES, 1.05, ["--precision", "bf16"], 0),
+        ("float", IN_FP16, 1.005, [], 0), ("float16", TIMES, 1.005, [], 0),
+        ("float16", TIMES, 1.005, ["--precision", "fp32"], 1), ("float16", TIMES, 1.05, [], 1),
     ],
-)
+)  # fmt: skip
 def test_verify_judges_by_the_types_of_the_less_exact_side(kind, body, factor, options, status, tmp_path):
     for name, nodes in (("a", "{ y = Identity(x) }"), ("b", body.replace("FACTOR", str(factor)))):
         text = f"""<ir_version: 8, opset_import: ["": 17]> g ({kind}[1,64] x) => ({kind}[1,64] y) {nodes}"""

@@ -91,8 +91,7 @@ def test_forms_come_in_the_order_of_their_medians(pretend):
         config = SimpleNamespace(avg_timing_iterations=1)
         options.configure(config)
         assert config.avg_timing_iterations == graph_timing.TIMING_ITERATIONS
-        plain = replace(options, timing_cache=None, configure=None)
-        assert plain == BuildOptions(precision="fp16", autotune=True)
+        assert replace(options, timing_cache=None, configure=None) == BuildOptions(precision="fp16", autotune=True)
 
 
 def test_every_form_has_the_convolutions_that_the_plugin_takes(pretend, monkeypatch):
@@ -179,12 +178,9 @@ def test_the_command_shows_the_times_and_writes_the_fastest(pretend, monkeypatch
     assert report["plugin_nodes"] == {"ConvAvgPool": 2} and report["other_nodes"] == {"Gemm": 1}
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines[:5] == [
-        "lowering us over MODEL",
-        "convavgpool 12.5 2.44 kept",
-        "fused 15.5 1.97",
-        "none 30.5 1.00",
+        "lowering us over MODEL", "convavgpool 12.5 2.44 kept", "fused 15.5 1.97", "none 30.5 1.00",
         "direct left out: out of memory",
-    ]
+    ]  # fmt: skip
     assert lines[5] == "plugin 2 ConvAvgPool; TensorRT: 1 Gemm" and lines[6].startswith("written ")
     for option in (["--lowering", "direct"], ["--layers"]):
         assert build(tmp_path, *option) == 2

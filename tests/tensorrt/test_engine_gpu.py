@@ -73,8 +73,7 @@ def test_the_plugin_runs_the_node(layer):
     texts = []
     for plugin in (True, False):
         engine = build_engine(model, plugin=plugin, profiles={layer[1]: (shape,) * 3}, optimization_level=1, configure=detailed)
-        inspector = engine.handle.create_engine_inspector()
-        texts.append(inspector.get_engine_information(trt.LayerInformationFormat.JSON))
+        texts.append(engine.handle.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON))
     assert "PluginV" in texts[0] and "PluginV" not in texts[1]
 
 

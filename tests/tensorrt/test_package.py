@@ -63,11 +63,8 @@ def test_the_last_errors_that_tensorrt_logged_are_told_once():
 
 def test_networks_compute_in_the_types_of_the_model_from_10_on():
     assert [package.is_weakly_typed(tensorrt(version)) for version in ("8.6.1", "9.3.0", "10.0.0", "11.4.0")] == [
-        True,
-        True,
-        False,
-        False,
-    ]
+        True, True, False, False,
+    ]  # fmt: skip
     assert not package.is_weakly_typed(tensorrt("1.7.0", "tensorrt_rtx"))
 
 
@@ -217,8 +214,7 @@ def test_casts_to_float_become_half_precision_ones():
 
 def test_names_left_out_at_the_end_go_when_functions_are_inlined():
     functions = """<domain: "local", opset_import: ["": 17]> net (a, b, bias) => (c) { c = Conv(a, b, bias) }"""
-    model = graph("y = local.net(x, w)", functions=functions, imports=', "local": 1')
-    inlined = prepare.inline_own_functions(model)
+    inlined = prepare.inline_own_functions(graph("y = local.net(x, w)", functions=functions, imports=', "local": 1'))
     assert not inlined.functions and list(inlined.graph.node[0].input) == ["x", "w"]
     assert prepare.inline_own_functions(inlined) is inlined
 

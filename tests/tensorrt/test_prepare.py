@@ -129,8 +129,7 @@ def test_functions_leave_nothing_before_the_plugin():
     ]
     rewritten.functions.append(helper.make_function("own", "Twice", ["a"], ["b"], body, [helper.make_opsetid("", 17)]))
     rewritten.opset_import.append(helper.make_opsetid("own", 1))
-    output = rewritten.graph.output[0].name
-    rewritten.graph.node.append(helper.make_node("Twice", [output], ["twice"], domain="own"))
+    rewritten.graph.node.append(helper.make_node("Twice", [rewritten.graph.output[0].name], ["twice"], domain="own"))
     rewritten.graph.output[0].name = "twice"
     for major in (8, 10):
         copy = onnx.ModelProto()
@@ -213,8 +212,7 @@ def test_attributes_said_to_the_plugin_by_hand_are_valid_and_the_precision_decid
         ready = prepare.for_parser(prepare.self_contained(prepared), 10, plugin=True, allow_tf32=allowed)
         for node in filter(prepare.is_plugin_node, ready.graph.node):
             assert [a.i for a in node.attribute if a.name == "allow_tf32"] == ([1] if allowed else [])
-    plain = prepare.for_parser(prepared, 10, plugin=False, allow_tf32=True)
-    assert np.array_equal(run(plain, inputs)[0], wanted)
+    assert np.array_equal(run(prepare.for_parser(prepared, 10, plugin=False, allow_tf32=True), inputs)[0], wanted)
 
 
 def test_channels_last_is_not_for_tensorrt():

@@ -165,8 +165,7 @@ def test_a_map_that_a_reshape_makes_of_one_element_is_transposed(batch):
     text = f"""a = Conv(x, c)\nl = LeakyRelu(a)\nr = Reshape(l, shape)\nu = {up}\nt = Conv<pads=[1,1,1,1]>(u, o)\nq = Relu(t)
         p = Conv<pads=[1,1,1,1]>(q, o)\nv = {up}\nd = Conv<pads=[1,1,1,1]>(v, o)\nz = Add(p, d)\ny = Tanh(z)"""
     constants = {"c": weights((1024, 128, 1, 1)) / 99, "o": weights((64, 64, 3, 3)) / 99, "shape": [-1, 64, 4, 4]}
-    model = graph(text, {**constants, "s": np.float32([1, 1, 2, 2])}, inputs=f"float[{batch},128,1,1] x")
-    result = for_cuda(model)
+    result = for_cuda(graph(text, {**constants, "s": np.float32([1, 1, 2, 2])}, inputs=f"float[{batch},128,1,1] x"))
     assert operators(result.model.graph)["Transpose"] == 1 and schema.used_in(result.model)
 
 

@@ -293,14 +293,11 @@ def test_axes_with_channels_last():
 @pytest.mark.parametrize(
     ("perm", "x_last", "y_last", "wanted"),
     [
-        ([0, 2, 3, 1], True, False, None),
-        ([0, 2, 3, 1], False, False, [0, 2, 3, 1]),
-        ([0, 1, 3, 2], True, False, [0, 3, 2, 1]),
-        ([0, 1, 3, 2], True, True, [0, 2, 1, 3]),
-        ([0, 3, 1, 2], False, True, None),
-        ([1, 0, 2, 3], True, False, [3, 0, 1, 2]),
+        ([0, 2, 3, 1], True, False, None), ([0, 2, 3, 1], False, False, [0, 2, 3, 1]),
+        ([0, 1, 3, 2], True, False, [0, 3, 2, 1]), ([0, 1, 3, 2], True, True, [0, 2, 1, 3]),
+        ([0, 3, 1, 2], False, True, None), ([1, 0, 2, 3], True, False, [3, 0, 1, 2]),
     ],
-)
+)  # fmt: skip
 def test_transposes_between_layouts(perm, x_last, y_last, wanted):
     """Compare with numpy: of a tensor in its layout, the result in its own."""
     node = _permuted(helper.make_node("Transpose", ["x"], ["y"], perm=perm), 4, x_last, y_last)

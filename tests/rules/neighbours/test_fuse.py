@@ -44,8 +44,7 @@ PROLOGUES = {
 def test_prologue_of_a_padded_convolution(name):
     before, kind = PROLOGUES[name]
     model = rewrite(graph(f"{before}\n{PAIR}", {**NORM, **PER_CHANNEL}), 1, "convavgpool")
-    nodes = [node.op_type for node in model.graph.node]
-    assert nodes in ([f"{kind}ConvAvgPool"], ["Dropout", f"{kind}ConvAvgPool"])
+    assert [node.op_type for node in model.graph.node] in ([f"{kind}ConvAvgPool"], ["Dropout", f"{kind}ConvAvgPool"])
     node = model.graph.node[-1]
     values = {item.name: helper.get_attribute_value(item) for item in node.attribute}
     slopes = {"LeakyRelu": 0.3, "LeakyRelu without alpha": 0.01, "Mul and Add and LeakyRelu": 0.1}
@@ -322,8 +321,7 @@ def test_a_channel_too_small_for_the_type_is_taken_in_beside_others():
     scale[3] = 1e-4
     body = f"n = Mul(x, s)\no = Mul(n, s)\np = Relu(o)\n{PAIR}"
     given = {"inputs": "float16[1,16,12,12] x", "outputs": "float16[a,b,c,d] y"}
-    model = graph(body, {"w": HALF, "s": scale}, **given)
-    assert only(optimize(model).model).op_type == "AffineReluConvAvgPool"
+    assert only(optimize(graph(body, {"w": HALF, "s": scale}, **given)).model).op_type == "AffineReluConvAvgPool"
     scale[8:] = 1e-4  # all that the second of two groups adds up
     grouped = optimize(graph(body, {"w": HALF, "s": scale}, **given), disable="fuse_prologue").model
     node = grouped.graph.node[-1]
@@ -403,13 +401,10 @@ def test_an_activation_that_stands_alone(body, alone):
 
 
 HOSTS = {  # what gives x: the number of the layer into which runtimes fuse a chain behind it
-    "x1 = Conv(x, w)": 0,
-    "c = Conv(x, w)\nx1 = Add(c, z)": 0,
-    "x1 = Add(x, x)": None,
-    "c = Conv(x, w)\na = Add(c, z)\nx1 = Add(a, z)": None,
-    "x1 = MaxPool<kernel_shape=[1,1]>(x)": None,
+    "x1 = Conv(x, w)": 0, "c = Conv(x, w)\nx1 = Add(c, z)": 0, "x1 = Add(x, x)": None,
+    "c = Conv(x, w)\na = Add(c, z)\nx1 = Add(a, z)": None, "x1 = MaxPool<kernel_shape=[1,1]>(x)": None,
     "x1 = Neg(x)": None,
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("body", HOSTS)

@@ -105,8 +105,7 @@ class Net:
             value.type.tensor_type.shape.SetInParent()
             for axis in range(len(known.type.tensor_type.shape.dim)):
                 value.type.tensor_type.shape.dim.add(dim_param=f"{value.name}_{axis}")
-        feed = self.rng.integers(-3, 4, (self.batch, self.channels, *self.size)).astype(np.float32)
-        return model, {"x": feed}
+        return model, {"x": self.rng.integers(-3, 4, (self.batch, self.channels, *self.size)).astype(np.float32)}
 
 
 def check(model: onnx.ModelProto, feeds: dict[str, np.ndarray], ways: tuple[dict, ...] = WAYS) -> list[int]:
@@ -128,8 +127,7 @@ def check(model: onnx.ModelProto, feeds: dict[str, np.ndarray], ways: tuple[dict
 def shuffle(net: Net, name: str) -> str:
     groups = int(net.rng.choice([2, 4]))
     split = net.reshape(name, [-1, groups, 8 // groups, *net.size])
-    turned = net.add("Transpose", [split], perm=[0, 2, 1, *range(3, net.rank + 3)])
-    return net.reshape(turned, [-1, 8, *net.size])
+    return net.reshape(net.add("Transpose", [split], perm=[0, 2, 1, *range(3, net.rank + 3)]), [-1, 8, *net.size])
 
 
 def transposes(net: Net, name: str) -> str:

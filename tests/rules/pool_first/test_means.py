@@ -159,13 +159,10 @@ def test_a_slice_of_the_channels_is_whole_from_2_to_the_31_on(end, whole):
 @pytest.mark.parametrize(
     ("node", "axes"),
     [
-        ("y = ReduceMean<axes=[-1, 2]>(x)", (2, 3)),
-        ("y = ReduceSum(x, two)", (2,)),
-        ("y = ReduceSum(x)", None),
-        ("y = ReduceSum(x, given)", None),
-        ("y = Squeeze(x, two)", (2,)),
+        ("y = ReduceMean<axes=[-1, 2]>(x)", (2, 3)), ("y = ReduceSum(x, two)", (2,)), ("y = ReduceSum(x)", None),
+        ("y = ReduceSum(x, given)", None), ("y = Squeeze(x, two)", (2,)),
     ],
-)
+)  # fmt: skip
 def test_axes_of_a_sum(node, axes):
     (scope,) = index(graph(node, {"two": [2]}, inputs="float[2,16,1,8] x, int64[1] given", outputs="float y"))
     assert axes_of(scope, 0) == axes
@@ -334,16 +331,12 @@ def uneven(shape=(4, 1, 2, 2)) -> np.ndarray:
 @pytest.mark.parametrize(
     ("weight", "group", "number"),
     [
-        (np.full((4, 1, 2, 2), 0.25, np.float32), 4, 0.25),
-        (np.full((4, 1, 1, 2), 3, np.float32), 4, 3.0),
-        (np.full((4, 1, 1, 1), 3, np.float32), 4, None),
-        (np.full((4, 2, 2, 2), 0.25, np.float32), 2, None),
-        (np.full((8, 1, 2, 2), 0.25, np.float32), 4, None),
-        (np.zeros((4, 1, 2, 2), np.float32), 4, None),
-        (np.full((4, 1, 2, 2), np.inf, np.float32), 4, None),
-        (uneven(), 4, None),
+        (np.full((4, 1, 2, 2), 0.25, np.float32), 4, 0.25), (np.full((4, 1, 1, 2), 3, np.float32), 4, 3.0),
+        (np.full((4, 1, 1, 1), 3, np.float32), 4, None), (np.full((4, 2, 2, 2), 0.25, np.float32), 2, None),
+        (np.full((8, 1, 2, 2), 0.25, np.float32), 4, None), (np.zeros((4, 1, 2, 2), np.float32), 4, None),
+        (np.full((4, 1, 2, 2), np.inf, np.float32), 4, None), (uneven(), 4, None),
     ],
-)
+)  # fmt: skip
 def test_the_one_number_of_a_box_filter(weight, group, number):
     (scope,) = index(graph(f"y = Conv<group={group}>(x, k)", {"k": weight}, inputs=f"float[1,{weight.shape[1] * group},12,12] x"))
     assert _box_weight(scope, 0) == number
@@ -352,13 +345,10 @@ def test_the_one_number_of_a_box_filter(weight, group, number):
 @pytest.mark.parametrize(
     ("number", "bias", "factor"),
     [
-        (0.25, None, 1.0),
-        (0.5, None, 2.0),
-        (0.25, np.zeros(4), 1.0),
-        (0.25, np.ones(4), None),
+        (0.25, None, 1.0), (0.5, None, 2.0), (0.25, np.zeros(4), 1.0), (0.25, np.ones(4), None),
         (np.float32(1 / 6) * 1.5, None, 1.0),
     ],
-)
+)  # fmt: skip
 def test_box_filters_are_averages_times_a_factor(number, bias, factor):
     constants = {"k": np.full((4, 1, 2, 2), number, np.float32)}
     names = "x, k" if bias is None else "x, k, b"

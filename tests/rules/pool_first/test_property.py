@@ -158,13 +158,9 @@ def check_case(case: Case, tally: Tally, target: str = "any") -> None:
     """
     fused = case.seed % 4 > 0
     options = {
-        "lowering": case.lowering,
-        "check": 0,
-        "prologue": fused,
-        "epilogue": fused,
-        "stem": case.seed % 3 > 0,
+        "lowering": case.lowering, "check": 0, "prologue": fused, "epilogue": fused, "stem": case.seed % 3 > 0,
         "plain_conv": case.seed % 5 > 0,
-    }
+    }  # fmt: skip
     if target != "any":
         options |= {"target": target, "lowering": None, "stem": None, "plain_conv": None}
     before = case.model.SerializeToString(deterministic=True)

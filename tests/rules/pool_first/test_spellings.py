@@ -252,13 +252,9 @@ def test_another_spelling_is_right_and_has_the_same_pairs(spelling):
 LAST = {1: "[0,2,1]", 2: "[0,2,3,1]", 3: "[0,2,3,4,1]"}
 FIRST = {1: "[0,2,1]", 2: "[0,3,1,2]", 3: "[0,4,1,2,3]"}
 NHWC = {
-    "bias": (32,),
-    "scale": (32,),
-    "row": (1, 32),
-    "one": np.float32(3),
-    "g": (32,),
+    "bias": (32,), "scale": (32,), "row": (1, 32), "one": np.float32(3), "g": (32,),
     "v": np.linspace(1, 2, 32, dtype=np.float32),
-}
+}  # fmt: skip
 BETWEEN = {
     "nothing": "q = Identity(p)",
     "a bias": "q = Add(p, bias)",

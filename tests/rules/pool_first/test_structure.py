@@ -105,8 +105,7 @@ LOCAL = ', "local": 1'
 
 
 def test_function_called_twice():
-    model = graph(CALLS, {"v": (32, 16, 3, 3)}, functions=FUNCTION.replace("OPSET", "17"), imports=LOCAL)
-    result = rewrite(model, 1)
+    result = rewrite(graph(CALLS, {"v": (32, 16, 3, 3)}, functions=FUNCTION.replace("OPSET", "17"), imports=LOCAL), 1)
     assert operators(result.functions[0]) == {"AveragePool": 1, "Conv": 1}
     assert operators(result.graph) == {"Add": 1, "pair": 2}
 
@@ -216,8 +215,7 @@ y = If(k) <then_branch = yes () => (float[1,16,3,3] a) {{ {inner} h = Conv<pads=
   else_branch = no () => (float[1,16,3,3] b) {{ b = AveragePool<kernel_shape=[4,4], strides=[4,4]>(r) }}>"""
     constants = {"w": (16, 16, 3, 3), "w2": (16, 16, 3, 3), "k": np.array(True)}
     model = graph(text, constants, inputs=IF_INPUTS, functions=FUNCTION.replace("OPSET", "17"), imports=LOCAL)
-    result = rewrite(model, 2, "convavgpool")
-    body = next(function for function in result.functions if function.name == "pair").node
+    body = next(function for function in rewrite(model, 2, "convavgpool").functions if function.name == "pair").node
     assert [node.op_type for node in body] == ["AveragePool", "Conv"]
 
 
@@ -278,24 +276,17 @@ def test_pads_in_front_go_into_the_convolution(body, gone, lowering):
 @pytest.mark.parametrize(
     ("between", "taken_out"),
     [
-        ("d = Mul(c, unit)", True),
-        ("d = Add(nothing, c)", True),
-        ("d = Cast<to=1>(c)", True),
-        ("d = Expand(c, shape)", True),
-        ("d = Mul(c, half)", False),
-        ("d = Sub(nothing, c)", False),
+        ("d = Mul(c, unit)", True), ("d = Add(nothing, c)", True), ("d = Cast<to=1>(c)", True),
+        ("d = Expand(c, shape)", True), ("d = Mul(c, half)", False), ("d = Sub(nothing, c)", False),
         ("d = Cast<to=11>(c)\ne = Cast<to=1>(d)", False),
     ],
-)
+)  # fmt: skip
 def test_a_pad_behind_what_onnxruntime_takes_out(between, taken_out):
     """It would be merged into the box mean, which may not be padded by as much as its window."""
     constants = {
-        "two": [0, 0, 2, 2, 0, 0, 2, 2],
-        "unit": np.float32(1),
-        "nothing": np.float32(0),
-        "half": np.float32(0.5),
+        "two": [0, 0, 2, 2, 0, 0, 2, 2], "unit": np.float32(1), "nothing": np.float32(0), "half": np.float32(0.5),
         "shape": [1],
-    }
+    }  # fmt: skip
     last = "e" if "e = " in between else "d"
     model = graph(f"c = Pad(x, two)\n{between}\np = Conv({last}, w)\ny = {POOL}(p)", constants)
     for lowering, kept in (("convavgpool", "convavgpool"), ("direct", "direct"), ("fused", "fused")):
@@ -318,15 +309,13 @@ def test_a_pad_of_older_opsets_has_its_value_as_an_attribute(value, zeros):
 
 def test_a_pad_in_front_that_is_an_output_stays():
     body = f"c = Pad(x, two)\np = Conv(c, w)\ny = {POOL}(p)"
-    outputs = "float[a,b,c,d] y, float[e,f,g,h] c"
-    result = rewrite(graph(body, {"two": [0, 0, 2, 2, 0, 0, 2, 2]}, outputs=outputs), 1)
+    result = rewrite(graph(body, {"two": [0, 0, 2, 2, 0, 0, 2, 2]}, outputs="float[a,b,c,d] y, float[e,f,g,h] c"), 1)
     assert operators(result.graph) == {**DIRECT, "Pad": 1}
 
 
 def test_a_pad_in_front_that_something_else_reads_stays():
     body = f"c = Pad(x, two)\np = Conv(c, w)\ny = {POOL}(p)\nz = Relu(c)"
-    constants = {"two": [0, 0, 2, 2, 0, 0, 2, 2]}
-    result = rewrite(graph(body, constants, outputs="float[a,b,c,d] y, float[a,b,c,d] z"), 1)
+    result = rewrite(graph(body, {"two": [0, 0, 2, 2, 0, 0, 2, 2]}, outputs="float[a,b,c,d] y, float[a,b,c,d] z"), 1)
     assert operators(result.graph) == {**DIRECT, "Pad": 1, "Relu": 1}
 
 
@@ -422,12 +411,9 @@ def test_a_pad_in_a_function_between_transposes(before):
 
 
 GIVEN = {
-    "s": np.float32(0.05),
-    "z": np.int8(0),
-    "k": np.ones((64, 64, 3, 3), np.int8),
-    "v": (64, 64, 3, 3),
+    "s": np.float32(0.05), "z": np.int8(0), "k": np.ones((64, 64, 3, 3), np.int8), "v": (64, 64, 3, 3),
     "one": (64, 64, 1, 1),
-}
+}  # fmt: skip
 GIVEN |= {"c": (1, 64, 1, 1), "half": np.array([1, 1, 0.5, 0.5], np.float32), "b": (64,)}
 INT8 = "q = QuantizeLinear(x, s, z)\nd = DequantizeLinear(q, s, z)\nw8 = DequantizeLinear(k, s, z)\n"
 CONVS = {
