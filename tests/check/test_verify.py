@@ -1,20 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verification: what it must catch, in every type, and what it must let pass."""
+"""Verification: what it must catch, in every type, what it must let pass, outputs that are not finite, and float32 models."""
 
+import json
 import os
 import subprocess
 import sys
 
-import ml_dtypes
+import ml_dtypes  # noqa: F401  numpy knows bfloat16 by it
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 import convpool
 from convpool.check import session as runners
+from convpool.check.inputs import float_types, to_float32
+from convpool.check.judge import Judge, Tolerance
+from convpool.cli.group import run
+from convpool.cli.optimize import command
 from convpool.errors import ModelError, OptionError, VerificationError
 from convpool.ir.index import index_model
-from convpool.ir.model import load
+from convpool.ir.model import LoadedModel, load
 from convpool.rules.convs import conv_leaf
 from tests.support.damaged_pairs import PAIR, POOL, TYPES, change, pair, swap
 from tests.support.models import graph, random_feeds
@@ -332,3 +338,145 @@ def test_half_precision_counts_two_bytes():
 def test_an_unnamed_batch_is_one_sample():
     model = pair(inputs="float[?,16,?,?] x")
     assert convpool.optimize(model).report.verification.input_shapes == {"x": [1, 16, 64, 64]}
+
+
+def test_infinities_must_stand_in_the_same_places():
+    model = change(pair(), "w", lambda w: np.sign(w) * 3e38)
+    assert not convpool.verify(model, change(model, "w", lambda w: w * -1)).passed
+    assert convpool.verify(model, model).passed
+
+
+OVERFLOW = "s = Mul(x, huge)\nh = Conv<pads=[1,1,1,1]>(s, w)\ny = " + POOL + "(h)"
+
+
+def overflowing(factor: float, **given) -> onnx.ModelProto:
+    return pair(body=OVERFLOW, constants={"huge": np.float32(factor)}, **given)
+
+
+def test_outputs_without_a_finite_value_prove_nothing():
+    model = change(pair(), "w", lambda w: w * np.nan)
+    for result in (model, change(model, "b", np.zeros_like)):
+        found = convpool.verify(model, result)
+        assert not found.passed and not found.differs
+        assert found.outputs[0].not_finite == 1 and found.not_finite == "100 % of y is NaN or infinite in both"
+    with pytest.raises(VerificationError) as caught:
+        convpool.optimize(model)
+    assert str(caught.value) == (
+        "verification: output 'y' cannot be compared; every value is NaN or infinite in the original; "
+        "give other inputs with --data, or leave the check out with --no-check"
+    )
+    assert '"not_finite": 1.0' in caught.value.report.to_json()
+    assert convpool.optimize(model, check=0).changed
+
+
+def test_one_output_of_several_without_a_finite_value():
+    body = PAIR + "\nn = Mul(x, nan)\nv = Conv(n, w)\nz = " + POOL + "(v)"
+    model = pair(body=body, constants={"nan": np.float32(np.nan)}, outputs="float[a,b,c,d] y, float[e,f,g,h] z")
+    found = convpool.verify(model, model)
+    assert [(output.passed, output.not_finite) for output in found.outputs] == [(True, 0.0), (False, 1.0)]
+
+
+@pytest.mark.parametrize(("factor", "scale"), [(1e35, 1.0), (1e37, 2.0**-4), (3e38, 2.0**-8)])
+def test_inputs_are_made_smaller_where_everything_overflows(factor, scale, monkeypatch):
+    seen, values = [], runners.OnnxruntimeRunner.values
+
+    def recorded(self, arrays):
+        seen.append(float(np.abs(arrays["x"]).max()))
+        return values(self, arrays)
+
+    monkeypatch.setattr(runners.OnnxruntimeRunner, "values", recorded)
+    model = overflowing(factor)
+    found = convpool.optimize(model, check=2).report.verification
+    assert found.passed and found.outputs[0].max_rel_error < 1e-5 and found.outputs[0].not_finite == 0
+    assert found.input_scale == scale
+    assert seen[-1] == pytest.approx(scale * 4, rel=0.5)
+    assert not convpool.verify(model, change(model, "w", swap)).passed
+
+
+def test_given_inputs_are_not_made_smaller():
+    model = overflowing(3e38)
+    data = {"x": np.full((1, 16, 12, 12), 100, np.float32)}
+    assert not convpool.verify(model, model, data=data).passed
+    assert convpool.verify(model, model, data={"x": data["x"] * 1e-6}).passed
+
+
+def test_the_share_that_is_not_finite_is_told(capsys, tmp_path):
+    def broken(w):
+        w = w.copy()
+        w[:8] = np.nan
+        return w
+
+    onnx.save(change(pair(), "w", broken), tmp_path / "model.onnx")
+    report = tmp_path / "report.json"
+    assert run(command, "convpool-optimize", [str(tmp_path / "model.onnx"), "--report", str(report)]) == 0
+    assert "25 % of y is NaN or infinite in both" in capsys.readouterr().out
+    (output,) = json.loads(report.read_text())["verification"]["outputs"]
+    assert output["passed"] and output["not_finite"] == 0.25
+    assert convpool.optimize(pair()).report.verification.not_finite == ""
+
+
+def test_the_command_writes_nothing_that_is_not_proven(capsys, tmp_path):
+    path, report = tmp_path / "model.onnx", tmp_path / "report.json"
+    onnx.save(change(pair(), "w", lambda w: w * np.inf), path)
+    assert run(command, "convpool-optimize", [str(path), "--report", str(report)]) == 1
+    captured = capsys.readouterr()
+    assert "NOT COMPARABLE" in captured.out and "DIFFERS" not in captured.out
+    assert captured.err.count("\n") == 1 and "--data" in captured.err and "--no-check" in captured.err
+    assert json.loads(report.read_text())["verification"]["passed"] is False
+    assert not (tmp_path / "model.convpool.onnx").exists()
+    assert run(command, "convpool-optimize", [str(path), "--no-check", "-q"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("nudged", "alike"), [([[5, 1], [0, 1]], True), ([[0, 1], [0, 1]], False), ([[np.inf, 1], [5, 1]], False)]
+)
+def test_only_finite_runs_show_that_the_original_jumps(nudged, alike):
+    """One of the runs on slightly changed inputs has to move as far as the result does."""
+    judge = Judge(["y"], Tolerance(1e-3, 1e-3, None))
+    arrays = [np.array(values, np.float32) for values in ([0, 1], [5, 1], *nudged)]
+    assert judge._jumps_alike(arrays[0], arrays[1], arrays[2:]) is alike
+
+
+def test_the_floating_point_types_of_a_model():
+    assert float_types(graph(PAIR, {"b": (32,)})) == {TensorProto.FLOAT}
+    model = graph("y = Cast<to=1>(x)", inputs="float16[4] x", outputs="float[4] y")
+    assert float_types(model) == {TensorProto.FLOAT, TensorProto.FLOAT16}
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(1), "d"))
+    assert float_types(model) == {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE}
+    assert float_types(graph("y = Add(x, x)", inputs="int64[4] x", outputs="int64[4] y")) == set()
+
+
+def test_every_type_of_a_model_becomes_float32():
+    functions = """<domain: "local", opset_import: ["": 17]> net (f) => (g) { g = Cast<to=11>(f) }"""
+    body = """d = Cast<to=11>(x)
+      e = Cast<to=7>(d)
+      c = local.net(d)
+      k = Constant<value = double[1] {2.0}>()
+      s = SequenceConstruct(d, k)
+      y = If(flag) <then_branch = yes () => (double[a] t) { t = Identity(c) },
+        else_branch = no () => (double[a] u) { u = Neg(d) }>"""
+    model = graph(
+        body, {"w": (1,)}, inputs="float16[4] x, bool flag", outputs="double[a] y", functions=functions, imports=', "local": 1'
+    )
+    model.functions[0].value_info.append(helper.make_tensor_value_info("g", TensorProto.DOUBLE, [4]))
+    model.graph.value_info.append(helper.make_tensor_sequence_value_info("s", TensorProto.DOUBLE, None))
+    optional = helper.make_optional_type_proto(helper.make_tensor_type_proto(TensorProto.BFLOAT16, [1]))
+    model.graph.value_info.append(helper.make_value_info("o", optional))
+    before = model.SerializeToString()
+    found = to_float32(LoadedModel(model, None, 0))
+    assert model.SerializeToString() == before
+    assert [item.type.tensor_type.elem_type for item in (*found.graph.input, *found.graph.output)] == [1, TensorProto.BOOL, 1]
+    casts = [node.attribute[0].i for node in (*found.graph.node, *found.functions[0].node) if node.op_type == "Cast"]
+    assert casts == [1, TensorProto.INT64, 1] and found.functions[0].value_info[0].type.tensor_type.elem_type == 1
+    (constant,) = [node.attribute[0].t for node in found.graph.node if node.op_type == "Constant"]
+    assert numpy_helper.to_array(constant).dtype == np.float32 and numpy_helper.to_array(constant).tolist() == [2]
+    sequence, maybe = (value.type for value in found.graph.value_info)
+    assert sequence.sequence_type.elem_type.tensor_type.elem_type == 1
+    assert maybe.optional_type.elem_type.tensor_type.elem_type == 1
+    branches = [
+        item.g.output[0].type.tensor_type.elem_type
+        for node in found.graph.node
+        if node.op_type == "If"
+        for item in node.attribute
+    ]
+    assert branches == [1, 1]
