@@ -97,7 +97,7 @@ def build(root: Path, folder: Path, *kernels: Path) -> Path:
     places = [f"-I{root / 'plugin/include'}", f"-I{root / 'plugin/src'}", "-isystem", cuda_headers()]
 
     standard = folder / "standard.h"  # what most of them include, compiled once
-    standard.write_text("".join(f"#include <{name}>\n" for name in ("algorithm", "memory", "mutex", "set", "span", "string", "vector")))
+    standard.write_text("".join(f"#include <{name}>\n" for name in "algorithm memory mutex set span string vector".split()))
     run(compiler(), *flags, "-x", "c++-header", standard, "-o", f"{standard}.gch")
 
     def compiled(source: Path) -> Path:
