@@ -188,6 +188,57 @@ def test_a_border_that_the_factor_covers(mode):
 TWO = {"inputs": "float[1,64,12,12] x, float[1,8,24,24] z", "outputs": "float[a,b,c,d] y"}
 
 
+SPLIT = "a, b = Split<axis=2>(x, parts)\n"
+SLICES = "a = Slice(x, zero, one, two)\nb = Slice(x, one, big, two)\n"
+NEAREST = 'Resize<mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor">'
+FRAMES = f"""c = Squeeze(a, two)
+d = {NEAREST}(c, , plane)
+e = Unsqueeze(d, two)
+f = {NEAREST}(b, , space)
+u = Concat<axis=2>(e, f)
+"""
+FRAME_PAD = 'v = Pad<mode="edge">(u, p)\ny = Conv(v, w)'
+
+
+def _frames(cut=SPLIT, pad=FRAME_PAD, frames=3, space=(2, 2, 2), **given):
+    constants = {"parts": [1, frames - 1], "zero": [0], "one": [1], "two": [2], "big": [2**62]}
+    constants |= {
+        "plane": scales(2, 2),
+        "space": scales(*space),
+        "p": [0, 0, 2, 1, 1, 0, 0, 0, 1, 1],
+        "w": whole((8, 8, 3, 3, 3)),
+    }
+    return graph(cut + FRAMES + pad, constants | given, inputs=f"float[1,8,{frames},4,5] x", outputs="float[a,b,c,d,e] y")
+
+
+@pytest.mark.parametrize("cut", (SPLIT, SLICES), ids=("split", "slices"))
+@pytest.mark.parametrize("frames", (2, 3, 6))
+@pytest.mark.parametrize("space", ((2, 2, 2), (1, 2, 2), (3, 2, 2)))
+@pytest.mark.parametrize("front", (0, 1, 2, 5))
+def test_a_first_frame_that_is_enlarged_apart(cut, frames, space, front):
+    model = _frames(cut, frames=frames, space=space, p=[0, 0, front, 1, 1, 0, 0, 2, 1, 1])
+    result = rewrite(model, upsampling="fused", exact=True)
+    assert "ConvTranspose" in operators(result.graph) and "Resize" not in operators(result.graph)
+
+
+@pytest.mark.parametrize(
+    "model",
+    (
+        _frames(parts=[2, 1]),
+        _frames(SLICES, zero=[1]),
+        _frames(SLICES, big=[2]),
+        _frames(SLICES.replace("b = Slice(x", "b = Slice(z").replace("a =", "z = Relu(x)\na =")),
+        _frames(space=(2, 2, 4)),
+        _frames(pad=FRAME_PAD.replace("edge", "reflect")),
+        _frames(pad="y = Conv<pads=[2,1,1,0,1,1]>(u, w)"),
+        _frames("b, a = Split<axis=2>(x, parts)\n", frames=2),
+    ),
+    ids=("two frames", "another frame", "not to the end", "of another map", "another size", "reflected", "zeros", "swapped"),
+)
+def test_frames_that_are_no_single_upsampling_stay(model):
+    assert not convpool.optimize(model, check=0, target="cpu", upsampling="fused").changed
+
+
 def test_a_concat_with_a_skip_is_split():
     body = UP + "j = Concat<axis=1>(z, u)\nr = Relu(j)\ny = Conv<pads=[1,1,1,1]>(r, w, b)"
     result = rewrite(graph(body, {**SCALES, "w": (64, 72, 3, 3), "b": (64,)}, **TWO))

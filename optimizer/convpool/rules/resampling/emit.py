@@ -18,10 +18,8 @@ from convpool.ir.edit import Edit
 from convpool.ir.protos import attributes, is_op
 from convpool.rules.convs import WINDOW
 from convpool.rules.resampling.maps import Applied, Leaf, Source, sliced
-from convpool.rules.resampling.resize import Resample
+from convpool.rules.resampling.resize import WHOLE, Resample
 
-WHOLE = 2**31 - 1
-"""A Slice end that is the end of any axis."""
 DOMAIN_OF_TORCH = "ai.convpool.torch"
 """The domain of nodes that stand in graphs of PyTorch's alone."""
 

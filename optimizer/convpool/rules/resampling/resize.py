@@ -36,6 +36,8 @@ from convpool.rules.resampling.sizes import scales_of, unknown_ratios
 
 CENTRED = ("half_pixel", "pytorch_half_pixel", "half_pixel_symmetric")
 """Coordinates for which each element of an upsampled map lies nearest to one of the input, for every whole factor."""
+WHOLE = 2**31 - 1
+"""A Slice end that is the end of any axis."""
 POSITIONS = (*CENTRED, "asymmetric", "align_corners")
 """Coordinates that lie in the map, or are moved to its border."""
 
@@ -275,3 +277,96 @@ def _by_indices(
     if 0 in indices.shape or not np.array_equal(indices, np.stack(np.meshgrid(*rows, indexing="ij"), -1)):
         return None
     return _nearest(scope, index, x, factors, nodes)
+
+
+# ---- maps whose first element is resized apart --------------------------------------------------------------------------
+
+
+def first_apart(scope: Scope, index: int, rank: int) -> tuple[Resample, Ints] | None:
+    """Nearest upsampling of a map whose first element on an axis is upsampled apart, as the first frame of a video.
+
+    x - Split, or two Slices - Squeeze, Resize, Unsqueeze - Concat        the same, upsampled, but for some first elements
+                             - Resize                     -
+
+    The Concat is node `index`.  Gives the upsampling of x as a whole, and how many elements of it are missing in front on each
+    axis: the first element may be repeated less often than the others.  Raises AttributeReference.
+    """
+    node = scope.nodes[index]
+    if not is_op(node, "Concat") or len(node.input) != 2:
+        return None
+    axis = attributes(node).get("axis", 1) % (rank + 2)
+    if axis < 2:
+        return None
+    first, rest = _repeated(scope, node.input[0], axis, rank), _repeated(scope, node.input[1], axis, rank)
+    if first is None or rest is None:
+        return None
+    x, cuts = _pieces(scope, first.input, rest.input, axis)
+    missing = [b - a for a, b in zip(first.factors, rest.factors, strict=True)]
+    if x is None or missing[axis - 2] < 0 or any(n for i, n in enumerate(missing) if i != axis - 2):
+        return None
+    up = UpsampleSpec(rest.factors)
+    return Resample(index, x, up, True, float(up.copies), frozenset({index, *first.nodes, *rest.nodes, *cuts})), tuple(missing)
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """A tensor that is upsampled, the factors, and the nodes of that."""
+
+    input: str
+    factors: Ints
+    nodes: frozenset[int]
+
+
+def _repeated(scope: Scope, name: str, axis: int, rank: int) -> Repeated | None:
+    """Nearest upsampling of all spatial axes, or of the others between Squeeze and Unsqueeze."""
+    index = scope.producer.get(name)
+    if index is None:
+        return None
+    squeezed = is_op(scope.nodes[index], "Unsqueeze") and _axes(scope, index) == (axis,)
+    around: frozenset[int] = frozenset()
+    if squeezed:
+        before = scope.producer.get(scope.nodes[index].input[0])
+        around, index = frozenset({index}), before
+    found = recognise(scope, index, rank - squeezed) if index is not None and rank > squeezed else None
+    if not isinstance(found, Resample) or found.up is None:
+        return None
+    if not squeezed:
+        return Repeated(found.input, found.up.factors, found.nodes)
+    before = scope.producer.get(found.input)
+    if before is None or not is_op(scope.nodes[before], "Squeeze") or _axes(scope, before) != (axis,):
+        return None
+    factors = (*found.up.factors[: axis - 2], 1, *found.up.factors[axis - 2 :])
+    return Repeated(scope.nodes[before].input[0], factors, found.nodes | around | {before})
+
+
+def _axes(scope: Scope, index: int) -> Ints | None:
+    """The axes of a Squeeze or Unsqueeze, where they are known and not counted from the end."""
+    node = scope.nodes[index]
+    given = (
+        attributes(node).get("axes") if scope.opset < 13 else scope.constant_ints(node.input[1]) if len(node.input) > 1 else None
+    )
+    return None if given is None else tuple(given)
+
+
+def _pieces(scope: Scope, first: str, rest: str, axis: int) -> tuple[str | None, set[int]]:
+    """The tensor of which these are the first element on an axis and all others; None if they are not."""
+    indices = scope.producer.get(first), scope.producer.get(rest)
+    if None in indices:
+        return None, set()
+    nodes = [scope.nodes[index] for index in indices if index is not None]
+    one, other = nodes
+    shape = scope.info(first).shape
+    if is_op(one, "Split") and indices[0] == indices[1] and list(one.output) == [first, rest]:
+        same = shape is not None and attributes(one).get("axis", 0) % len(shape) == axis and shape[axis] == 1
+        return (one.input[0] if same else None), {index for index in indices if index is not None}
+    if not (is_op(one, "Slice") and is_op(other, "Slice") and one.input[0] == other.input[0]) or scope.opset < 10:
+        return None, set()
+    cuts = [[scope.constant_ints(name) for name in node.input[1:] if name] for node in nodes]
+    if any(len(cut) < 3 or cut[2] != (axis,) or cut[3:] not in ([], [(1,)]) for cut in cuts):
+        return None, set()
+    begins, ends = [cut[0] for cut in cuts], [cut[1] for cut in cuts]
+    last = ends[1][0] if ends[1] is not None and len(ends[1]) == 1 else 0
+    size = (scope.info(one.input[0]).shape or (None,) * (axis + 1))[axis]
+    whole = last >= (size if isinstance(size, int) else WHOLE)
+    fits = begins == [(0,), (1,)] and ends[0] == (1,) and whole
+    return (one.input[0] if fits else None), {index for index in indices if index is not None}

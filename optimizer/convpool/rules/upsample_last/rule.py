@@ -28,9 +28,19 @@ from convpool.ir.index import Scope
 from convpool.ir.protos import attributes, is_op
 from convpool.ir.schema import UPSAMPLING_OPSET
 from convpool.rules.base import Context, Plan, Reject, reject, rejection
-from convpool.rules.convs import KERNEL_TYPES, RANK, ConvLeaf, against_node, conv_leaf, conv_rank, pads_upstream, zero_pads
+from convpool.rules.convs import (
+    KERNEL_TYPES,
+    RANK,
+    ConvLeaf,
+    against_node,
+    channel_count,
+    conv_leaf,
+    conv_rank,
+    pads_upstream,
+    zero_pads,
+)
 from convpool.rules.linear import pad_numbers
-from convpool.rules.resampling.maps import Applied, Map, Walk, inputs_of
+from convpool.rules.resampling.maps import Applied, Leaf, Map, Part, Walk, inputs_of
 from convpool.rules.resampling.moving import MovingRule
 from convpool.rules.resampling.plans import (
     OPERATOR,
@@ -47,6 +57,7 @@ from convpool.rules.resampling.plans import (
     with_forms,
     with_nodes_behind,
 )
+from convpool.rules.resampling.resize import first_apart
 
 OPERATOR_CHANNELS, OPERATOR_MULTIPLE = 32, 8
 """The fewest input and output channels of a node of UpsampleConv, and what they are multiples of.
@@ -203,7 +214,8 @@ def _edges(
     """The map behind a Pad that repeats elements of the border, as a Pad of the small map and pads that crop.
 
     A border of p elements, all equal to the outermost one, is one of ceil(p / s) elements of the small map; the convolution crops
-    the rest.  Mode reflect gives the same for p < s.
+    the rest.  Mode reflect gives the same for p < s.  It crops more where elements of the upsampled map are missing in front
+    (`first_apart`).
     """
     index = scope.producer.get(name)
     if index is None or not is_op(scope.nodes[index], "Pad"):
@@ -211,6 +223,12 @@ def _edges(
     numbers = pad_numbers(scope, index, rank)
     mode = attributes(scope.nodes[index]).get("mode", b"constant").decode(errors="replace")
     inner = walk.map(scope.nodes[index].input[0])
+    missing: Ints = (0,) * rank
+    if not inner.resampled and (before := scope.producer.get(scope.nodes[index].input[0])) is not None:
+        apart = first_apart(scope, before, rank)
+        if apart is not None and mode == "edge":
+            part, missing = apart
+            inner = Map((Part(0, channel_count(scope, part.input), Leaf(part.input), part),), part.nodes)
     if not inner.resampled:
         return found, None, None, passed
     if isinstance(numbers, Reject):
@@ -225,7 +243,8 @@ def _edges(
     factors = up.factors * 2
     if mode == "reflect" and any(p >= s for p, s in zip(spatial, factors, strict=True)):
         return found, None, reject(scope, index, "pads of a reflecting Pad", list(spatial), f"less than {list(factors)}"), passed
-    small = tuple(-(-p // s) for p, s in zip(spatial, factors, strict=True))
+    spatial = tuple(p - more for p, more in zip(spatial, (*missing, *[0] * rank), strict=True))
+    small = tuple(max(-(-p // s), 0) for p, s in zip(spatial, factors, strict=True))
     part = inner.parts[0]
     done = replace(part, source=Applied(index, (part.source,), None, "edges", pads=small))
     crop = tuple(p - s * n for p, s, n in zip(spatial, factors, small, strict=True))
