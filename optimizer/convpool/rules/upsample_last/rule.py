@@ -227,8 +227,8 @@ def _edges(
     if not inner.resampled and (before := scope.producer.get(scope.nodes[index].input[0])) is not None:
         apart = first_apart(scope, before, rank)
         if apart is not None and mode == "edge":
-            part, missing = apart
-            inner = Map((Part(0, channel_count(scope, part.input), Leaf(part.input), part),), part.nodes)
+            whole, missing = apart
+            inner = Map((Part(0, channel_count(scope, whole.input), Leaf(whole.input), whole),), whole.nodes)
     if not inner.resampled:
         return found, None, None, passed
     if isinstance(numbers, Reject):
