@@ -13,6 +13,7 @@ torch = require_torch()
 import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 
+import convpool.torch  # noqa: E402
 from convpool.errors import OptionError  # noqa: E402
 from convpool.torch import calls, constant_weights, optimize, upsample_conv2d, upsampling  # noqa: E402
 from tests.support.torch_gpu import gpu  # noqa: E402, F401
@@ -65,6 +66,29 @@ def test_values_and_two_derivatives(rank, seed):
     torch.testing.assert_close(upsampling._transposed(x, weight, bias, scale, pads), expected, rtol=1e-12, atol=1e-12)
     assert torch.autograd.gradcheck(function, given, fast_mode=True)
     assert torch.autograd.gradgradcheck(function, given, fast_mode=True)
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("rank", (1, 2, 3))
+@pytest.mark.parametrize(
+    "options", ({}, {"padding": 1, "bias": False}, {"padding": "same"}, {"padding": 1, "padding_mode": "reflect"})
+)
+def test_a_module_and_a_function_for_each_rank(rank, options):
+    original = getattr(nn, f"Conv{rank}d")(4, 6, 3, **options, dtype=torch.float64)
+    module = getattr(convpool.torch, f"UpsampleConv{rank}d")(4, 6, 3, **options, dtype=torch.float64, scale_factor=3)
+    module.load_state_dict(original.state_dict())
+    assert repr(module).endswith(f"scale_factor={(3,) * rank})")
+    x = torch.randn(2, 4, *[9, 8, 7][:rank], dtype=torch.float64)
+    expected = original(nn.Upsample(scale_factor=3)(x))
+    torch.testing.assert_close(module(x), expected)
+    torch.testing.assert_close(optimize(copy.deepcopy(module), x)[0](x), expected)
+    if "padding_mode" not in options:
+        function, padding = getattr(convpool.torch, f"upsample_conv{rank}d"), options.get("padding", 0)
+        torch.testing.assert_close(function(x, module.weight, module.bias, scale_factor=3, padding=padding), expected)
+    for y in (module(x), expected):
+        y.sum().backward()
+    for mine, theirs in zip(module.parameters(), original.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad)
 
 
 @pytest.mark.parametrize("pixels, merged", ((15, False), (16, True)))

@@ -34,15 +34,18 @@ from convpool.torch.backend import compile_options
 from convpool.torch.constant import constant_weights
 from convpool.torch.exporting import export_onnx
 from convpool.torch.functional import conv_avg_pool1d, conv_avg_pool2d, conv_avg_pool3d
-from convpool.torch.modules import ConvAvgPool1d, ConvAvgPool2d, ConvAvgPool3d
+from convpool.torch.modules import ConvAvgPool1d, ConvAvgPool2d, ConvAvgPool3d, UpsampleConv1d, UpsampleConv2d, UpsampleConv3d
 from convpool.torch.optimizing import explain, optimize
 from convpool.torch.pairs import pooled_conv
-from convpool.torch.upsampling import upsample_conv2d
+from convpool.torch.upsampling import upsample_conv1d, upsample_conv2d, upsample_conv3d
 
 __all__ = [
     "ConvAvgPool1d",
     "ConvAvgPool2d",
     "ConvAvgPool3d",
+    "UpsampleConv1d",
+    "UpsampleConv2d",
+    "UpsampleConv3d",
     "compile_options",
     "constant_weights",
     "conv_avg_pool1d",
@@ -52,5 +55,7 @@ __all__ = [
     "export_onnx",
     "optimize",
     "pooled_conv",
+    "upsample_conv1d",
     "upsample_conv2d",
+    "upsample_conv3d",
 ]

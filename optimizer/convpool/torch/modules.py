@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ConvAvgPool1d`, 2d and 3d: torch.nn's convolutions with an average pooling behind them."""
+"""`ConvAvgPool1d`, 2d and 3d: torch.nn's convolutions with an average pooling behind them; `UpsampleConv1d`, 2d and 3d: with a
+nearest upsampling in front of them."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from convpool.torch.functional import Sizes, checked, conv_avg_pool, sizes
+from convpool.torch.upsampling import upsample_conv
 from convpool.types import Accumulation
 
 
@@ -78,5 +80,65 @@ class ConvAvgPool2d(_ConvAvgPool, nn.Conv2d):
 
 class ConvAvgPool3d(_ConvAvgPool, nn.Conv3d):
     """nn.Conv3d, then nn.AvgPool3d, as one layer: see `ConvAvgPool2d`."""
+
+    rank = 3
+
+
+class _UpsampleConv:
+    """The part that the modules share; the class beside it is torch.nn's convolution of the rank."""
+
+    rank: int
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Sizes,
+        *,
+        scale_factor: Sizes = 2,
+        padding: Sizes | str = 0,
+        bias: bool = True,
+        padding_mode: str = "zeros",
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        convolution: Any = super()
+        convolution.__init__(in_channels, out_channels, kernel_size, 1, padding, 1, 1, bias, padding_mode, device, dtype)
+        self.scale_factor = sizes("scale_factor", scale_factor, self.rank, 1)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """The convolution of the upsampled `input`."""
+        conv: Any = self
+        x, scales, padding = input, self.scale_factor, conv.padding
+        if conv.padding_mode != "zeros":
+            x, scales, padding = F.interpolate(x, scale_factor=[float(s) for s in scales]), (1,) * self.rank, 0
+            x = F.pad(x, conv._reversed_padding_repeated_twice, mode=conv.padding_mode)
+        return upsample_conv(self.rank, x, conv.weight, conv.bias, scales, padding)
+
+    def extra_repr(self) -> str:
+        """The convolution's arguments, then the upsampling's."""
+        convolution: Any = super()
+        return f"{convolution.extra_repr()}, scale_factor={self.scale_factor}"
+
+
+class UpsampleConv1d(_UpsampleConv, nn.Conv1d):
+    """nn.Upsample, then nn.Conv1d, as one layer: see `UpsampleConv2d`."""
+
+    rank = 1
+
+
+class UpsampleConv2d(_UpsampleConv, nn.Conv2d):
+    """nn.Upsample(scale_factor=scale_factor), then nn.Conv2d with a stride of 1, as one layer.
+
+    Parameters and state_dict are nn.Conv2d's, and so are the arguments, without stride, dilation and groups; all behind
+    kernel_size are by keyword.  scale_factor is a whole number, or one for each axis.  What is computed:
+    `convpool.torch.upsample_conv2d`; with another padding_mode than zeros PyTorch's two operators.
+    """
+
+    rank = 2
+
+
+class UpsampleConv3d(_UpsampleConv, nn.Conv3d):
+    """nn.Upsample, then nn.Conv3d, as one layer: see `UpsampleConv2d`."""
 
     rank = 3
