@@ -380,12 +380,11 @@ def test_stdout_that_takes_nothing(folder, arguments):
     assert done.returncode == 2 and "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(("closed", "words"), [("<&-", "- -o out.onnx"), (">&-", "good.onnx -o -"), ("<&- >&-", "-")])
+@pytest.mark.parametrize(("closed", "words"), [("<&-", "- -o {}/out.onnx"), (">&-", "{}/good.onnx -o -"), ("<&- >&-", "-")])
 def test_closed_stdin_and_stdout_are_told(closed, words, folder):
     """The status was that of models that differ, behind a traceback."""
-    done = subprocess.run(
-        f"{sys.executable} -m convpool optimize {words} {closed}", shell=True, cwd=folder, stderr=subprocess.PIPE, text=True
-    )
+    command = f"{sys.executable} -m convpool optimize {words.format(folder)} {closed}"
+    done = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 2 and re.fullmatch("convpool: std(in|out): closed; expected .*\n", done.stderr)
     assert not (folder / "out.onnx").exists()
 
