@@ -146,6 +146,20 @@ def test_sizes_computed_from_those_in_front(name):
         rewrite(_enlarged(*TRACED[name]), size=size, upsampling="fused")
 
 
+def test_sizes_behind_many_maps_and_operators_are_found_or_given_up():
+    """They ended in a RecursionError; a Mul of a size by itself had twice the work of the one before."""
+    resize = 'Resize<mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor">'
+    lines = []
+    for i in range(40):
+        lines += [f"g{i} = Shape(m{i}) a{i} = Slice(g{i}, n0, n2) b{i} = Slice(g{i}, n2, n4) z{i} = Concat<axis=0>(a{i}, b{i})"]
+        lines += [f"r{i}_0 = {resize}(m{i}, , , z{i})", *(f"r{i}_{j + 1} = Relu(r{i}_{j})" for j in range(9))]
+        lines += [f"m{i + 1} = Relu(r{i}_9)"]
+    before = "m0 = Relu(x) " + " ".join(lines) + " m = Relu(m40)"
+    rewrite(_enlarged(before, "o = Shape(m) p = Slice(o, n2, n4) t = Mul(p, two)"), upsampling="fused")
+    squares = " ".join(f"q{i + 1} = Mul(q{i}, q{i})" for i in range(60))
+    assert "got unknown over size 2" in reason(_enlarged("m = Relu(x)", f"q0 = Identity(n) {squares} t = Identity(q60)"))
+
+
 @pytest.mark.parametrize("name", UNTRACED)
 def test_sizes_whose_factor_depends_on_the_input_stay(name):
     before, computed, expected = UNTRACED[name]

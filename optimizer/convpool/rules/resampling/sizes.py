@@ -21,10 +21,10 @@ from convpool.ir.index import Dim, Scope
 from convpool.ir.protos import attributes, is_op, known_attributes
 from convpool.rules.base import Reject, reject
 
-MAX_DEPTH = 24
-"""Nodes that the search for where sizes come from goes back at most."""
-MAX_TRACE = 96
-"""Nodes that the size of a map is traced back through at most."""
+MAX_DEPTH = 96
+"""Nodes that a size is traced back through at most, of maps and of what computes sizes together."""
+WHOLE_SHAPE = -1
+"""The axis under which `Scope.traced` has the elements of a vector."""
 KEEPING = (
     "BatchNormalization", "Cast", "Clip", "Dropout", "Elu", "Gelu", "GroupNormalization", "HardSigmoid", "HardSwish", "Identity",
     "InstanceNormalization", "LeakyRelu", "Mish", "Relu", "Selu", "Sigmoid", "Softplus", "Tanh",
@@ -71,7 +71,7 @@ Term = Fraction | SizeOf | None
 """A number, a size in a term, or neither."""
 
 
-def scales_of(scope: Scope, index: int, rank: int) -> tuple[Fraction | None, ...] | Reject:
+def scales_of(scope: Scope, index: int, rank: int, depth: int = 0) -> tuple[Fraction | None, ...] | Reject:
     """The factor of each axis of a Resize or Upsample; None for one that is not known.  Raises AttributeReference."""
     node, values = scope.nodes[index], attributes(scope.nodes[index])
     x, inputs = node.input[0], [*node.input[1:], "", "", ""]
@@ -90,17 +90,17 @@ def scales_of(scope: Scope, index: int, rank: int) -> tuple[Fraction | None, ...
     elif name and constant is not None and constant.array().size:
         found = [Fraction(float(scale)) for scale in constant.array().reshape(-1)]
     elif inputs[2]:
-        sizes = size_terms(scope, inputs[2])
+        sizes = size_terms(scope, inputs[2], depth)
         if sizes is None:
             return reject(scope, index, "sizes", "a computed tensor", "the input's sizes times constants")
-        found = [_ratio(scope, size, x, axis) for size, axis in zip(sizes, axes, strict=False)]
+        found = [_ratio(scope, size, x, axis, depth) for size, axis in zip(sizes, axes, strict=False)]
     if len(found) != len(axes):
         return reject(scope, index, "scales", len(found), f"{len(axes)} numbers")
     full = dict(zip(axes, found, strict=True))
     return tuple(full.get(axis, Fraction(1)) for axis in range(rank + 2))
 
 
-def _ratio(scope: Scope, term: Term, x: str, axis: int) -> Fraction | None:
+def _ratio(scope: Scope, term: Term, x: str, axis: int, depth: int = 0) -> Fraction | None:
     """The number of times that a size is that of `x` on an axis; None where it may be any."""
     shape = scope.info(x).shape
     size = shape[axis] if shape is not None else None
@@ -108,7 +108,7 @@ def _ratio(scope: Scope, term: Term, x: str, axis: int) -> Fraction | None:
         return term / size if isinstance(size, int) and size > 0 else None
     if term is None:
         return None
-    own = traced(scope, x, axis)
+    own = traced(scope, x, axis, depth)
     if (term.offset, term.divisor) != (own.offset, own.divisor) or own.factor <= 0:
         return None
     return term.factor / own.factor if _is_same(scope, term, own) else None
@@ -145,7 +145,7 @@ def traced(scope: Scope, tensor: str, axis: int, depth: int = 0) -> SizeOf:
     if key not in scope.traced:
         scope.traced[key] = SizeOf(tensor, axis)  # ends the search on a graph with a cycle
         index = scope.producer.get(tensor)
-        if index is not None and depth < MAX_TRACE and scope.nodes[index].output[0] == tensor:
+        if index is not None and depth < MAX_DEPTH and scope.nodes[index].output[0] == tensor:
             scope.traced[key] = _traced_through(scope, scope.nodes[index], index, axis, depth + 1) or scope.traced[key]
     return scope.traced[key]
 
@@ -166,7 +166,7 @@ def _traced_through(scope: Scope, node: NodeProto, index: int, axis: int, depth:
             return None if axis and is_op(node, "Conv") else traced(scope, x, axis, depth)
         return _through_window(scope, node, values, axis - 2, rank, traced(scope, x, axis, depth))
     if is_op(node, "Resize", "Upsample") and rank > 0:
-        factors = scales_of(scope, index, rank)
+        factors = scales_of(scope, index, rank, depth)
         factor = None if isinstance(factors, Reject) else factors[axis]
         return traced(scope, x, axis, depth).times(factor) if factor is not None and factor.denominator == 1 else None
     return None
@@ -208,6 +208,13 @@ def _through_window(scope: Scope, node: NodeProto, values: dict, i: int, rank: i
 
 def size_terms(scope: Scope, name: str, depth: int = 0) -> list[Term] | None:
     """The elements of a vector or number that is computed from shapes and constants; None where it comes about in another way."""
+    if (name, WHOLE_SHAPE) not in scope.traced:
+        scope.traced[name, WHOLE_SHAPE] = None  # ends the search on a graph with a cycle
+        scope.traced[name, WHOLE_SHAPE] = _computed_terms(scope, name, depth)
+    return scope.traced[name, WHOLE_SHAPE]
+
+
+def _computed_terms(scope: Scope, name: str, depth: int) -> list[Term] | None:
     constant = scope.constant(name)
     if constant is not None:
         array = constant.array()
@@ -219,7 +226,7 @@ def size_terms(scope: Scope, name: str, depth: int = 0) -> list[Term] | None:
     if any(attribute.ref_attr_name for attribute in node.attribute):
         return None
     if is_op(node, "Shape"):
-        return _shape_terms(scope, node)
+        return _shape_terms(scope, node, depth + 1)
     if is_op(node, "Concat"):
         parts = [size_terms(scope, source, depth + 1) for source in node.input]
         return None if any(part is None for part in parts) else [term for part in parts for term in part or ()]
@@ -246,13 +253,13 @@ def _is_whole(term: Term) -> bool:
     return number is not None and number.denominator == 1
 
 
-def _shape_terms(scope: Scope, node: NodeProto) -> list[Term] | None:
+def _shape_terms(scope: Scope, node: NodeProto, depth: int) -> list[Term] | None:
     shape = scope.info(node.input[0]).shape
     if shape is None:
         return None
     values = attributes(node)
     terms: list[Term] = [
-        Fraction(size) if isinstance(size, int) else traced(scope, node.input[0], axis) for axis, size in enumerate(shape)
+        Fraction(size) if isinstance(size, int) else traced(scope, node.input[0], axis, depth) for axis, size in enumerate(shape)
     ]
     return terms[slice(values.get("start"), values.get("end"))]
 
