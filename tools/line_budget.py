@@ -15,9 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
-    "optimizer": 27110,
+    "optimizer": 27150,
     "plugin": 17500,
-    "tests": 40840,
+    "tests": 40890,
     "benchmarks": 8505,
     "tools": 1000,
     "examples": 1180,

@@ -65,6 +65,7 @@ class OptimizeResult:
             import onnx_graphsurgeon as gs
         except ImportError as error:
             raise OptionError("graph: onnx-graphsurgeon is not installed; pip install onnx-graphsurgeon") from error
+        self._loaded.check_data()
         return gs.import_onnx(self_contained(self.model, self._loaded.base_dir))
 
     @property
@@ -91,18 +92,20 @@ class OptimizeResult:
 
         Raises:
             OutputError: A file cannot be written.
+            ModelError: A data file of the original has changed since it was loaded.
             OptionError: `external_data` is unknown.
         """
         if skip_unchanged and not self.changed:
             return []
-        return save(self._loaded, Path(path), self._new_constants, external_data)
+        return save(replace(self._loaded, proto=self.model), Path(path), self._new_constants, external_data)
 
     def to_bytes(self) -> bytes:
         """Return the model as one file's content, with its external data in it.
 
         Raises:
-            ModelError: The model is above 2 GB.
+            ModelError: The model is above 2 GB, or a data file of the original has changed.
         """
+        self._loaded.check_data()
         return serialize(self_contained(self.model, self._loaded.base_dir))
 
     def move_to_domain(self, domain: str) -> None:

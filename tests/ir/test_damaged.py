@@ -218,6 +218,24 @@ def test_a_function_that_calls_itself():
         convpool.optimize(model)
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_functions_of_one_name_differ_by_their_overloads(order):
+    """One may call the other; two of one overload are refused."""
+    functions = [
+        onnx.helper.make_function("d", "f", ["x"], ["y"], [node], [onnx.helper.make_opsetid("", 17)], overload=overload)
+        for overload, node in (
+            ("", onnx.helper.make_node("Relu", ["x"], ["y"])),
+            ("twice", onnx.helper.make_node("f", ["x"], ["y"], domain="d")),
+        )
+    ]
+    model = calling([])
+    model.functions.extend(functions[::order])
+    check_functions(model)
+    model.functions.append(functions[1])
+    with pytest.raises(ModelError, match="'d::f': defined twice"):
+        check_functions(model)
+
+
 def test_an_operator_of_convpools_without_its_attributes():
     model = convpool.optimize(graph(PAIR), check=0).model
     for name in ("kernel_shape", "pool_strides", "pads"):

@@ -259,7 +259,7 @@ def test_sizes_whose_product_no_computer_holds(dims, raw):
 def test_data_files_whose_names_cannot_be_followed(tmp_path, place):
     os.symlink("circle", tmp_path / "circle")
     with pytest.raises(ModelError, match=r"^w: external data '.*': cannot be read; (File name too long|Too many levels|Symlink)"):
-        external._checked_size("w", tmp_path, place)
+        external._checked_stamp("w", tmp_path, place)
 
 
 def test_data_that_gets_shorter(tmp_path):
@@ -280,4 +280,4 @@ def test_data_that_cannot_be_read(tmp_path, monkeypatch):
     (tmp_path / "data").write_bytes(bytes(8))
     monkeypatch.setattr(external, "load_external_data_for_tensor", refused)
     with pytest.raises(ModelError, match="^w: external data 'data': cannot be read; Permission denied$"):
-        external._checked_size("w", tmp_path, "data")
+        external._checked_stamp("w", tmp_path, "data")

@@ -223,6 +223,39 @@ def test_an_unchanged_model_in_place_stays_as_it_is(tmp_path, layout):
     assert path.read_bytes() == content and sorted(file.name for file in written) == ["big.bin", "model.onnx", "w.bin"]
 
 
+@pytest.mark.parametrize("change", ["result", "another result", "file", "no file"])
+def test_what_is_saved_is_the_result(tmp_path, change):
+    """Also if nothing was rewritten: neither what a caller changes later is lost, nor does the file's new content get in."""
+    path = tmp_path / "model.onnx"
+    onnx.save(graph(PAIR), path)
+    result = convpool.optimize(path, check=0, exclude=["*"])
+    if change == "result":
+        result.model.ir_version = 9
+    elif change == "another result":
+        result.model = graph(PAIR, ir=9)
+    elif change == "file":
+        onnx.save(graph(PAIR, ir=9), path)
+    else:
+        path.unlink()
+    result.save(tmp_path / "out.onnx")
+    assert onnx.load(tmp_path / "out.onnx") == graph(PAIR, ir=9 if "result" in change else 8)
+
+
+@pytest.mark.parametrize("how", ["save", "bytes"])
+def test_weights_that_changed_after_loading_are_not_mixed_with_older_ones(tmp_path, how):
+    """New weights are made of those that were loaded; a network that is trained on may be written over meanwhile."""
+    path = make(tmp_path)
+    result = convpool.optimize(path, check=0)
+    data = tmp_path / "w.bin"
+    content = bytearray(data.read_bytes())
+    content[0] ^= 1
+    data.write_bytes(content)
+    os.utime(data, ns=(1, 1))
+    with pytest.raises(ModelError, match="^external data 'w.bin': has changed since the model was loaded$"):
+        result.save(tmp_path / "out.onnx") if how == "save" else result.to_bytes()
+    assert not (tmp_path / "out.onnx").exists()
+
+
 def test_files_are_on_the_disk_before_they_have_their_names(tmp_path, monkeypatch):
     """A machine that loses its power right behind the renaming has the whole file."""
     events, replace = [], os.replace

@@ -185,27 +185,41 @@ def tensor_bytes(tensor: TensorProto) -> int | None:
     return count * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
 
 
-def check_external_data(model: ModelProto, base_dir: Path | None) -> frozenset[str]:
+Stamp = tuple[int, int]
+"""A file's bytes, and when it was last written, in nanoseconds."""
+
+
+def check_external_data(model: ModelProto, base_dir: Path | None) -> dict[str, Stamp]:
     """The locations of the model's external data, each inside `base_dir`, large enough and readable.  Raises ModelError."""
-    sizes: dict[str, int] = {}
+    stamps: dict[str, Stamp] = {}
     for tensor in filter(is_external, tensors(model)):
         where = f"tensor '{tensor.name}'"
         if base_dir is None:
             raise ModelError(f"{where}: external data of a model without a folder; give a path, or base_dir")
         place, needed = place_of(tensor), tensor_bytes(tensor)
-        if place.location not in sizes:
-            sizes[place.location] = _checked_size(where, base_dir, place.location)
-        size = sizes[place.location]
+        if place.location not in stamps:
+            stamps[place.location] = _checked_stamp(where, base_dir, place.location)
+        size, _ = stamps[place.location]
         if place.length != needed or place.offset + place.length > size:
             raise ModelError(
                 f"{where}: external data {place.location!r}; got {place.length} bytes at {place.offset} of {size}, "
                 f"expected {needed}"
             )
-    return frozenset(sizes)
+    return stamps
 
 
-def _checked_size(where: str, base_dir: Path, location: str) -> int:
-    """Bytes of a data file that onnx reads too: a result that it does not load would be of no use."""
+def check_unchanged(base_dir: Path, stamps: Mapping[str, Stamp]) -> None:
+    """Raise ModelError for a data file that has been written since: old and new weights may not stand beside one another."""
+    for location, stamp in stamps.items():
+        with suppress(OSError):  # whoever reads it has an error of its own
+            status = (base_dir / location).stat()
+            if (status.st_size, status.st_mtime_ns) != stamp:
+                got = "got shorter" if status.st_size < stamp[0] else "has changed"
+                raise ModelError(f"external data {location!r}: {got} since the model was loaded")
+
+
+def _checked_stamp(where: str, base_dir: Path, location: str) -> Stamp:
+    """The stamp of a data file that onnx reads too: a result that it does not load would be of no use."""
     what = f"{where}: external data {location!r}"
     if "\0" in location:
         raise ModelError(f"{what}; expected a file name")
@@ -222,7 +236,8 @@ def _checked_size(where: str, base_dir: Path, location: str) -> int:
         raise ModelError(f"{what} lies outside the model's folder{link}" + (f"; {copy}" if link else ""))
     if not path.is_file():
         raise ModelError(f"{what}: the file is missing")
-    size = path.stat().st_size
+    status = path.stat()
+    size = status.st_size
     probe = TensorProto(name="probe", data_type=TensorProto.UINT8, dims=[min(size, 1)], data_location=TensorProto.EXTERNAL)
     for key, value in (("location", location), ("offset", 0), ("length", min(size, 1))):
         probe.external_data.add(key=key, value=str(value))
@@ -236,7 +251,7 @@ def _checked_size(where: str, base_dir: Path, location: str) -> int:
         linked = "a symbolic link" if path.is_symlink() else f"a file with {links} hard links" if links > 1 else ""
         reason = f"got {linked}, which onnx {onnx.__version__} does not read; {copy}" if linked else first_line(error)
         raise ModelError(f"{what}; {reason}") from error
-    return size
+    return size, status.st_mtime_ns
 
 
 def external_bytes(tensor: TensorProto, base_dir: Path) -> bytes:

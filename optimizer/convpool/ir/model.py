@@ -14,7 +14,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
@@ -27,7 +27,7 @@ from onnx import FunctionProto, GraphProto, ModelProto, TensorProto, TensorShape
 from convpool.errors import ModelError, OutputError, first_line
 from convpool.ir import inference as notes
 from convpool.ir import schema
-from convpool.ir.files import check_external_data, external_size, is_external, read_in, tensor_bytes
+from convpool.ir.files import Stamp, check_external_data, check_unchanged, external_size, is_external, read_in, tensor_bytes
 from convpool.ir.inference import infer_elsewhere
 from convpool.ir.protos import (
     all_nodes,
@@ -87,18 +87,22 @@ def check_types(model: ModelProto) -> None:
                 raise ModelError(f"tensor '{value.name}': shape; got {sizes}, expected no negative size")
 
 
+Key = tuple[str, str, str]
+"""A function's domain, name and overload."""
+
+
 def check_functions(model: ModelProto) -> None:
     """Raise ModelError for functions that older onnx crashes on, or that keep every onnx busy for minutes.
 
     These are two of one name, one that calls itself, directly or not, and calls that stand for more than MAX_NODES nodes.
     """
-    calls: dict[tuple[str, str], Counter[tuple[str, str]]] = {}
+    calls: dict[Key, Counter[Key]] = {}
     for function in model.functions:
-        key = (function.domain, function.name)
-        if key in calls and getattr(function, "overload", "") == "":
+        key = (function.domain, function.name, function.overload)
+        if key in calls:
             raise ModelError(f"function '{function.domain}::{function.name}': defined twice; expected once")
-        calls.setdefault(key, Counter()).update(_called(function))
-    nodes: dict[tuple[str, str], int] = {}  # that a call stands for, at most MAX_NODES + 1; 0: on the way from the one begun with
+        calls[key] = _called(function)
+    nodes: dict[Key, int] = {}  # that a call stands for, at most MAX_NODES + 1; 0: on the way from the one begun with
     for start in calls:
         way = [(start, iter(calls[start]))] if start not in nodes else []
         while way:
@@ -116,11 +120,11 @@ def check_functions(model: ModelProto) -> None:
         raise ModelError(f"functions: their calls stand for too many nodes; got more than {MAX_NODES}, expected no more")
 
 
-def _called(holder: GraphProto | FunctionProto) -> Counter[tuple[str, str]]:
-    return Counter((node.domain, node.op_type) for node in all_nodes(holder))
+def _called(holder: GraphProto | FunctionProto) -> Counter[Key]:
+    return Counter((node.domain, node.op_type, node.overload) for node in all_nodes(holder))
 
 
-def _expanded(called: Counter[tuple[str, str]], nodes: Mapping[tuple[str, str], int]) -> int:
+def _expanded(called: Counter[Key], nodes: Mapping[Key, int]) -> int:
     """Nodes that these stand for once functions are expanded, at most MAX_NODES + 1."""
     return min(MAX_NODES + 1, 1 + sum(count * nodes.get(name, 1) for name, count in called.items()))
 
@@ -166,8 +170,8 @@ class LoadedModel:
     """The file or bytes that the model was parsed from, if not from memory."""
     path: Path | None = None
     """The file that it comes from, also once it has changed."""
-    data_files: frozenset[str] = frozenset()
-    """Locations of the external data that the model came with, relative to `base_dir`."""
+    data_files: Mapping[str, Stamp] = field(default_factory=dict)
+    """The files of the external data that the model came with, by their locations relative to `base_dir`."""
 
     def read(self, tensor: TensorProto) -> np.ndarray:
         """The value of a tensor; one in an external file is read from there and not kept."""
@@ -176,6 +180,22 @@ class LoadedModel:
         whole = deepcopy(tensor)
         read_in(whole, self.base_dir)
         return numpy_helper.to_array(whole)
+
+    def unchanged_bytes(self) -> bytes | None:
+        """The bytes that it was parsed from, if they give the model as it is: a caller may have changed it, or the file."""
+        if self.source is None:
+            return None
+        try:
+            data = self.source if isinstance(self.source, bytes) else _read_file(self.source)
+            same = in_order(in_default_domain(_parse(data, str(self.path)))) == self.proto
+        except ModelError:
+            return None
+        return data if same else None
+
+    def check_data(self) -> None:
+        """Raise ModelError for a data file that has been written since the model was loaded."""
+        if self.base_dir is not None:
+            check_unchanged(self.base_dir, self.data_files)
 
     @property
     def weight_files(self) -> list[Path]:

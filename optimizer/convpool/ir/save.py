@@ -80,14 +80,16 @@ def save(model: LoadedModel, out: Path, new_constants: Iterable[str] = (), layou
     if layout not in LAYOUTS:
         raise OptionError(f"external_data: got {layout!r}, expected one of {', '.join(LAYOUTS)}")
     check_output(out)
-    proto, base_dir, unchanged = model.proto, model.base_dir, model.source
+    model.check_data()
+    proto, base_dir = model.proto, model.base_dir
     originals = set(map(os.path.realpath, model.weight_files))
     if os.path.realpath(out) in originals:
         raise OutputError(f"{out}: holds weights of the model; expected another name")
     sources, in_place = _sources(proto, base_dir), model.path is not None and _same_name(out, model.path)
     try:
-        if unchanged is not None and layout != "one" and (in_place or not sources):
-            write_atomically(out, unchanged.read_bytes() if isinstance(unchanged, Path) else unchanged)
+        may_stay = layout != "one" and (in_place or not sources)
+        if may_stay and (unchanged := model.unchanged_bytes()) is not None:
+            write_atomically(out, unchanged)
             return _needed(proto, out)
         with replacing(out) as new, _Placer(out, base_dir, set() if in_place else originals, new) as placer:
             if layout == "auto" and _whole_bytes(proto) <= INLINE_LIMIT_BYTES:
