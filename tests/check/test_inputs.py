@@ -8,7 +8,6 @@ from onnx import TensorProto, helper, numpy_helper
 
 from convpool.check import inputs as module
 from convpool.check.inputs import (
-    MAX_INPUT_BYTES,
     OPEN_SIZES,
     SCALES,
     FixedInputMaker,
@@ -199,8 +198,3 @@ def test_one_array_without_a_name_is_no_data(tmp_path):
     np.save(tmp_path / "x.npy", np.zeros(3))
     with pytest.raises(OptionError, match="x.npy': not a .npz file of named arrays$"):
         load_arrays(tmp_path / "x.npy")
-
-
-def test_sizes_and_scales_of_random_inputs():
-    assert OPEN_SIZES == (64, 224, 32, 128, 16, 8, 1, 256, 512)
-    assert SCALES == (1, 1 / 16, 1 / 256, 1 / 4096) and MAX_INPUT_BYTES == 1024**3

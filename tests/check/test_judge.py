@@ -20,7 +20,6 @@ from convpool.check.judge import (
     OutputErrors,
     Tolerance,
     Verification,
-    _equal,
     _percent,
     array_errors,
     precision_of,
@@ -124,7 +123,7 @@ def test_twice_the_original_s_own_error_counts_only_where_that_is_said():
         ([0, 0, 0, 1.0], [[0, 0, 0, 0.5]], True), ([0, 0, 0, 1.1], [[0, 0, 0, 0.5]], False),
         ([1.0, 1.0, 1.0, 1.0], [[0, 0, 0, 0.5]], True), ([1.0, 1.0, 1.0, 1.0], [[0, 0, 0, 0.0]], False),
         ([0, 0, 0, 1.0], [[0, 0, 0, 0.0], [0, 0.5, 0, 0]], True), ([0, 0, 0, 1.0], [[0, 0, 0, NAN]], False),
-        ([0, 0, 0, 1.0], [[0, 0, 0.5]], False),
+        ([0, 0, 0, 1.0], [[0, 0, 0.5]], False), ([0, 0, 0, 1.0], [[0, 0, 0, INF], [0, 0, 0, 1.0]], False),
     ],
 )  # fmt: skip
 def test_an_original_that_jumps_alike(result, nudged, passed):
@@ -185,6 +184,7 @@ def test_shares_of_nan_are_the_mean_over_the_runs_and_one_run_has_to_have_number
         ([np.zeros(1), np.ones(2)], [np.zeros(1), np.ones(2)], True),
         ([np.zeros(1), np.ones(2)], [np.ones(1), np.ones(2)], False),
         ([np.zeros(1)], [np.zeros(1), np.zeros(1)], False),
+        ([np.array([1.0, NAN])], [np.array([1.0, NAN])], True),
         ({1: 2.0}, {1: 2.0}, True),
         ({1: 2.0}, {1: 3.0}, False),
         (None, None, True),
@@ -197,23 +197,12 @@ def test_other_kinds_of_outputs(reference, result, passed):
     assert (found.max_abs_error > 0) == (found.max_rel_error > 0) == (not passed)
 
 
-def test_equal_values():
-    assert _equal(*arrays([1.0, NAN], [1.0, NAN])) and not _equal(*arrays([1.0], [2.0]))
-    assert _equal([np.zeros(1)], [np.zeros(1)]) and not _equal([np.zeros(1)], []) and not _equal([np.zeros(1)], [np.ones(1)])
-    assert _equal({1: 2}, {1: 2}) and not _equal(None, 1)
-
-
 def test_an_error_twice_the_original_s_own_passes():
     reference, exact = np.zeros(4), Tolerance(0.0, 0.0)
     original = np.array([0.0, 1.0, 0.0, 0.0])
     for error, passed in ((1.9, True), (2.0, True), (2.1, False)):
         assert array_errors("y", reference, np.array([0, 0, 0, error]), exact, original).passed is passed
     assert not array_errors("y", reference, np.array([0, 0, 0, 0.1]), exact).passed
-
-
-def test_empty_sequences_agree():
-    found = Judge.__new__(Judge)._sequence("y", [], [], [])
-    assert (found.max_abs_error, found.max_rel_error, found.passed) == (0, 0, True)
 
 
 def verdict(*outputs: OutputErrors) -> Verification:
@@ -369,18 +358,6 @@ def test_a_shape_for_no_input_of_engines_is_refused():
         compare_runners(engine, engine, input_shapes={"q": [1]})
 
 
-def test_data_that_lack_an_input(tmp_path):
-    model = graph("y = Add(x, z)", inputs="float[2] x, float[2] z", outputs="float[2] y")
-    with pytest.raises(OptionError, match="data: no array for input 'z'; got x"):
-        convpool.verify(model, model, data={"x": np.zeros(2, np.float32)})
-    with pytest.raises(OptionError, match="data: no array for input 'x'; got none"):
-        convpool.verify(model, model, data={})
-    np.save(tmp_path / "one.npy", np.zeros(2))
-    with pytest.raises(OptionError, match="not a .npz file of named arrays"):
-        convpool.verify(model, model, data=tmp_path / "one.npy")
-
-
-HALF = "float16[2,3] x"
 WIDENED = {
     "a sequence": ("s = SequenceConstruct(x, x)\ny = SequenceAt(s, one)", helper.make_sequence_type_proto),
     "an optional": ("s = Optional(x)\ny = OptionalGetElement(s)", helper.make_optional_type_proto),

@@ -7,17 +7,15 @@ import signal
 import sys
 import threading
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 
 import convpool
 from convpool.check import session, session_process
-from convpool.check.session import Session, fitted, make_session
+from convpool.check.session import Session, fitted
 from convpool.errors import ConvpoolError, ModelError
 from convpool.ir.model import LoadedModel
 from convpool.ir.process import EndedError
@@ -355,27 +353,6 @@ threading.Thread(target=end).start()
 convpool.optimize({str(path)!r})
 """
     wait_for_the_process_of(code)
-
-
-@pytest.mark.parametrize(
-    ("given", "threads", "spins", "level"),
-    [
-        ({"optimize": False}, 0, "0", onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL),
-        ({"optimize": True}, 0, "0", onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL),
-        ({"optimize": True, "spin": True, "threads": 3}, 3, "1", onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL),
-    ],
-)
-def test_what_a_session_is_made_with(monkeypatch, given, threads, spins, level):
-    made = []
-    monkeypatch.setattr(onnxruntime, "InferenceSession", lambda *words, **more: made.append((*words, more)))
-    for folder in (None, Path("/data")):
-        make_session(LoadedModel(graph(PAIR), folder, 0), **given)
-        content, options, more = made.pop()
-        assert onnx.load_from_string(content) == graph(PAIR) and more == {"providers": ["CPUExecutionProvider"]}
-        assert (options.intra_op_num_threads, options.graph_optimization_level, options.log_severity_level) == (threads, level, 4)
-        assert options.get_session_config_entry("session.intra_op.allow_spinning") == spins
-        if folder:
-            assert options.get_session_config_entry("session.model_external_initializers_file_folder_path") == "/data"
 
 
 def test_arrays_are_float32_where_the_session_s_input_is():

@@ -15,7 +15,6 @@ from onnx import TensorProto, helper, numpy_helper
 import convpool
 from convpool.check import session as runners
 from convpool.check.inputs import float_types, to_float32
-from convpool.check.judge import Judge, Tolerance
 from convpool.cli.group import run
 from convpool.cli.optimize import command
 from convpool.errors import ModelError, OptionError, VerificationError
@@ -101,19 +100,6 @@ def test_open_dimensions_get_sizes():
     assert convpool.optimize(model, input_shapes=shapes).report.verification.input_shapes == shapes
 
 
-def test_open_sizes_move_on_until_one_runs():
-    body = PAIR.replace("y =", "p =") + "\ny = Reshape(p, shape)"
-    model = pair(body=body, constants={"shape": [1, 32, 16, 16]}, inputs="float[1,16,H,W] x")
-    assert convpool.optimize(model).report.verification.input_shapes == {"x": [1, 16, 32, 32]}
-
-
-def test_no_open_size_runs():
-    body = PAIR.replace("y =", "p =") + "\ny = Reshape(p, shape)"
-    model = pair(body=body, constants={"shape": [7]}, inputs="float[1,16,H,W] x", outputs="float[a] y")
-    with pytest.raises(ModelError, match="give the input shapes"):
-        convpool.optimize(model)
-
-
 def test_seed_decides_over_the_inputs():
     first, again, other = (convpool.optimize(pair(), seed=seed).report.verification for seed in (1, 1, 2))
     assert first == again and first != other
@@ -143,12 +129,6 @@ def test_random_output_is_named_but_another_one_decides():
     assert verification.outputs[1].note == "random: not comparable"
 
 
-def test_nothing_but_random_outputs_proves_nothing():
-    body = PAIR.replace("y =", "p =") + "\nn = RandomNormalLike(p)\ny = Add(p, n)"
-    with pytest.raises(VerificationError, match="no output can be compared"):
-        convpool.optimize(pair(body=body, opset=17))
-
-
 def test_integer_and_boolean_outputs_are_compared():
     body = PAIR + "\nz = Constant<value = float {0.0}>()\nm = Greater(y, z)\ni = ArgMax<axis=1>(y)"
     outputs = "float[a,b,c,d] y, bool[a,b,c,d] m, int64[a,e,c,d] i"
@@ -163,13 +143,6 @@ def test_sequence_outputs_are_compared():
     model = pair(body=body, constants={"half": np.int64(16)}, outputs="seq(float[a,b,c,d]) y")
     assert convpool.optimize(model).report.verification.passed
     assert not convpool.verify(model, change(model, "w", swap)).passed
-
-
-def test_shapes_that_differ_are_a_mismatch():
-    other = pair(body=PAIR.replace("strides=[2,2]", "strides=[3,3]"))
-    verification = convpool.verify(pair(), other)
-    assert not verification.passed
-    assert verification.outputs[0].note == "shape (1, 32, 4, 4), expected (1, 32, 6, 6)"
 
 
 def test_progress_of_the_check():
@@ -340,12 +313,6 @@ def test_an_unnamed_batch_is_one_sample():
     assert convpool.optimize(model).report.verification.input_shapes == {"x": [1, 16, 64, 64]}
 
 
-def test_infinities_must_stand_in_the_same_places():
-    model = change(pair(), "w", lambda w: np.sign(w) * 3e38)
-    assert not convpool.verify(model, change(model, "w", lambda w: w * -1)).passed
-    assert convpool.verify(model, model).passed
-
-
 OVERFLOW = "s = Mul(x, huge)\nh = Conv<pads=[1,1,1,1]>(s, w)\ny = " + POOL + "(h)"
 
 
@@ -425,16 +392,6 @@ def test_the_command_writes_nothing_that_is_not_proven(capsys, tmp_path):
     assert json.loads(report.read_text())["verification"]["passed"] is False
     assert not (tmp_path / "model.convpool.onnx").exists()
     assert run(command, "convpool-optimize", [str(path), "--no-check", "-q"]) == 0
-
-
-@pytest.mark.parametrize(
-    ("nudged", "alike"), [([[5, 1], [0, 1]], True), ([[0, 1], [0, 1]], False), ([[np.inf, 1], [5, 1]], False)]
-)
-def test_only_finite_runs_show_that_the_original_jumps(nudged, alike):
-    """One of the runs on slightly changed inputs has to move as far as the result does."""
-    judge = Judge(["y"], Tolerance(1e-3, 1e-3, None))
-    arrays = [np.array(values, np.float32) for values in ([0, 1], [5, 1], *nudged)]
-    assert judge._jumps_alike(arrays[0], arrays[1], arrays[2:]) is alike
 
 
 def test_the_floating_point_types_of_a_model():

@@ -15,9 +15,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from convpool.algebra.geometry import ConvSpec, PoolSpec
-from convpool.algebra.parts import Parts
-from convpool.algebra.reference import fused_conv_avg_pool
 from convpool.cuda import Problem, ProblemError, UnsupportedError, find_tactic, library, tactics, tuned
 from tests.support.kernels import conv_cases, conv_reference
 
@@ -61,20 +58,6 @@ def test_every_type_has_a_tactic_that_upsamples(affine, before):
         assert problem.default_tactic(**H200, multiprocessors=132, max_workspace_bytes=2**40).family == "upsample"
         assert problem.default_tactic(**AMPERE, multiprocessors=108, max_workspace_bytes=2**40).family == "upsample"
         assert problem.default_tactic(**AMPERE, multiprocessors=108).family == "generic"  # without room for the phases of W
-
-
-@pytest.mark.parametrize("affine, before", conv_cases.PROLOGUES)
-def test_reference_of_a_prologue_is_that_of_the_operator(affine, before):
-    rng = np.random.default_rng(3)
-    prologue = dict(prologue_affine=affine, prologue_activation=before, prologue_alpha=0.25)
-    problem = changed(n=2, c=3, m=4, spatial=(7, 6), pads=1, layout="NCHW", **prologue)
-    x, w, scale, shift = (rng.standard_normal(s) for s in (problem.x_shape, problem.w_shape, (3,), (3,)))
-    parts = Parts(affine, {None: "", "relu": "Relu", "leaky_relu": "LeakyRelu"}[before], 0.25)
-    pool = PoolSpec(kernel_shape=(2, 2), strides=(1, 1), pads=(1,) * 4, dilations=(1, 1))
-    spec = ConvSpec(kernel_shape=(3, 3), strides=(2, 2), pads=(1,) * 4, dilations=(1, 1), group=1)
-    expected = fused_conv_avg_pool(x, w, np.zeros(4), pool, spec, parts, scale, shift)
-    got = conv_reference.linear(problem, conv_reference.prologue(problem, x, scale, shift), w)
-    np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("case", conv_cases.all_cases()[::3], ids=lambda c: "x".join(map(str, c["spatial"])))

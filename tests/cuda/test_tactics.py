@@ -31,10 +31,6 @@ def names(wanted=lambda name: True) -> list:
     return [pytest.param(tactic.name, marks=pytest.mark.xdist_group(group)) for tactic, group in zip(chosen, groups, strict=True)]
 
 
-def test_there_are_enough_shapes():
-    assert len({str(sorted(case.items())) for case in CASES}) >= 400
-
-
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("kind", [INTEGER, RANDOM])
 @pytest.mark.parametrize("name", names())

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 import convpool
 from convpool.errors import ModelError
 from convpool.ir import constants
-from convpool.ir.constants import MAX_FOLDED_ELEMENTS, MAX_FOLDED_NODES, MAX_WEIGHT_ELEMENTS, Constant, computed, folded
+from convpool.ir.constants import Constant, computed, folded
 from tests.support.models import chain, function_scope, graph, index, operators
 from tests.support.rewriting import DIRECT, PAIR, POOL, rewrite
 
@@ -305,7 +305,3 @@ def test_4096_elements_are_folded(sizes, known):
     constants = {"a": [1] * sizes[0], "b": [1] * sizes[1]}
     (scope,) = index(graph("c = Concat<axis=0>(a, b)\ny = Expand(x, c)", constants, outputs="float y"))
     assert (scope.constant("c") is not None) == known
-
-
-def test_what_is_too_large_to_be_computed():
-    assert (MAX_WEIGHT_ELEMENTS, MAX_FOLDED_ELEMENTS, MAX_FOLDED_NODES) == (134217728, 4096, 100)

@@ -20,9 +20,6 @@ from convpool.cli.build import _profile, build_command
 from convpool.cli.group import run
 from convpool.cli.verify import verify_command
 from convpool.errors import OptionError, TensorRTError
-from convpool.ir import model as models
-from convpool.ir.index import index_model
-from convpool.ir.model import LoadedModel, infer_shapes, load
 from convpool.tensorrt import BuildOptions, EngineMismatchError, build, build_engine, pipeline
 from models.generators import generate
 
@@ -57,50 +54,6 @@ def judged(monkeypatch):
         monkeypatch.setattr(pipeline, name, value)
     monkeypatch.setattr(build_cli, "check_can_run", lambda *_: None)
     return seen
-
-
-def count_calls(monkeypatch, *functions) -> Counter[str]:
-    """How often the package calls each of the functions, by name, from now on; loading what is loaded does not count."""
-    calls: Counter[str] = Counter()
-
-    def counted(function):
-        def wrapper(first, *rest, **keywords):
-            calls[function.__name__] += not (function is load and isinstance(first, LoadedModel))
-            return function(first, *rest, **keywords)
-
-        return wrapper
-
-    for module in [module for name, module in sys.modules.items() if name.startswith("convpool")]:
-        for name, value in list(vars(module).items()):
-            if any(value is function for function in functions):
-                monkeypatch.setattr(module, name, counted(value))
-    infer = onnx.shape_inference.infer_shapes
-
-    def inferred(*arguments, **keywords):
-        calls["onnx"] += 1
-        return infer(*arguments, **keywords)
-
-    monkeypatch.setattr(onnx.shape_inference, "infer_shapes", inferred)
-    return calls
-
-
-@pytest.mark.parametrize("lowering", ["convavgpool", "direct", "none"])
-def test_a_model_is_loaded_once_and_looked_at_no_more_often_than_by_optimize(judged, monkeypatch, tmp_path, lowering):
-    """The check against onnxruntime included: the build itself neither infers shapes nor indexes the graph again."""
-    path = tmp_path / "model.onnx"
-    onnx.save(generate("densenet_transition1", batch=2), path)
-    monkeypatch.setattr(pipeline, "tensorrt_module", lambda: TRT_86)
-    calls = count_calls(monkeypatch, load, infer_shapes, index_model)
-    if lowering == "none":
-        models.load(path)
-    else:
-        optimize(path, lowering=lowering, check=0)
-    by_optimize = dict(calls)
-    calls.clear()
-    arguments = [str(path), "-o", str(tmp_path / "m.engine"), "--lowering", lowering, "-q"]
-    assert run(build_cli.build_command, "convpool-build", arguments) == 0
-    assert dict(calls) == by_optimize and len(judged.compared) == 1
-    assert calls["load"] == 1 and calls["onnx"] <= 2 and calls["index_model"] <= 3
 
 
 def test_an_engine_is_compared_unless_that_is_left_out(judged):

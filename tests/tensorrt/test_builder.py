@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A pretended TensorRT 8.6 is told flags by precision, profiles, limits, and its nodes."""
 
+import re
 import signal
 from dataclasses import asdict
 from types import SimpleNamespace
@@ -101,12 +102,22 @@ def test_open_inputs_get_profiles(trt):
         ({"image": ([4, 3, 32, 32], [1, 3, 32, 32], [16, 3, 32, 32])}, "expected smallest <= typical <= largest"),
         ({"image": ([1, 3, 32, 32], [32, 3, 32, 32], [16, 3, 32, 32])}, "expected smallest <= typical <= largest"),
         ({"image": ([1, 3, 32, 32], [1, 3, 32, 32])}, "got 2 shapes, expected its smallest, typical and largest"),
-        ({"image": ([1, 3, 32, 31],) * 3}, r"got \[1, 3, 32, 31\], expected \[-1, 3, 32, 32\] with -1 replaced"),
+        *(
+            ({"image": (shape,) * 3}, rf"got {re.escape(str(shape))}, expected \[-1, 3, 32, 32\] with -1 replaced")
+            for shape in ([1, 3, 32, 31], [1, 4, 32, 32], [-1, 3, 32, 32], [1, 3, 32])
+        ),
     ],
 )
 def test_profiles_that_no_input_can_have(trt, profile, message):
     with pytest.raises(OptionError, match=message):
         build_engine(generate("wgan_gp_small", batch="dynamic"), trt=trt, profiles=[profile])
+
+
+def test_a_profile_of_an_input_that_is_not_open_is_refused(trt):
+    """An engine of batch 2 would be built all the same, and 64 be refused when it runs."""
+    profile = {"image": ([1, 3, 32, 32], [8, 3, 32, 32], [64, 3, 32, 32])}
+    with pytest.raises(OptionError, match=r"profile: input 'image'; got \[1, 3, 32, 32\], expected \[2, 3, 32, 32\]"):
+        build_engine(generate("wgan_gp_small", batch=2), trt=trt, profiles=[profile])
 
 
 def test_a_profile_without_one_of_the_open_inputs_is_refused():

@@ -20,7 +20,6 @@ from convpool.tensorrt import Engine, TensorRTError, load_plugin
 from convpool.tensorrt import engine as engine_module
 from convpool.tensorrt import runner as runner_module
 from convpool.tensorrt.memory import PycudaMemory
-from convpool.tensorrt.package import logger
 from convpool.tensorrt.runner import EngineRunner, is_engine, open_runner
 from tests.support.models import graph
 from tests.support.played_engine import PYCUDA, ILogger, Played, TensorFormat, TensorLocation
@@ -392,16 +391,3 @@ def test_bound_inputs_are_run_on_the_engine_s_stream_or_the_caller_s(engine_of):
     engine._trt.refuse = "run"
     with pytest.raises(TensorRTError, match="^engine: the run failed; got no message$"):
         engine.execute()
-
-
-def test_only_errors_of_tensorrt_are_told(engine_of):
-    trt = engine_of()._trt
-    log, severity = logger(trt), trt.ILogger.Severity
-    log.explain()
-    for kind, text in ((severity.ERROR, "one"), (severity.WARNING, "two"), (severity.INTERNAL_ERROR, "three\nlines")):
-        log.log(kind, text)
-    assert log.explain("first") == "first | one | three lines"
-    assert log.explain() == ""
-    for number in range(6):
-        log.log(severity.ERROR, str(number))
-    assert log.explain() == "2 | 3 | 4 | 5"

@@ -64,55 +64,6 @@ def test_open_sizes(layer, shape):
     assert np.abs(found - wanted).max() <= 2e-6 * np.abs(wanted).max()
 
 
-def test_the_plugin_runs_the_node(layer):
-    """The engine's layers are asked, not believed."""
-    import tensorrt as trt
-
-    model = layer[0]
-    shape = [2, layer[2], 16, 16]
-    texts = []
-    for plugin in (True, False):
-        engine = build_engine(model, plugin=plugin, profiles={layer[1]: (shape,) * 3}, optimization_level=1, configure=detailed)
-        texts.append(engine.handle.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON))
-    assert "PluginV" in texts[0] and "PluginV" not in texts[1]
-
-
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        (np.zeros((9, 64, 32, 32), np.float32), r"shape; got \[9, "),
-        (np.zeros((1, 64, 32), np.float32), "shape; got"),
-        (np.zeros((1, 64, 32, 32), np.complex64), "type; got complex64, expected float32"),
-    ],
-)
-def test_inputs_that_do_not_fit_are_refused(layer, value, message):
-    _, name, channels, engine = layer
-    if value.ndim == 4:
-        value = np.zeros((value.shape[0], channels, *value.shape[2:]), value.dtype)
-    with pytest.raises(OptionError, match=f"input '{name}': {message}"):
-        engine.run({name: value})
-    with pytest.raises(OptionError, match=f"no value for input '{name}'"):
-        engine.run({})
-    right = np.zeros((1, channels, 16, 16), np.float32)
-    with pytest.raises(OptionError, match="no input 'other'"):
-        engine.run({name: right, "other": right})
-    assert np.isfinite(next(iter(engine.run({name: right}).values()))).all()
-
-
-def test_saved_engines_run_in_another_process(layer, tmp_path):
-    _, name, channels, engine = layer
-    x = np.random.default_rng(1).standard_normal((2, channels, 20, 20)).astype(np.float32)
-    engine.save(tmp_path / "layer.engine")
-    np.save(tmp_path / "x.npy", x)
-    code = (
-        "import sys, numpy as np\nfrom convpool.tensorrt import Engine\n"
-        f"y = Engine.load(sys.argv[1]).run({{{name!r}: np.load(sys.argv[2])}})\nnp.save(sys.argv[3], next(iter(y.values())))"
-    )
-    files = [str(tmp_path / part) for part in ("layer.engine", "x.npy", "y.npy")]
-    subprocess.run([sys.executable, "-c", code, *files], check=True)
-    assert np.array_equal(np.load(tmp_path / "y.npy"), next(iter(engine.run({name: x}).values())))
-
-
 def test_two_contexts_take_turns(layer):
     """Two engines from one plan, their runs interleaved on their own streams."""
     model, name, channels, engine = layer
@@ -261,28 +212,6 @@ def test_gpu_arrays_go_in_as_they_are(layer):
     assert np.abs(next(iter(engine.run({name: on_gpu}).values())) - wanted).max() <= 2e-6 * np.abs(wanted).max()
     with pytest.raises(OptionError, match="type; got float16, expected float32"):
         engine.run({name: gpuarray.to_gpu(x.astype(np.float16))})
-
-
-def test_timing_caches_are_written_and_taken(tmp_path):
-    model = generate("wgan_gp_small", batch=1)
-    cache = tmp_path / "timing.cache"
-    build_engine(model, precision="fp16", timing_cache=cache, optimization_level=1)
-    size = cache.stat().st_size
-    assert size > 0
-    build_engine(model, precision="fp16", timing_cache=cache, optimization_level=1)
-    assert cache.stat().st_size == size
-    cache.write_bytes(b"damaged")
-    build_engine(model, precision="fp16", timing_cache=cache, optimization_level=1)
-    assert cache.stat().st_size == size
-
-
-def test_damaged_engines_are_refused(layer, tmp_path):
-    plan = layer[3].plan
-    for wrong in (b"", b"no engine", plan[: len(plan) // 2]):
-        path = tmp_path / "wrong.engine"
-        path.write_bytes(wrong)
-        with pytest.raises(TensorRTError, match="engine: cannot be loaded by TensorRT"):
-            Engine.load(path).run({})
 
 
 def test_a_node_that_the_plugin_refuses_is_an_error_not_a_crash():
@@ -662,12 +591,3 @@ def test_refitted_weights_are_used(precision):
         wanted = reference(rewritten, inputs)
         for _ in range(2):
             assert np.abs(engine.run(inputs)["score"] - wanted).max() <= limit * np.abs(wanted).max()
-
-
-def test_a_precision_that_this_tensorrt_does_not_have_is_refused():
-    import tensorrt as trt
-
-    if hasattr(trt.BuilderFlag, "BF16"):
-        pytest.skip(f"TensorRT {trt.__version__} has bf16")
-    with pytest.raises(OptionError, match=r"^precision: got bf16, which TensorRT .* does not have; expected fp32, tf32 or fp16"):
-        build_engine(generate("wgan_gp_small", batch=1), precision="bf16", optimization_level=1)

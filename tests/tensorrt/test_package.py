@@ -264,6 +264,8 @@ def test_convolutions_that_the_plugin_takes_by_compute_capability(monkeypatch, c
     for version in ("9.3.0", "10.0.0"):
         found = policy.offloaded_convs(BuildOptions(precision="fp16", trt=tensorrt(version)))
         assert found == (none if version == "10.0.0" else {"stem": stem, "plain_conv": plain})
+    of_rtx = tensorrt("1.2.0", "tensorrt_rtx")
+    assert not policy.offloaded_convs(BuildOptions(precision="fp16", trt=of_rtx))["plain_conv"]
 
 
 @pytest.mark.parametrize(("precision", "disabled"), [("fp16", []), ("bf16", []), ("tf32", ["norm_conv"])])
@@ -301,7 +303,7 @@ def test_lowerings_where_none_is_asked_for(monkeypatch, cc, trt_version, plain_c
         policy.default_lowering(
             model, BuildOptions(precision=precision, plugin=plugin, plain_conv=plain_conv), tensorrt(trt_version)
         )
-        for precision in ("fp32", "tf32", "fp16")
+        for precision in ("fp32", "tf32", "fp16", "bf16")
         for plugin in (True, False)
     ]
-    assert found == ["convavgpool", "auto", in_tf32, "auto", "convavgpool", "auto"]
+    assert found == ["convavgpool", "auto", in_tf32, "auto", *["convavgpool", "auto"] * 2]

@@ -16,7 +16,7 @@ from convpool.errors import ModelError, OptionError
 from convpool.ir import schema
 from convpool.ir.inference import mark_layers
 from convpool.ir.model import LoadedModel, load
-from convpool.tensorrt import PRECISIONS, BuildOptions, Engine, build_engine, pipeline, policy, prepare
+from convpool.tensorrt import PRECISIONS, Engine, build_engine, pipeline, policy, prepare
 from convpool.tensorrt.network import keep_heads_in_float, typical_shapes
 from models.generators import generate, random_inputs
 
@@ -331,32 +331,6 @@ def test_the_plugin_gets_the_fused_variants(name):
     assert {node.op_type for node in built.graph.node} == names
 
 
-@pytest.mark.parametrize(("capability", "kept"), [(75, True), (80, False), (None, False)])
-def test_gpus_without_a_kernel_for_images_leave_them_to_tensorrt(capability, kept, monkeypatch):
-    pretend_gpu(monkeypatch, capability)
-    assert policy.offloaded_convs(BuildOptions(precision="fp16", trt=TRT_86))["stem"] != kept
-
-
-@pytest.mark.parametrize(
-    ("capability", "version", "taken"),
-    [
-        (90, "8.6.1", True), (90, "9.3.0", True), (90, "10.0.1", False), (80, "8.6.1", False), (89, "8.6.1", False),
-        (100, "8.6.1", False), (120, "8.6.1", False), (None, "8.6.1", False),
-    ],
-)  # fmt: skip
-def test_plain_convolutions_go_to_the_plugin_on_hopper_with_old_tensorrt(capability, version, taken, monkeypatch):
-    pretend_gpu(monkeypatch, capability)
-    trt = SimpleNamespace(__name__="tensorrt", __version__=version)
-    for precision in PRECISIONS:
-        for plugin, plain_conv in ((True, True), (True, False), (False, True)):
-            options = BuildOptions(precision=precision, plugin=plugin, stem=False, plain_conv=plain_conv)
-            found = policy.offloaded_convs(options, trt)
-            assert found == {"stem": False, "plain_conv": taken and plugin and plain_conv and precision != "fp32"}
-    assert policy.offloaded_convs(BuildOptions(precision="fp16", trt=trt))["stem"] == (not version.startswith("10"))
-    of_rtx = SimpleNamespace(__name__="tensorrt_rtx", __version__="1.2.0")
-    assert not policy.offloaded_convs(BuildOptions(precision="fp16", trt=of_rtx))["plain_conv"]
-
-
 def test_the_least_capability_is_the_tactics():
     few = [tactic.min_cc for tactic in tactics() if tactic.name.endswith("_few")]
     assert few and set(few) == {policy.STEM_MIN_CC}
@@ -404,17 +378,6 @@ def test_convolutions_without_a_pooling_go_to_the_plugin_but_in_fp32(precision, 
     assert [(found.count([1, 1]), len(found)) for found in windows] == (
         [(0, 3)] * 3 + [(0, 0)] * 2 if precision == "fp32" else [(6, 10), (5, 8), without_plain, (0, 0), (0, 0)]
     )
-
-
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_where_no_lowering_is_asked_for_pairs_go_to_the_plugin_but_in_tf32(precision, monkeypatch):
-    pretend_gpu(monkeypatch, 80)  # for which there are no kernels for plain convolutions
-    for name, left in (("conv_pool", 0), ("densenet_transition1", 1)):  # a 1x1 pair has no fused form that saves anything
-        model = load(generate(name, batch=1))
-        made = prepare.lowered(model, policy.default_lowering(model, BuildOptions(precision=precision), TRT_86))
-        assert prepare.has_plugin_nodes(made) == (precision != "tf32")
-        assert sum(node.op_type == "AveragePool" for node in made.graph.node) == (left if precision == "tf32" else 0)
-        assert policy.default_lowering(model, BuildOptions(precision=precision, plugin=False), TRT_86) == "auto"
 
 
 def test_what_stands_in_a_local_function_goes_to_the_plugin_and_is_folded():

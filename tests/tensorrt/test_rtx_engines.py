@@ -63,41 +63,6 @@ def test_convpool_build_builds_what_it_loaded(tmp_path, monkeypatch, capsys):
     assert configs[0] != configs[1] == (3, 1)
 
 
-def test_an_open_input_without_a_profile_is_refused():
-    import tensorrt_rtx_bindings as trt
-
-    from convpool.errors import OptionError
-    from convpool.tensorrt import build_engine
-    from models.generators import generate
-
-    model = generate("wgan_gp_small", batch="dynamic")
-    with pytest.raises(OptionError, match=r"profile: input 'image' has the open shape \[-1, 3, 32, 32\]; give"):
-        build_engine(model, lowering="direct", plugin=False, trt=trt)
-    for profile, message in (
-        ({"picture": ([1], [1], [1])}, "profile: no input 'picture'; expected image"),
-        ({"image": ([1, 3, 32], [1, 3, 32], [1, 3, 32])}, r"profile: input 'image'; got \[1, 3, 32\], expected"),
-        ({"image": ([1, 4, 32, 32],) * 3}, r"profile: input 'image'; got \[1, 4, 32, 32\], expected \[-1, 3, 32, 32\]"),
-        ({"image": ([-1, 3, 32, 32],) * 3}, r"profile: input 'image'; got \[-1, 3, 32, 32\], expected"),
-        ({"image": ([1, 3, 32, 32],) * 2}, "profile: input 'image'; got 2 shapes, expected its smallest, typical and largest"),
-        ({"image": ([4, 3, 32, 32], [4, 3, 32, 32], [1, 3, 32, 32])}, "expected smallest <= typical <= largest"),
-    ):
-        with pytest.raises(OptionError, match=message):
-            build_engine(model, lowering="direct", plugin=False, trt=trt, profiles=profile)
-
-
-def test_a_profile_of_an_input_that_is_not_open_is_refused():
-    """An engine of batch 2 would be built all the same, and 64 be refused when it runs."""
-    import tensorrt_rtx_bindings as trt
-
-    from convpool.errors import OptionError
-    from convpool.tensorrt import build_engine
-    from models.generators import generate
-
-    profile = {"image": ([1, 3, 32, 32], [8, 3, 32, 32], [64, 3, 32, 32])}
-    with pytest.raises(OptionError, match=r"profile: input 'image'; got \[1, 3, 32, 32\], expected \[2, 3, 32, 32\]"):
-        build_engine(generate("wgan_gp_small", batch=2), lowering="direct", plugin=False, trt=trt, profiles=profile)
-
-
 def test_timing_caches(tmp_path):
     import tensorrt_rtx_bindings as trt
 
