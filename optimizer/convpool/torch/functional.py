@@ -87,10 +87,14 @@ def pooled_first(
         if isinstance(padded, Refusal):
             return None
         conv = padded
-    rank = len(kernel)
-    box, rest = pool_first.__wrapped__(conv, PoolSpec(pool, pool_stride, (0,) * (2 * rank), (1,) * rank))
+    return pair_of(conv, pool, pool_stride, accumulation)
+
+
+def pair_of(conv: ConvSpec, pool: Ints, strides: Ints, accumulation: str = "default") -> tuple:
+    """What `pooled_conv` takes behind its tensors: window, convolution, no activations."""
+    box, rest = pool_first.__wrapped__(conv, PoolSpec(pool, strides, (0, 0) * len(pool), (1,) * len(pool)))
     window = (box.kernel_shape, box.strides, box.pads, box.dilations)
-    return (*window, rest.strides, rest.pads, rest.dilations, groups, *plain.NOTHING, ACCUMULATIONS[accumulation])
+    return (*window, rest.strides, rest.pads, rest.dilations, conv.group, *plain.NOTHING, ACCUMULATIONS[accumulation])
 
 
 def _describe(

@@ -14,16 +14,17 @@ with the pooling done first and differentiable to any order.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from convpool.algebra.geometry import ConvSpec, Ints, PoolSpec, pool_first
+from convpool.algebra.geometry import ConvSpec, Ints
 from convpool.errors import OptionError
 from convpool.torch import constant, gradients, kernels, pairs, plain
-from convpool.torch.functional import Sizes, conv_pads, sizes
+from convpool.torch.functional import Sizes, conv_pads, pair_of, sizes
 
 _TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 SUM_MACS = {"cpu": 320, "cuda": 1000}
@@ -83,30 +84,41 @@ class _UpsampleConv(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
-        (x, weight), grad = ctx.saved_tensors, grads[0]
-        rank, kernel = x.dim() - 2, tuple(weight.shape[2:])
-        ones, zeros = (1,) * rank, (0,) * (2 * rank)
-        turned_round = ConvSpec(kernel, ones, _around(kernel, ctx.pads), ones, 1)
-        box, rest = pool_first(turned_round, PoolSpec(ctx.scales, ctx.scales, zeros, ones))
-        window = (box.kernel_shape, box.strides, box.pads, box.dilations)
-        geometry = (*window, rest.strides, rest.pads, rest.dilations, 1, *plain.NOTHING, 0)
-        turned, copies, needs = _turned(weight), math.prod(ctx.scales), ctx.needs_input_grad
+        (x, weight), grad, needs = ctx.saved_tensors, grads[0], ctx.needs_input_grad
+        geometry, copies = _gradient_pair(tuple(weight.shape[2:]), ctx.scales, ctx.pads), math.prod(ctx.scales)
+        turned = _turned(weight, copies)
 
         def of_parameters() -> tuple:
             found = pairs.pair_gradients(x, grad, turned, geometry, (False, True, False))[1] if needs[1] else None
-            d_weight = None if found is None else _turned(copies * found)
+            d_weight = None if found is None else _turned(found, copies, weight)
             return d_weight, gradients.channel_sums(grad) if needs[2] else None
 
         def of_input() -> torch.Tensor | None:
-            return pairs.pooled_conv_of((grad, copies * turned, None), geometry) if needs[0] else None
+            return pairs.pooled_conv_of((grad, turned, None), geometry) if needs[0] else None
 
         (d_weight, d_bias), d_x = gradients.side_by_side(grad, of_parameters, of_input)
         return d_x, d_weight, d_bias, None, None
 
 
-def _turned(weight: torch.Tensor) -> torch.Tensor:
-    """The weights of the transposed convolution as those of a plain one: [C, M, kernel] turned round, and back."""
-    return weight.flip(tuple(range(2, weight.dim()))).transpose(0, 1).contiguous()
+_apply = super(torch.autograd.Function, _UpsampleConv).apply  # without PyTorch's question for transforms, which has been answered
+
+
+@functools.lru_cache(4096)
+def _gradient_pair(kernel: Ints, scales: Ints, pads: Ints) -> tuple:
+    """The pair that makes the gradient at x."""
+    ones = (1,) * len(scales)
+    return pair_of(ConvSpec(kernel, ones, _around(kernel, pads), ones, 1), scales, scales)
+
+
+def _turned(weight: torch.Tensor, factor: int, like: torch.Tensor | None = None) -> torch.Tensor:
+    """The weights of the transposed convolution as those of a plain one times a factor: [C, M, kernel] turned round, and back.
+
+    like: how they lie in memory."""
+    turned = weight.flip(tuple(range(2, weight.dim()))).transpose(0, 1)
+    if torch.is_grad_enabled() or gradients.is_batched(weight):
+        return (factor * turned).contiguous()
+    found = plain.memory_format(weight if like is None else like)
+    return torch.mul(turned, factor, out=torch.empty(turned.shape, dtype=weight.dtype, device=weight.device, memory_format=found))
 
 
 def _pays(x: torch.Tensor, weight: torch.Tensor, scales: Ints) -> bool:
@@ -126,7 +138,7 @@ def upsample_conv_of(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor |
         return _two_operators(x, weight, bias, scales, pads)
     if not pairs.unwatched(x, weight, "meta"):
         return _transposed(x, weight, bias, scales, pads)
-    return _UpsampleConv.apply(x, weight, bias, scales, pads)
+    return _apply(x, weight, bias, scales, pads)
 
 
 def upsample_conv(rank: int, x: torch.Tensor, weight: torch.Tensor, bias: Any, scale_factor: Sizes, padding: Any) -> torch.Tensor:
