@@ -8,18 +8,16 @@ the next process goes on behind it.
 """
 
 import argparse
+import faulthandler
 import json
-import os
 import resource
-import selectors
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +29,7 @@ from tests.support.damage import damaged
 
 ROOT = Path(__file__).resolve().parents[2]
 MEMORY_BYTES = 8 * 2**30
+LIMIT_S = 60
 PART = 1000
 """So many cases a process, at most; then the next one starts, and the record is written."""
 LOWERINGS = ("convavgpool", "direct", "fused", "auto")
@@ -61,71 +60,35 @@ def one(seed: int, folder: Path) -> str:
 
 
 def work(first: int, cases: int) -> None:
-    """Run cases in this process, with a line before and after each one."""
+    """Run cases in this process, with a line before and after each one; one that takes too long ends it."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(first, first + cases):
+            faulthandler.dump_traceback_later(LIMIT_S, exit=True)
             print("start", seed, flush=True)
-            _misbehave(seed)
             try:
-                print("end", seed, one(seed, Path(folder)), flush=True)
+                print("end", one(seed, Path(folder)), flush=True)
             except Exception:
-                print("fault", seed, repr(traceback.format_exc(limit=-6)), flush=True)
+                print("fault", repr(traceback.format_exc(limit=-6)), flush=True)
 
 
-def _misbehave(seed: int) -> None:
-    """Crash or hang in the case that the environment asks for, so that a test sees how that is reported."""
-    what, _, number = os.environ.get("CONVPOOL_DAMAGED_FAULT", "").partition(":")
-    if number == str(seed):
-        os.kill(os.getpid(), signal.SIGSEGV if what == "crash" else signal.SIGSTOP)
-
-
-def run(first: int, cases: int, *, limit_s: float = 60) -> Outcome:
-    """Run cases in another process, and in a new one after each crash or case that takes longer than `limit_s`."""
+def run(first: int, cases: int) -> Outcome:
+    """Run cases in another process, and in a new one after each case that ends it."""
     outcome, at, end = Outcome(), first, first + cases
     while at < end:
         words = [sys.executable, "-m", "tests.fuzz.damaged", "--work", "--first", str(at), "--cases", str(end - at)]
-        with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-            current = None
-            for line in _lines(process, lambda: None if current is None else limit_s):  # noqa: B023  starting may take long
-                word, number, *rest = line.split(" ", 2)
-                current = int(number) if word == "start" else None
-                at = int(number) + (word != "start")
-                if word == "end":
-                    outcome.counts[rest[0]] += 1
-                elif word == "fault":
-                    outcome.faults[int(number)] = rest[0]
-            alive = process.poll() is None
-            if alive and current is not None:
-                process.kill()
-            status = process.wait()
-        if current is not None:
-            outcome.faults[current] = f"takes longer than {limit_s} s" if alive else f"the process ended with {status}"
-            at = current + 1
-        elif status and at < end:
-            outcome.faults[at] = f"the process ended with {status} between cases"
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+        for line in done.stdout.splitlines():
+            word, rest = line.split(" ", 1)
+            at = int(rest) if word == "start" else at + 1
+            if word == "end":
+                outcome.counts[rest] += 1
+            elif word == "fault":
+                outcome.faults[at - 1] = rest
+        if done.returncode:
+            outcome.faults[at] = f"ends the process with {done.returncode}: {done.stderr[-2000:]}"
             at += 1
     return outcome
-
-
-def _lines(process: subprocess.Popen, limit_s: Callable[[], float | None]) -> Iterator[str]:
-    """The lines that a process prints, until it ends or prints nothing for longer than the limit of what it does."""
-    pipe, rest = process.stdout, b""
-    assert pipe is not None
-    with selectors.DefaultSelector() as selector:
-        selector.register(pipe, selectors.EVENT_READ)
-        while prints(process, selector, limit_s()):
-            data = os.read(pipe.fileno(), 2**16)
-            if not data:
-                process.wait()
-                return
-            *whole, rest = (rest + data).split(b"\n")
-            yield from (line.decode() for line in whole)
-
-
-def prints(_process: subprocess.Popen, selector: selectors.BaseSelector, limit_s: float | None) -> bool:
-    """Return True if the process prints something, or ends, within the limit."""
-    return bool(selector.select(limit_s))
 
 
 def share(first: int, cases: int, processes: int, told: Callable[[Outcome], None] = lambda _: None) -> Outcome:

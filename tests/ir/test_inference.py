@@ -8,6 +8,8 @@ import subprocess
 import sys
 import threading
 import time
+import zipfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import onnx
@@ -22,7 +24,6 @@ from convpool.ir import inference_process
 from convpool.ir.inference import EndedError, infer, mark_layers
 from convpool.ir.model import load, passes_full_check
 from tests.support import sessions
-from tests.support.damage import damaged
 from tests.support.models import graph, random_feeds
 from tests.support.processes import wait_for_the_process_of
 from tests.support.rewriting import PAIR
@@ -214,21 +215,22 @@ os.kill(os.getpid(), signal.SIGKILL)
     wait_for_the_process_of(code)
 
 
-@pytest.mark.parametrize(
-    ("seed", "lowering"),
-    [
-        (5010615, "fused"),  # a Slice of a size below zero: an assertion of onnx 1.21 to 1.23
-        (5017565, "direct"),
-        (8108758, "fused"),  # likewise, once the Slice's step is known, which is an Identity's
-        (10100602, "fused"),  # strides of fewer axes: onnx 1.19 divides by what lies behind them
-        (10101242, "fused"),  # a Conv of another rank in a branch: an assertion of onnxruntime 1.21
-        (73007749, "direct"),  # strict inference alone, that of the full check
-    ],
-)
-def test_models_that_ended_the_process(seed, lowering, tmp_path):
+ENDED = {  # models of ended.zip, and the lowering
+    "5010615": "fused",  # a Slice of a size below zero: an assertion of onnx 1.21 to 1.23
+    "5017565": "direct",
+    "8108758": "fused",  # likewise, once the Slice's step is known, which is an Identity's
+    "10100602": "fused",  # strides of fewer axes: onnx 1.19 divides by what lies behind them
+    "10101242": "fused",  # a Conv of another rank in a branch: an assertion of onnxruntime 1.21
+    "73007749": "direct",  # strict inference alone, that of the full check
+}
+
+
+@pytest.mark.parametrize(("name", "lowering"), ENDED.items())
+def test_models_that_ended_the_process(name, lowering, tmp_path):
     """A result or a refusal, by onnx's version."""
     path = tmp_path / "model.onnx"
-    path.write_bytes(damaged(seed))
+    with zipfile.ZipFile(Path(__file__).with_name("ended.zip")) as models:
+        path.write_bytes(models.read(f"{name}.onnx"))
     (tmp_path / "data").write_bytes(bytes(18432))  # of external tensors
     code = f"""
 import convpool

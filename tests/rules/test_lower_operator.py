@@ -200,16 +200,20 @@ def test_any_operator_node_fused_or_not_computes_the_same():
     assert {("fused", None), ("direct", "pads of the convolution")} <= set(forms)
 
 
-def test_weights_that_do_not_fit_the_kernel_stay():
+def test_attributes_that_do_not_fit_stay():
     """A damaged file may have them: the operator's schema does not compare them."""
     model = convpool.optimize(graph(PAIR), check=0).model
-    node = next(node for node in model.graph.node if schema.is_operator(node))
-    next(item for item in node.attribute if item.name == "kernel_shape").ints[:] = [3, 2]
-    for lowering in ("direct", "fused", "auto"):
-        report = convpool.optimize(model, lowering=lowering, check=0).report
-        assert [site.reason for site in report.sites] == [
-            "ConvAvgPool 'y': shape of the weights; got [32, 3, 3, 16], expected kernel_shape [3, 2]"
-        ]
+    (node,) = (node for node in model.graph.node if schema.is_operator(node))
+    for name, numbers, reason in (
+        ("kernel_shape", [3, 2], "shape of the weights; got [32, 3, 3, 16], expected kernel_shape [3, 2]"),
+        ("pool_kernel_shape", [2, 2, 2], "expected numbers for 2 axes"),
+    ):
+        ints = next(item for item in node.attribute if item.name == name).ints
+        right, ints[:] = list(ints), numbers
+        for lowering in ("direct", "fused", "auto"):
+            (site,) = convpool.optimize(model, lowering=lowering, check=0).report.sites
+            assert site.reason.startswith("ConvAvgPool 'y': ") and site.reason.endswith(reason)
+        ints[:] = right
 
 
 def moved(name: str, domain: str = "trt.plugins") -> onnx.ModelProto:

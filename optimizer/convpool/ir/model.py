@@ -142,10 +142,11 @@ def _values(holder: GraphProto | FunctionProto) -> list[ValueInfoProto]:
 def check_tensors(model: ModelProto) -> None:
     """Raise ModelError for a stored tensor of an unknown type, or whose data does not fill its shape."""
     for tensor in tensors(model):
-        needed = tensor_bytes(tensor)
+        needed, where = tensor_bytes(tensor), f"tensor '{tensor.name}'"
+        if tensor.HasField("segment"):
+            raise ModelError(f"{where}: data; got a segment of them, expected all")
         if is_external(tensor):
             continue
-        where = f"tensor '{tensor.name}'"
         if tensor.HasField("raw_data"):
             if needed is None or len(tensor.raw_data) != needed:
                 expected = "strings" if needed is None else f"{needed} for {list(tensor.dims)}"

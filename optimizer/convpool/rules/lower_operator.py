@@ -77,7 +77,7 @@ class LowerOperator(Rule):
         scope, node = site.scope, site.scope.nodes[site.root]
         values, parts = attributes(node), schema.parts_of(node)
         before, conv = schema.specs_of(values)
-        if isinstance(before, UpsampleSpec) and before.rank != conv.rank:
+        if before.rank != conv.rank:
             return reject(scope, site.root, "attributes", str(before), f"numbers for {conv.rank} axes")
         for spec in (conv,) if isinstance(before, UpsampleSpec) else (before, conv):
             if {len(spec.strides), len(spec.dilations), len(spec.pads) // 2} != {conv.rank} or len(spec.pads) % 2:
