@@ -247,7 +247,7 @@ class Target:
     where a convolution has groups, and in 3-D slower than with the original.  keep_int8: leave convolutions behind
     DequantizeLinear, which TensorRT runs in INT8; any rewrite would make float kernels of them.  plain_prologues: see `Limits`.
     metadata: what a changed model gets in its metadata_props, so that it says what it is for.  devices: where a convolution
-    beside a resampling has to be faster: "cpu" by the cost model, "gpu" as was measured there.
+    beside a resampling has to be faster: "cpu" by the cost model, "gpu" as was measured there, "tensorrt" as in its engines.
     """
 
     passes: frozenset[str]
@@ -266,7 +266,13 @@ def _rules_of(target: str) -> frozenset[str]:
 TARGETS: dict[str, Target] = {
     "any": Target(_rules_of("any"), "convavgpool"),
     "cpu": Target(_rules_of("cpu"), "auto", devices=("cpu",)),
-    "tensorrt": Target(_rules_of("tensorrt"), "convavgpool", direct_without_kernel=False, keep_int8=True, devices=("gpu",)),
+    "tensorrt": Target(
+        _rules_of("tensorrt"),
+        "convavgpool",
+        direct_without_kernel=False,
+        keep_int8=True,
+        devices=("gpu", "tensorrt"),
+    ),
     "cuda": Target(
         _rules_of("cuda"),
         "convavgpool",

@@ -66,6 +66,29 @@ def test_maps_of_few_pixels_stay_for_gpus():
         assert convpool.optimize(of(*shape), target="any", check=0).changed
 
 
+@pytest.mark.parametrize(("shape", "saved"), [((1, 64, 16, 16), "0.2"), ((1, 64, 32, 32), "0.9"), ((2, 64, 72, 72), "9.6")])
+def test_short_layers_stay_in_tensorrt(shape, saved):
+    """In the records two layers of 64 channels, 16x16 and 32x32, took 2 to 4 us longer; the shortest that gains saves 60."""
+    model = graph(UP + CONV, SCALES, inputs=f"float[{','.join(map(str, shape))}] x")
+    result = convpool.optimize(model, target="tensorrt", lowering="fused", check=0)
+    assert f"microseconds saved by the cost model; got {saved}, expected at least 10" in str(result.report.sites[0].reason)
+    assert not result.changed and convpool.optimize(model, target="tensorrt", check=0).changed  # the plugin's node is another
+
+
+@pytest.mark.parametrize("shape", [(1, 64, 256, 256), (1, 64, 105, 105), (2, 64, 74, 74), ("N", 64, 16, 16), (1, 64, "H", 16)])
+def test_long_layers_and_open_ones_are_fused_in_tensorrt(shape):
+    model = graph(UP + CONV, SCALES, inputs=f"float[{','.join(map(str, shape))}] x")
+    assert operators(convpool.optimize(model, target="tensorrt", lowering="fused", check=0).model.graph) == {"ConvTranspose": 1}
+
+
+@pytest.mark.parametrize(("size", "lowering", "kept"), [(16, "fused", True), (16, "convavgpool", False), (256, "fused", False)])
+def test_short_pointwise_layers_stay_in_tensorrt(size, lowering, kept):
+    """A 1x1 convolution stays behind its Resize; with the plugin both become one node."""
+    model = graph(UP + "y = Conv(u, w)", {**SCALES, "w": (64, 64, 1, 1)}, inputs=f"float[1,64,{size},{size}] x")
+    result = convpool.optimize(model, target="tensorrt", lowering=lowering, check=0)
+    assert result.changed != kept and ("microseconds saved" in str(result.report.sites[0].reason)) == kept
+
+
 def test_a_dilation_of_the_factor_moves_in_front():
     model = graph(UP + "y = Conv<pads=[2,1,2,3], dilations=[2,2]>(u, w)", SCALES)
     assert operators(rewrite(model, exact=False).graph) == {"Conv": 1, "Resize": 1, "Slice": 1}

@@ -39,6 +39,11 @@ GPU_FORMS, GPU_CHANNELS = ("conv_first", "fused"), 64
 """Forms measured on an H100: a ConvTranspose of 64 channels or more is 1.2 to 1.8 times as fast as Resize and Conv."""
 GPU_BYTES_PER_US, GPU_MACS_PER_US, LAUNCH_US = 2e6, 2e8, 5.0
 """An H100's rates in 1x1 convolutions and sums, and the time between two launches of onnxruntime."""
+TENSORRT_US, TENSORRT_BYTES = 10.0, 2
+"""The least time that a rewrite has to save in TensorRT by these rates, and the bytes of an element there.
+
+In its engines, fp16 on an H100, large layers save 0.16 to 0.45 of that time.  Each of the smallest takes 1 to 2 us longer: a
+ConvTranspose of few pixels is no faster than a Conv, and an Add behind a Resize takes a pass of its own."""
 OPERATOR = "upsampleconv"
 """The form that is a node of UpsampleConv."""
 ENOUGH = 0.95
@@ -306,7 +311,25 @@ def with_forms(plan: ResizePlan, context: Context) -> ResizePlan | Reject:
     if not chosen and after.time > ENOUGH * before.time or not any(group.form for group in groups):
         got = f"{after.macs:,} of {before.macs:,} multiply-adds, {after.time / before.time:.2f} of the time by the cost model"
         return reject(scope, leaf.node, f"saves too little as {what}", got, f"at most {ENOUGH:.0%} of the time")
-    return replace(plan, groups=tuple(groups), macs_before=counts[0], macs_after=counts[1])
+    formed = replace(plan, groups=tuple(groups), macs_before=counts[0], macs_after=counts[1])
+    becomes_node = what == "conv_first" and options.lowering == "convavgpool" and context.enabled("chain_upsample")
+    return for_gpu and "tensorrt" in options.devices and not becomes_node and _too_short(formed) or formed
+
+
+def _too_short(plan: ResizePlan) -> Reject | None:
+    """The reason why one upsampled map is as fast as it is in TensorRT: its layers are too short to save anything."""
+    scope, leaf = plan.scope, plan.leaf
+    batch = (scope.info(leaf.input).shape or (None,))[0]
+    if len(plan.groups) > 1 or plan.macs_before is None or plan.macs_after is None or not isinstance(batch, int):
+        return None
+    elements = 2 * channels_in(leaf) * math.prod(_large(plan))
+    if plan.lowering == "conv_first":
+        elements -= 2 * channels_out(leaf) * math.prod(work_of(plan, plan.groups[0]).size)
+    saved = batch * (elements * TENSORRT_BYTES / GPU_BYTES_PER_US + (plan.macs_before - plan.macs_after) / GPU_MACS_PER_US)
+    if saved >= TENSORRT_US:
+        return None
+    expected = f"at least {TENSORRT_US:g}, for this target"
+    return reject(scope, leaf.node, "microseconds saved by the cost model", f"{saved:.1f}", expected)
 
 
 def as_operator(plan: ResizePlan, form: str) -> ResizePlan:
