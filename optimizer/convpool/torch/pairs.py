@@ -81,19 +81,12 @@ class Small(NamedTuple):
 
     def at_box_means(self, d_z: torch.Tensor) -> torch.Tensor:
         """A gradient at `input`, without its pads."""
-        for axis, (begin, end) in enumerate(zip(self.pads, self.pads[len(self.pads) // 2 :], strict=False), 2):
-            d_z = d_z.narrow(axis, begin, d_z.shape[axis] - begin - end)
-        return d_z
+        return F.pad(d_z, plain.torch_pads([-pad for pad in self.pads])) if self.pads else d_z
 
     def at_input(self, d_z: torch.Tensor, x: torch.Tensor, boxes: Any) -> torch.Tensor:
         """A gradient at `input` as one at x."""
         d_z = self.at_box_means(d_z)
         return d_z if self.is_single else boxes.box_mean_adjoint(d_z, x.shape[2:], *self.window)
-
-    def convolve(self, z: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """The convolution of `input`."""
-        strides, padding, dilations, groups = self.convolution
-        return torch.convolution(z, weight, bias, strides, padding, dilations, False, [0] * len(strides), groups)
 
 
 @functools.lru_cache(4096)
@@ -130,8 +123,8 @@ def pair_gradients(
         alone = gradients.channel_sums(grad) if needs[2] and not together else None
         return d_x if needs[0] else None, d_weight if needs[1] else None, d_bias if together else alone
     if gradients.recorded(grad):
-        d_input = _of_input(grad, weight, x.detach(), geometry) if needs[0] else None
-        d_weight = _of_weight(grad, x, weight.detach(), geometry) if needs[1] else None
+        d_input = _gradient(grad, weight, x.detach(), geometry, 0) if needs[0] else None
+        d_weight = _gradient(grad, x, weight.detach(), geometry, 1) if needs[1] else None
         return d_input, d_weight, gradients.channel_sums(grad) if needs[2] else None
     boxes = _boxes(grad)
     z = small.input(x, boxes) if needs[1] else small.like_input(x)
@@ -154,51 +147,35 @@ class _Pair(torch.autograd.Function):
         return *pair_gradients(grads[0], x, weight, ctx.geometry, gradients.wanted(ctx, ctx.are_tensors)), None, None
 
 
-class _InputGradient(torch.autograd.Function):
-    """A pair's gradient at x, of the shape, type and memory order of `like`, whose values do not matter."""
+class _Gradient(torch.autograd.Function):
+    """A pair's gradient at x (number 0), from the weight, or at the weight (1), from x.
+
+    like: of the result's shape, type and memory order; its values do not matter."""
 
     @staticmethod
-    def forward(ctx: Any, grad: torch.Tensor, weight: torch.Tensor, like: torch.Tensor, geometry: tuple) -> torch.Tensor:
-        ctx.save_for_backward(grad, weight)
-        ctx.geometry, small = geometry, _small(geometry)
-        d_z = gradients.one_of(0, grad, small.like_input(like), weight, small.convolution)
-        return small.at_input(d_z, like, _boxes(grad))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
-        (grad, weight), (outer,), geometry = ctx.saved_tensors, grads, ctx.geometry
-        needs = gradients.wanted(ctx, (True, True))
-        (d_weight,), d_grad = gradients.side_by_side(
-            grad,
-            lambda: (_of_weight(grad, outer, weight.detach(), geometry) if needs[1] else None,),
-            lambda: _apply(outer, weight, None, geometry, _by_cudnn) if needs[0] else None,
-        )
-        return d_grad, d_weight, None, None
-
-
-class _WeightGradient(torch.autograd.Function):
-    """A pair's gradient at the weight, which is as `like`."""
-
-    @staticmethod
-    def forward(ctx: Any, grad: torch.Tensor, x: torch.Tensor, like: torch.Tensor, geometry: tuple) -> torch.Tensor:
-        ctx.save_for_backward(grad, x)
-        ctx.geometry, small = geometry, _small(geometry)
-        return gradients.one_of(1, grad, small.input(x, _boxes(grad)), like, small.convolution)
+    def forward(
+        ctx: Any, grad: torch.Tensor, other: torch.Tensor, like: torch.Tensor, geometry: tuple, number: int
+    ) -> torch.Tensor:
+        ctx.save_for_backward(grad, other)
+        ctx.number, ctx.geometry, small, boxes = number, geometry, _small(geometry), _boxes(grad)
+        if number:
+            return gradients.one_of(1, grad, small.input(other, boxes), like, small.convolution)
+        return small.at_input(gradients.one_of(0, grad, small.like_input(like), other, small.convolution), like, boxes)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
-        (grad, x), (outer,), geometry = ctx.saved_tensors, grads, ctx.geometry
+        (grad, other), (outer,), number, geometry = ctx.saved_tensors, grads, ctx.number, ctx.geometry
         needs = gradients.wanted(ctx, (True, True))
-        (d_x,), d_grad = gradients.side_by_side(
+        (d_other,), d_grad = gradients.side_by_side(
             grad,
-            lambda: (_of_input(grad, outer, x.detach(), geometry) if needs[1] else None,),
-            lambda: _apply(x, outer, None, geometry, _by_cudnn) if needs[0] else None,
+            lambda: (_gradient(grad, outer, other.detach(), geometry, 1 - number) if needs[1] else None,),
+            lambda: _apply(*((other, outer) if number else (outer, other)), None, geometry, _by_cudnn) if needs[0] else None,
         )
-        return d_grad, d_x, None, None
+        return d_grad, d_other, None, None, None
 
 
 # Without PyTorch's question for transforms, which has been answered.
-_apply, _of_input, _of_weight = (super(torch.autograd.Function, f).apply for f in (_Pair, _InputGradient, _WeightGradient))
+_apply, _gradient = (super(torch.autograd.Function, function).apply for function in (_Pair, _Gradient))
 
 
 # ---- calls ----
@@ -218,8 +195,9 @@ def _run(tensors: Any, geometry: tuple) -> torch.Tensor:
 
 def _by_cudnn(tensors: Any, geometry: tuple) -> torch.Tensor:
     """A pair without derivatives: the box means, then PyTorch's convolution."""
-    (x, weight, bias), small = tensors, _small(geometry)
-    return small.convolve(small.input(x, _boxes(x)), weight, bias)
+    x, weight, bias = tensors
+    z = x if plain.is_single(*geometry[:3]) else _boxes(x).box_mean(x, *geometry[:4])
+    return plain.convolve(z, weight, bias, *geometry[4:8])
 
 
 def convolve(
@@ -420,12 +398,10 @@ def _fusible_adjoint(
     Inductor's code for avg_pool2d_backward, which looks for the windows of each position, takes 42 microseconds where plain loads
     take 25 (64 images of 64x64, 64 channels).
     """
-    rank = len(kernel)
-    even = list(pads[:rank]) == list(pads[rank:]) and all(2 * p <= k for p, k in zip(pads, kernel, strict=False))
     if math.prod(kernel) <= MOST and all(d == 1 for d in dilations):
         if all(s == 1 for s in strides):
-            sides = plain.torch_pads([k - 1 - pad for k, pad in zip([*kernel] * 2, pads, strict=True)])
-            return plain.POOLS[rank](F.pad(grad, sides), kernel, 1)
-        if rank == 2 and even:
+            return plain.box_mean_adjoint(grad, x.shape[2:], kernel, strides, pads, dilations)
+        even = list(pads[:2]) == list(pads[2:]) and all(2 * p <= k for p, k in zip(pads, kernel, strict=False))
+        if len(kernel) == 2 and even:
             return torch.ops.aten.avg_pool2d_backward(grad, x, kernel, strides, pads[:2], False, True, None)
     return _ops.box_mean_adjoint(grad, x.shape[2:], kernel, strides, pads, dilations)

@@ -78,58 +78,33 @@ def torch_pads(pads: Ints) -> list[int]:
     return [pad for i in range(r - 1, -1, -1) for pad in (pads[i], pads[r + i])]
 
 
-def _summing_type(x: torch.Tensor) -> torch.Tensor:
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-
-
 def box_mean(x: torch.Tensor, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints) -> torch.Tensor:
     """Means over windows, padding counted.  x: [N, C, size...]."""
-    if pools_rightly(x, kernel, pads, dilations):
-        means = POOLS[len(kernel)](x, kernel, strides, pads[: len(kernel)], False, True)
-        return means.contiguous(memory_format=memory_format(x))
-    sizes = pooled_size(x.shape[2:], kernel, strides, pads, dilations)
-    sums = _summing_type(x)
-    if any(pads):
-        sums = F.pad(sums, torch_pads(pads))
-    for axis, (count, p, s, d) in enumerate(zip(sizes, kernel, strides, dilations, strict=True), 2):
-        places = [_place(sums, axis, j * d, count, s) for j in range(p)]
-        sums = places[0]
-        for place in places[1:]:
-            sums = sums + place
-    means = (sums / math.prod(kernel)).to(x.dtype)
+    rank, padding, means = len(kernel), pads[: len(kernel)], x
+    if not pools_rightly(x, kernel, pads, dilations):
+        means, padding = F.pad(x, torch_pads(pads)) if any(pads) else x, [0] * rank
+    if all(d == 1 for d in dilations):
+        means = POOLS[rank](means, kernel, strides, padding, False, True)
+    else:
+        means = means.float() if x.dtype in (torch.float16, torch.bfloat16) else means
+        for axis, (p, s, d) in enumerate(zip(kernel, strides, dilations, strict=True), 2):
+            means = means.unfold(axis, d * (p - 1) + 1, s)[..., ::d].sum(-1)
+        means = (means / math.prod(kernel)).to(x.dtype)
     return means.contiguous(memory_format=memory_format(x))
 
 
-def _place(x: torch.Tensor, axis: int, start: int, count: int, stride: int) -> torch.Tensor:
-    """`count` positions of an axis from `start` on, `stride` apart."""
-    index = [slice(None)] * x.dim()
-    index[axis] = slice(start, start + (count - 1) * stride + 1, stride)
-    return x[tuple(index)]
-
-
-def box_mean_adjoint(
-    grad: torch.Tensor,
-    size: Ints,
-    kernel: Ints,
-    strides: Ints,
-    pads: Ints,
-    dilations: Ints,
-) -> torch.Tensor:
-    """The adjoint of `box_mean` for inputs of `size`: each mean's share for every position of its window."""
-    r = len(kernel)
-    spread = _summing_type(grad) / math.prod(kernel)
-    for axis in range(r + 1, 1, -1):
-        i = axis - 2
-        shape = list(spread.shape)
-        shape[axis] = size[i] + pads[i] + pads[r + i]
-        total = spread.new_zeros(shape)
-        for j in range(kernel[i]):
-            _place(total, axis, j * dilations[i], spread.shape[axis], strides[i]).add_(spread)
-        spread = total
-    for i in range(r):
-        spread = spread.narrow(i + 2, pads[i], size[i])
-    spread = spread.to(grad.dtype)
-    return spread.contiguous(memory_format=memory_format(grad))
+def box_mean_adjoint(grad: torch.Tensor, size: Ints, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints) -> torch.Tensor:
+    """The adjoint of `box_mean` for inputs of `size`: a mean over windows too, of the gradient with zeros in between."""
+    rank, spread = len(kernel), grad
+    if any(s != 1 for s in strides):
+        spread = grad.new_zeros([*grad.shape[:2], *((n - 1) * s + 1 for n, s in zip(grad.shape[2:], strides, strict=True))])
+        places = (..., *(slice(None, None, s) for s in strides))
+        spread[places] = grad
+    reach = [d * (k - 1) for d, k in zip(dilations, kernel, strict=True)]
+    begins = [far - pad for far, pad in zip(reach, pads, strict=False)]
+    ends = [size[i] + reach[i] - begins[i] - spread.shape[i + 2] for i in range(rank)]
+    spread = F.pad(spread, torch_pads([*begins, *ends]))
+    return box_mean(spread, kernel, [1] * rank, [0] * 2 * rank, dilations).contiguous(memory_format=memory_format(grad))
 
 
 def convolve(
