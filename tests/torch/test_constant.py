@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The values that `constant_weights` keeps, with a plan that only counts."""
+"""The values that `constant_weights` keeps, with a plan that only counts, and the addresses that plans get."""
 
+import struct
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ from tests.support.torch import require_torch
 torch = require_torch()
 
 from convpool.cuda import library  # noqa: E402
-from convpool.torch import calls, constant, constant_weights  # noqa: E402
+from convpool.torch import calls, constant_weights  # noqa: E402
 
 
 def call(launches):
@@ -60,10 +61,17 @@ def test_weights_that_every_call_computes_are_not_kept(no_gpu, last):
         kind = call(launches)
         for _ in range(4):
             kind(x, weight * 1, None)
-            assert not constant.current()
+            assert not calls.current()
         kind(x, weight, None)
     assert launches == [0, *["each time"] * 4]
     with constant_weights():  # which knows nothing of the one before
         for _ in range(3):
             kind(x, weight, None)
     assert launches[5:] == [0, library.WEIGHTS_PREPARED, library.WEIGHTS_PREPARED]
+
+
+def test_kernels_get_addresses_that_are_multiples_of_16(no_gpu):
+    kind, seen = call([]), []
+    kind.launch = lambda handle, packed, stream: seen.append(struct.unpack("@IIPPPPPPNPPPNP", packed)[2:5]) or 0
+    kind(torch.ones(17)[1:].view(1, 1, 4, 4), torch.ones(10)[1:].view(1, 1, 3, 3), torch.ones(2)[1:])
+    assert len(seen) == 1 and all(address and address % 16 == 0 for address in seen[0])

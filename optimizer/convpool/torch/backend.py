@@ -27,8 +27,7 @@ from convpool.report import Report
 from convpool.torch import eager, gpu
 from convpool.torch.changes import changes, is_of_module, value_of
 from convpool.torch.functional import checked
-from convpool.torch.plan import plan
-from convpool.torch.rebuild import Unmapped
+from convpool.torch.plan import Unmapped, plan
 from convpool.types import Accumulation
 
 

@@ -4,17 +4,25 @@ every later call takes.
 
 A kind is what a plan depends on: shapes, strides and types of the tensors, their device, the geometry, and whether float32 may be
 multiplied in TF32.  The `KEPT` kinds seen first are kept.
+
+The fastest plan of a small layer reads the weights convolved with the pooling window.  Making those takes as long as the layer.
+So such plans run only inside `constant_weights`, where the caller promises that weights stay.  No check of a tensor's version
+could stand in for the promise: changes through `.data`, as moving averages of weights are often written, do not count there.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+import weakref
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any, NamedTuple
 
 import torch
 
 from convpool.algebra.parts import MAX_UPSAMPLE
 from convpool.cuda import Plan, Problem, library, tactics
-from convpool.torch import constant, plain
+from convpool.torch import plain
 
 KEPT = 4096
 ACCUMULATIONS = tuple(library.ACCUMULATIONS)
@@ -111,8 +119,50 @@ def library_weight(weight: torch.Tensor) -> torch.Tensor:
     return weight.movedim(1, -1).contiguous()
 
 
+class Kept(NamedTuple):
+    """Weights in the library's order, None if they are so already, and transformed.
+
+    alive: tells when the weights are gone, and others may get their address.
+    """
+
+    dense: torch.Tensor | None
+    prepared: torch.Tensor
+    alive: Any = None
+
+
+class Store(dict[Any, Kept]):
+    """What is kept inside a `constant_weights`, by call and the weights' address.
+
+    passing: calls whose weights were gone in it, as those are that every forward pass computes.  Nothing more is kept of them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passing: set[Any] = set()
+
+
+_kept: ContextVar[Store | None] = ContextVar("convpool_constant_weights", default=None)
+current = _kept.get
+"""What is kept inside a `constant_weights`, None outside."""
+
+
+@contextlib.contextmanager
+def constant_weights() -> Iterator[None]:
+    """Within this context no weight of a convpool layer changes: a promise of the caller's, for inference on a GPU.
+
+    Weights are transformed once in the context, by their first call outside a CUDA graph's capture, which waits for it.  A graph
+    that is captured afterwards reads what was made: it is of no use once the context is left.  A weight that is changed in it may
+    count or not.
+    """
+    token = _kept.set(Store())
+    try:
+        yield
+    finally:
+        _kept.reset(token)
+
+
 class Call:
-    """A kind of call, with its plan for aligned addresses, and for others once there are such."""
+    """A kind of call, with its plan, and another one for constant weights once there are such."""
 
     def __init__(self, tensors: Tensors, geometry: tuple) -> None:
         x, weight, bias = tensors
@@ -121,7 +171,6 @@ class Call:
         self.copies_weight = library_weight(weight).data_ptr() != weight.data_ptr()
         self.copies_others = not (x.is_contiguous(memory_format=self.formats[0]) and (bias is None or bias.is_contiguous()))
         self.plan = _fastest(self.problem)
-        self.unaligned: Plan | None = None
         self.constant: Plan | None = None
         self.space, self.device = self.plan.workspace_bytes, x.device
         self.handle, self.launch = self.plan._handle, self.plan._launch
@@ -133,55 +182,56 @@ class Call:
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: Any) -> torch.Tensor:
         """Queues the work on PyTorch's current stream of the current device, which is x's."""
-        kept = constant.current()
+        kept = current()
         if self.copies_others:
             x, bias = x.contiguous(memory_format=self.formats[0]), None if bias is None else bias.contiguous()
-        if kept is not None and self not in kept.passing and not weight.data_ptr() & 15:
-            return self._with_constant_weights(x, weight, bias)
-        if self.copies_weight:
+        constant = kept is not None and self not in kept.passing and not weight.data_ptr() & 15
+        if self.copies_weight and not constant:
             weight = library_weight(weight)
+        x_at, w_at, b_at = x.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr()
+        if (x_at | w_at | b_at) & 15:  # kernels read 16 bytes at a time; copies are aligned
+            return self(x.clone(), weight.clone() if w_at & 15 else weight, None if bias is None else bias.clone())
         y = torch.empty_strided(self.y_shape, self.y_strides, dtype=x.dtype, device=self.device)
-        x_at, w_at, y_at = x.data_ptr(), weight.data_ptr(), y.data_ptr()
-        b_at = 0 if bias is None else bias.data_ptr()
-        if (x_at | w_at | b_at) & 15:
-            self._launch_unaligned((x_at, w_at, b_at, 0, 0, 0, 0, y_at))
+        if constant:
+            self._launch_constant(kept, weight, (x_at, b_at, y.data_ptr()))
             return y
         space_at = 0
         if self.space:
             space = torch.empty(self.space, dtype=torch.uint8, device=self.device)
             space_at = space.data_ptr()
-        packed = library.PACK_TENSORS(_TENSORS_BYTES, 0, x_at, w_at, b_at, 0, y_at, space_at, self.space, 0, 0, 0, 0, 0)
+        packed = library.PACK_TENSORS(_TENSORS_BYTES, 0, x_at, w_at, b_at, 0, y.data_ptr(), space_at, self.space, 0, 0, 0, 0, 0)
         status = self.launch(self.handle, packed, raw_stream(self.device.index))
         if status:
             library.check(status)
         return y
 
-    def _with_constant_weights(self, x: torch.Tensor, weight: torch.Tensor, bias: Any) -> torch.Tensor:
-        plan = self.constant
-        if plan is None:
-            plan = self.constant = Plan(self.problem)
-        key = (self, weight.data_ptr())  # the call itself: of one that is gone another has the id
-        kept, flags = constant.prepared_for(key, weight, library_weight, plan.prepared_bytes)
-        y = torch.empty_strided(self.y_shape, self.y_strides, dtype=x.dtype, device=self.device)
-        operands = (x, weight if kept.dense is None else kept.dense, bias, None, None, None, None, y)
-        addresses = tuple(0 if operand is None else operand.data_ptr() for operand in operands)
-        if any(address & 15 for address in addresses):
-            self._launch_unaligned(addresses)
-            return y
-        size = plan.workspace_bytes - plan.prepared_bytes
-        space = torch.empty(size, dtype=torch.uint8, device=self.device)
-        memory = (space.data_ptr(), size, raw_stream(self.device.index), flags, kept.prepared.data_ptr(), plan.prepared_bytes)
-        plan.launch_raw(addresses, *memory)
-        if not flags:
-            constant.keep(key, weight, kept)
-        return y
+    def _launch_constant(self, store: Any, weight: torch.Tensor, addresses: tuple[int, int, int]) -> None:
+        """Launch the plan for constant weights.  What it makes of them is kept for all streams, as long as the weights live.
 
-    def _launch_unaligned(self, addresses: tuple[int, ...]) -> None:
-        plan = self.unaligned
-        if plan is None:
-            plan = self.unaligned = Plan(self.problem, unaligned=True)
-        space = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device=self.device)
-        plan.launch_raw(addresses, space.data_ptr(), plan.workspace_bytes, raw_stream(self.device.index))
+        Not what a capture makes: its graph may run long after."""
+        plan = self.constant = self.constant or Plan(self.problem)
+        key = (self, weight.data_ptr())  # the call itself: of one that is gone another has the id
+        found = made = store.get(key)
+        if made is None:
+            dense = library_weight(weight)
+            prepared = torch.empty(plan.prepared_bytes, dtype=torch.uint8, device=self.device)
+            made = Kept(None if dense is weight else dense, prepared)
+        size, (x_at, b_at, y_at) = plan.workspace_bytes - plan.prepared_bytes, addresses
+        space = torch.empty(size, dtype=torch.uint8, device=self.device)
+        operands = (x_at, (weight if made.dense is None else made.dense).data_ptr(), b_at, 0, 0, 0, 0, y_at)
+        flags, memory = 0 if found is None else library.WEIGHTS_PREPARED, (made.prepared.data_ptr(), plan.prepared_bytes)
+        plan.launch_raw(operands, space.data_ptr(), size, raw_stream(self.device.index), flags, *memory)
+        if found is None and not torch.cuda.is_current_stream_capturing():
+            torch.cuda.current_stream().synchronize()
+            of_store = weakref.ref(store)
+
+            def gone(_: Any) -> None:
+                held = of_store()
+                if held is not None:
+                    held.pop(key, None)
+                    held.passing.add(self)
+
+            store[key] = made._replace(alive=weakref.ref(weight, gone))
 
 
 _calls: dict[Any, Call | None] = {}

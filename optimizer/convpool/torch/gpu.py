@@ -18,8 +18,7 @@ import torch.nn.functional as F
 from torch import fx
 
 from convpool.torch import gradients, kernels, kinds, plain
-from convpool.torch.changes import changes, is_of_module, value_of
-from convpool.torch.contexts import contexts_of
+from convpool.torch.changes import changes, contexts_of, is_of_module, value_of
 from convpool.torch.pairs import POOLED_CONV, convolve, pooled_conv_of, single, unwatched
 from convpool.torch.skeleton import ints
 

@@ -219,7 +219,7 @@ def interpolate(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Transla
 
 
 def same(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Translated:
-    """A call that changes no number and no type: another order in memory at most, which `rebuild` gives the result."""
+    """A call that changes no number and no type: another order in memory at most, which `plan` gives the result."""
     x, y = value_of(a["input"]), value_of(node)
     if not isinstance(x, torch.Tensor) or not isinstance(y, torch.Tensor) or (x.dtype, x.device) != (y.dtype, y.device):
         return None

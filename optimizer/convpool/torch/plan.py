@@ -1,23 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rules on a graph of torch.fx: graph -> ONNX skeleton -> rules -> graph, and the report."""
+"""The rules on a graph of torch.fx: graph -> ONNX skeleton -> rules -> graph, and the report.
+
+Nodes that the rules left alone stay where they are.  Those of a pair are put in front of the next node that stayed, in the order
+of the model.  A node that moved is a copy of the graph's with other inputs.
+"""
 
 from __future__ import annotations
 
+import operator
+import re
 from collections.abc import Collection
 from dataclasses import replace
+from typing import Any
 
 import onnx
+import torch
+from onnx import ModelProto, NodeProto, numpy_helper
 from torch import fx
 
-from convpool.algebra.geometry import refuse
+from convpool.algebra.geometry import PoolSpec, refuse
 from convpool.api import rewrite
+from convpool.ir import schema
 from convpool.ir.model import LoadedModel
+from convpool.ir.protos import attributes, is_op
 from convpool.options import OptimizeOptions
 from convpool.report import Report
-from convpool.torch.changes import held_by_changes
+from convpool.torch import plain
+from convpool.torch.changes import changes, held_by_changes, value_of
 from convpool.torch.kinds import translate_call
-from convpool.torch.rebuild import Rebuilding
-from convpool.torch.skeleton import Skeleton
+from convpool.torch.skeleton import DOMAIN, Skeleton
+from convpool.torch.upsampling import upsample_conv_of
+
+POOLED_CONV, BOX_MEAN = torch.ops.convpool.pooled_conv, torch.ops.convpool.box_mean
+
+
+class Unmapped(Exception):
+    """The rewritten model has a node that the graph cannot say."""
 
 
 def plan(graph: fx.Graph, options: OptimizeOptions, stay: Collection[fx.Node] = ()) -> tuple[bool, Report, list[fx.Node]]:
@@ -48,3 +66,186 @@ def plan(graph: fx.Graph, options: OptimizeOptions, stay: Collection[fx.Node] = 
         Rebuilding(skeleton, result.model).run()
     rewritten = [site.conv for site in result.report.sites if site.status == "rewritten"]
     return result.changed, result.report, [skeleton.labels[name] for name in rewritten if name in skeleton.labels]
+
+
+class Rebuilding:
+    """The change of the skeleton's graph to what the model has become."""
+
+    def __init__(self, skeleton: Skeleton, model: ModelProto) -> None:
+        self._skeleton, self._graph, self._model = skeleton, skeleton.graph, model
+        self._constants = {tensor.name: tensor for tensor in model.graph.initializer}
+        self._env: dict[str, fx.Node] = {node.name: node for node in self._graph.nodes}
+        self._weights: dict[str, str] = {}
+        """Weights by the names of their copies with the channels last, which PyTorch's operator does not take."""
+        self._replaced: dict[fx.Node, fx.Node] = {}
+        self._next: fx.Node | None = None
+
+    def run(self) -> None:
+        """Make it.  Raises Unmapped, the graph then being of no use."""
+        nodes = list(self._model.graph.node)
+        kept = {node.name for node in nodes if self._is_kept(node)}
+        stays = [self._skeleton.labels.get(node.name) if node.name in kept else None for node in nodes]
+        order = {node: number for number, node in enumerate(self._graph.nodes)}
+        numbers = [order[node] for node in stays if node is not None]
+        if numbers != sorted(numbers):
+            raise Unmapped("nodes in another order")
+        end = next(node for node in self._graph.nodes if node.op == "output")
+        for number, node in enumerate(nodes):
+            if node.name in kept or node.name == "result":
+                continue
+            self._next = next((item for item in stays[number:] if item is not None), end)
+            self._make(node)
+        self._check_contexts()
+        for old, new in self._replaced.items():
+            old.replace_all_uses_with(new)
+        gone = {fx_node for label, fx_node in self._skeleton.labels.items() if label not in kept}
+        for fx_node in reversed(list(self._graph.nodes)):
+            if fx_node in gone:
+                self._graph.erase_node(fx_node)
+        self._graph.lint()
+
+    def _check_contexts(self) -> None:
+        """Raise Unmapped for a new node in another context than the one that it stands for, or those that read it."""
+        contexts, before = self._skeleton.contexts, {new: old for old, new in self._replaced.items()}
+        now: Any = None
+        where = {}
+        for node in self._graph.nodes:
+            now = where[node] = contexts.get(node, now)
+        for node, context in where.items():
+            same = [before[node]] if node in before else node.users
+            if node not in contexts and any(where[item] != context for item in same):
+                raise Unmapped("a node in another context")
+
+    def _is_kept(self, node: NodeProto) -> bool:
+        before = self._skeleton.protos.get(node.name)
+        return before is not None and before.SerializeToString() == node.SerializeToString()
+
+    def _make(self, node: NodeProto) -> None:
+        values = attributes(node)
+        if schema.is_operator(node):
+            self._give(node, POOLED_CONV, self._operator(node, values))
+        elif is_op(node, "Transpose") and not node.name:
+            self._weights[node.output[0]] = node.input[0]
+        elif is_op(node, "Conv"):
+            self._give(node, *self._convolution(node, values))
+        elif is_op(node, "AveragePool"):
+            self._give(node, *self._average(node, values))
+        elif is_op(node, "GlobalAveragePool"):
+            self._give(node, torch.mean, (self._read(node.input[0]), self._spatial(node.input[0]), True))
+        elif is_op(node, "Squeeze"):
+            axes = numpy_helper.to_array(self._constants[node.input[1]])
+            self._give(node, torch.squeeze, (self._read(node.input[0]), tuple(int(axis) for axis in axes)))
+        elif is_op(node, "Gather") and not node.name:  # channels in another order
+            order = numpy_helper.to_array(self._constants[node.input[1]]).tolist()
+            self._give(node, operator.getitem, (self._read(node.input[0]), (slice(None), order)))
+        elif (node.op_type, node.domain) == ("UpsampleConv", DOMAIN):
+            self._give(node, upsample_conv_of, (*self._tensors(node), tuple(values["factors"]), tuple(values["pads"])))
+        elif node.name in self._skeleton.labels:
+            self._copy(node, node.name)
+        elif (label := re.sub(r"_moved(_\d+)?$", "", node.name)) in self._skeleton.labels and label:
+            self._copy(node, label, small=True)
+        elif is_op(node, "Mul") and node.input[1] in self._constants:
+            factor = numpy_helper.to_array(self._constants[node.input[1]]).item()
+            self._give(node, torch.mul, (self._read(node.input[0]), factor))
+        else:
+            raise Unmapped(f"a node {node.op_type}")
+
+    def _give(self, node: NodeProto, function: Any, args: tuple) -> None:
+        assert self._next is not None
+        with self._graph.inserting_before(self._next):
+            made = self._graph.call_function(function, args)
+        self._became(node.output[0], made)
+
+    def _became(self, name: str, made: fx.Node) -> None:
+        old = self._env.get(name)
+        if old is not None:
+            made = self._as_it_lay(made, value_of(old))
+            self._replaced[old] = made
+            made.meta.update(old.meta)
+        self._env[name] = made
+
+    def _as_it_lay(self, made: fx.Node, before: Any) -> fx.Node:
+        """The node's result in the order in memory that the original's has, which a call in between may have changed."""
+        given = [value_of(item) for item in made.args[:2]] if made.target in (POOLED_CONV, *plain.CONVS.values()) else []
+        if not isinstance(before, torch.Tensor) or len(given) < 2 or not all(isinstance(value, torch.Tensor) for value in given):
+            return made
+        wanted = plain.memory_format(before)
+        if wanted == plain.result_format(*given):
+            return made
+        with self._graph.inserting_before(self._next):
+            return self._graph.call_method("contiguous", (made,), {"memory_format": wanted})
+
+    def _copy(self, node: NodeProto, label: str, small: bool = False) -> None:
+        """A node that moved: as in the graph, with the inputs that the model has now.  small: it is on another map, in front of
+        an upsampling, and so it changes no tensor in place."""
+        before, old = self._skeleton.protos[label], self._skeleton.labels[label]
+        if len(before.input) != len(node.input) or before.op_type != node.op_type:
+            raise Unmapped(f"another {node.op_type}")
+        changed: dict[fx.Node, fx.Node] = {}
+        for was, now in zip(map(self._crossed, before.input), map(self._crossed, node.input), strict=True):
+            if was != now or was in self._env and self._env[was] in self._replaced:
+                first = next((item for item in old.all_input_nodes if item.name == was), None)
+                if first is None or first in changed and changed[first] is not self._read(now):
+                    raise Unmapped(f"inputs of a {node.op_type}")
+                changed[first] = self._read(now)
+        assert self._next is not None
+        with self._graph.inserting_before(self._next):
+            if small:
+                own = [item for item in changes(old) if item in changed]
+                changed |= {item: self._graph.call_function(torch.clone, (changed[item],)) for item in own}
+            made = self._graph.node_copy(old, lambda item: changed.get(item, item))
+        if small:
+            for name in ("example_value", "val"):
+                made.meta.pop(name, None)
+        self._became(node.output[0], made)
+
+    def _crossed(self, name: str) -> str:
+        return self._skeleton.crossings.get(name, name)
+
+    def _read(self, name: str) -> fx.Node:
+        """The node that gives a tensor now."""
+        name = self._crossed(name)
+        if name not in self._env:
+            raise Unmapped(f"tensor {name}")
+        return self._env[name]
+
+    def _tensors(self, node: NodeProto) -> tuple[fx.Node, fx.Node, fx.Node | None]:
+        """Input, weight and bias of a convolution; None where there is no bias, or one of zeros that a rule made."""
+        x, weight, bias = [*node.input, ""][:3]
+        has_bias = bias and bias not in self._constants
+        return self._read(x), self._read(self._weights.get(weight, weight)), self._read(bias) if has_bias else None
+
+    def _operator(self, node: NodeProto, values: dict[str, Any]) -> tuple:
+        pool, conv = schema.specs_of(values)
+        assert isinstance(pool, PoolSpec)
+        window = (pool.kernel_shape, pool.strides, pool.pads, pool.dilations, conv.strides, conv.pads, conv.dilations)
+        return (*self._tensors(node), *map(list, window), conv.group, *plain.NOTHING, schema.accumulation_of(node))
+
+    def _convolution(self, node: NodeProto, values: dict[str, Any]) -> tuple[Any, tuple]:
+        kernel, pads = values["kernel_shape"], list(values["pads"])
+        rank = len(kernel)
+        x, weight, bias = self._tensors(node)
+        rest = (list(values["strides"]), pads[:rank], list(values["dilations"]), values["group"])
+        if pads[:rank] == pads[rank:]:
+            return plain.CONVS[rank], (x, weight, bias, *rest)
+        ones, zeros = [1] * rank, [0] * (2 * rank)
+        return POOLED_CONV, (x, weight, bias, ones, ones, zeros, ones, rest[0], pads, *rest[2:], *plain.NOTHING)
+
+    def _average(self, node: NodeProto, values: dict[str, Any]) -> tuple[Any, tuple]:
+        kernel = list(values["kernel_shape"])
+        rank, ones = len(kernel), [1] * len(kernel)
+        pads, dilations = list(values.get("pads") or [0] * 2 * rank), list(values.get("dilations") or ones)
+        strides, x = list(values.get("strides") or ones), self._read(node.input[0])
+        if plain.pools_rightly(value_of(x), kernel, pads, dilations):
+            return plain.POOLS[rank], (x, kernel, strides, pads[:rank], False, True)
+        return BOX_MEAN, (x, kernel, strides, pads, dilations)
+
+    def _spatial(self, name: str) -> tuple[int, ...]:
+        """The spatial axes of a tensor that is pooled as a whole and read by a convolution."""
+        readers = {output for node in self._model.graph.node if name in node.input for output in node.output}
+        convs = [node for node in self._model.graph.node if is_op(node, "Conv") and node.input[0] in readers]
+        shape = self._skeleton.shape(self._env.get(self._crossed(name)))
+        if not convs and shape is None:
+            raise Unmapped("a mean of unknown rank")
+        rank = len(attributes(convs[0])["kernel_shape"]) if convs else len(shape or ()) - 2
+        return tuple(range(2, rank + 2))

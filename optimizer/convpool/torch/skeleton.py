@@ -21,8 +21,7 @@ from torch import fx
 
 from convpool.algebra.geometry import Refusal, refuse
 from convpool.rules.resampling.emit import DOMAIN_OF_TORCH as DOMAIN
-from convpool.torch.changes import is_of_module, value_of
-from convpool.torch.contexts import TRANSFORM, Context, contexts_of
+from convpool.torch.changes import TRANSFORM, Context, contexts_of, is_of_module, value_of
 
 Dim: TypeAlias = int | str | None
 OPSET = 22

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 
 from convpool.algebra.geometry import ConvSpec, Ints
 from convpool.errors import OptionError
-from convpool.torch import constant, gradients, kernels, pairs, plain
+from convpool.torch import calls, gradients, kernels, pairs, plain
 from convpool.torch.functional import Sizes, conv_pads, pair_of, sizes
 
 _TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
@@ -126,7 +126,7 @@ def _pays(x: torch.Tensor, weight: torch.Tensor, scales: Ints) -> bool:
     kernel, pixels = tuple(weight.shape[2:]), x.shape[0] * math.prod(x.shape[2:])
     after = math.prod(k + s - 1 for k, s in zip(kernel, scales, strict=True))
     before = math.prod(kernel) * math.prod(scales)
-    return x.is_cuda and constant.current() is not None or pixels * (before - after) >= after * SUM_MACS.get(x.device.type, 320)
+    return x.is_cuda and calls.current() is not None or pixels * (before - after) >= after * SUM_MACS.get(x.device.type, 320)
 
 
 def upsample_conv_of(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, scales: Ints, pads: Ints) -> torch.Tensor:
