@@ -200,6 +200,13 @@ RULES = (
         ("cuda",),
     ),
     Entry(
+        "fold_product",
+        "additions and multiplications by constants behind a Gemm or MatMul",
+        "products",
+        "fold_product:FoldProduct",
+        ("tensorrt",),
+    ),
+    Entry(
         "chain_concats", "Concats that begin with all inputs of an earlier Concat", "concats", "chain_concats:ChainConcats", ALL
     ),
     Entry(

@@ -37,6 +37,7 @@ _ORDER = {
     # What can go to the node in front is cheaper there, once for each result: epilogues before prologues.
     "epilogues": Stage(adds_tensors=False),
     "prologues": Stage(adds_tensors=False),
+    "products": Stage(repeats=False),
     "concats": Stage(repeats=False, adds_tensors=False),
     "layouts": Stage(repeats=False),
 }
