@@ -90,30 +90,11 @@ def box_mean_adjoint(grad: torch.Tensor, size: Ints, *window: Ints) -> torch.Ten
     return plain.box_mean_adjoint(grad, size, *window) if found is None else found(grad)
 
 
-def _convolution(z: torch.Tensor, weight: torch.Tensor, geometry: tuple) -> Problem:
-    """A convolution without a pooling; geometry: as torch.convolution takes it, of tuples."""
-    strides, padding, dilations, _ = geometry
-    return Problem(
-        n=z.shape[0],
-        c=z.shape[1],
-        m=weight.shape[0],
-        spatial=tuple(z.shape[2:]),
-        kernel_shape=tuple(weight.shape[2:]),
-        pool_kernel_shape=1,
-        dtype=calls.NAMES[z.dtype],
-        layout="channels_last",
-        strides=strides,
-        pads=padding * 2,
-        dilations=dilations,
-    )
-
-
 class _WeightGradient:
     """The gradients at weights and bias of a convolution of one kind: shapes, type, strides, paddings and dilations."""
 
-    def __init__(self, problem: Problem, space: int, weight: torch.Tensor) -> None:
-        self.call, self.problem, self.space = weight_gradient.call(), bytes(problem.struct), space
-        self.shape = tuple(weight.shape)
+    def __init__(self, problem: Problem, space: int, shape: Ints) -> None:
+        self.call, self.problem, self.space, self.shape = weight_gradient.call(), bytes(problem.struct), space, shape
         self.strides = torch.empty(self.shape, device="meta", memory_format=torch.channels_last).stride()
 
     def __call__(self, grad: torch.Tensor, z: torch.Tensor, bias: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -121,10 +102,9 @@ class _WeightGradient:
         z = z.contiguous(memory_format=torch.channels_last)
         out = torch.empty_strided(self.shape, self.strides, dtype=z.dtype, device=z.device)
         space = torch.empty(self.space, dtype=torch.uint8, device=z.device)
-        stream = calls.raw_stream(z.device.index)
         d_bias = z.new_empty(self.shape[0]) if bias else None
         at = grad.data_ptr(), z.data_ptr(), out.data_ptr(), 0 if d_bias is None else d_bias.data_ptr(), space.data_ptr()
-        status = self.call(self.problem, *at, self.space, stream)
+        status = self.call(self.problem, *at, self.space, calls.raw_stream(z.device.index))
         if status:
             library.check(status)
         return out, d_bias
@@ -145,22 +125,35 @@ def few_channels_gradients(
     key = (grad.shape, grad.stride(), grad.dtype, z.shape, z.dtype, weight.shape, weight.dtype, convolution)
     found = _weight_gradients.get(key, _NEW)
     if found is _NEW:
-        found = None
-        if _has_few_channels(grad, z, weight, groups):
-            problem = _convolution(z, weight, convolution)
-            space = weight_gradient.workspace_bytes(problem)
-            found = None if space is None else _WeightGradient(problem, space, weight)
+        found = _weight_gradient(grad, z, weight, convolution)
         if len(_weight_gradients) < calls.KEPT:
             _weight_gradients[key] = found
     return None if found is None or grad.data_ptr() & 15 else found(grad, z, bias)
 
 
-def _has_few_channels(grad: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, groups: int) -> bool:
+def _weight_gradient(grad: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, convolution: tuple) -> _WeightGradient | None:
+    last, (strides, padding, dilations, groups) = torch.channels_last, convolution
     if z.dim() != 4 or groups != 1 or 0 in grad.shape or 0 in z.shape or not library_is_there():
-        return False
+        return None
     if not grad.dtype == z.dtype == weight.dtype or z.dtype not in (torch.float16, torch.bfloat16):
-        return False
-    return grad.is_contiguous(memory_format=torch.channels_last) and torch.cuda.get_device_capability(z.device) >= (8, 0)
+        return None
+    if not grad.is_contiguous(memory_format=last) or torch.cuda.get_device_capability(z.device) < (8, 0):
+        return None
+    problem = Problem(
+        n=z.shape[0],
+        c=z.shape[1],
+        m=weight.shape[0],
+        spatial=tuple(z.shape[2:]),
+        kernel_shape=tuple(weight.shape[2:]),
+        pool_kernel_shape=1,
+        dtype=calls.NAMES[z.dtype],
+        layout="channels_last",
+        strides=strides,
+        pads=padding * 2,
+        dilations=dilations,
+    )
+    space = weight_gradient.workspace_bytes(problem)
+    return None if space is None else _WeightGradient(problem, space, tuple(weight.shape))
 
 
 def by_plan(tensors: Sequence[Any], geometry: tuple) -> torch.Tensor | None:

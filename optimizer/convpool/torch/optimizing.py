@@ -103,20 +103,17 @@ def _line(one: Captured) -> str:
 def _summed(sites: Sequence[SiteReport], summaries: Sequence[Summary]) -> Summary:
     """The totals of several graphs."""
     status = Counter(site.status for site in sites)
+    rewritten = [(site.macs_before, site.macs_after) for site in sites if site.status == "rewritten"]
     macs = [sum(getattr(site, f"macs_{time}") or 0 for site in sites) for time in ("before", "after")]
     operators = [
         dict(sum((Counter(getattr(s, f"operators_{time}")) for s in summaries), Counter())) for time in ("before", "after")
     ]
     totals: tuple = (*macs, *operators, 0, 0, 0.0, 0)
-    found = Summary(status["rewritten"], status["rejected"], status["excluded"], *totals)
     names = ("convolutions", "rewritten_convolutions", "packed", "averages")
     counts: dict[str, Any] = {name: sum(getattr(summary, name) for summary in summaries) for name in names}
-    known = [
-        site for site in sites if site.status == "rewritten" and site.macs_before is not None and site.macs_after is not None
-    ]
-    if known and len(known) == status["rewritten"]:
-        counts |= {f"rewritten_{name}": sum(getattr(site, name) for site in known) for name in ("macs_before", "macs_after")}
-    return replace(found, **counts)
+    if rewritten and all(None not in pair for pair in rewritten):
+        counts["rewritten_macs_before"], counts["rewritten_macs_after"] = map(sum, zip(*rewritten, strict=True))
+    return Summary(status["rewritten"], status["rejected"], status["excluded"], *totals, **counts)
 
 
 # ---- the calls of a module ----
@@ -316,14 +313,10 @@ def optimize(
     options = OptimizeOptions(exclude=tuple(patterns), accumulation=checked(accumulation))
     found = module if inplace else _copied(module)
     calls = Calls(found, options)
-    why = _left_alone(found)
-    if why:
-        calls.report.hints[:] = []
-        calls.report.warnings.append(f"{why}: the module stays as it is")
-        return found, calls.report
-    if example_inputs is not None:
-        calls.look(args, kwargs)
-    calls.start()
+    if not _left_alone(found, calls.report):
+        if example_inputs is not None:
+            calls.look(args, kwargs)
+        calls.start()
     return found, calls.report
 
 
@@ -335,12 +328,9 @@ def explain(module: nn.Module, *inputs: Any, **keywords: Any) -> ModuleReport:
     calls = module.__dict__.get(_NAME) if isinstance(module, nn.Module) else None
     if calls is not None and not inputs and not keywords:
         return calls.report
-    _checked(module, (*inputs, *keywords.values()) or None, call=(inputs, keywords))
+    _checked(module, () if keywords else inputs)
     looking = Calls(module, calls.options if calls is not None else OptimizeOptions())
-    why = _left_alone(module)
-    if why:
-        looking.report.warnings.append(f"{why}: the module stays as it is")
-    else:
+    if not _left_alone(module, looking.report):
         looking.look(inputs, keywords)
     return looking.report
 
@@ -365,41 +355,30 @@ def export_onnx(module: torch.nn.Module, args: tuple, path: str | os.PathLike[st
     return model
 
 
-def _left_alone(module: nn.Module) -> str:
-    """Why a module's calls cannot be captured, if they cannot."""
+def _left_alone(module: nn.Module, report: ModuleReport) -> bool:
+    """Whether a module's calls cannot be captured; the report then says why."""
     if isinstance(module, torch.jit.ScriptModule):
-        return "a ScriptModule; got TorchScript, expected a module in Python"
-    if isinstance(module, torch._dynamo.OptimizedModule):
-        return "a module that torch.compile has made; pass its backend instead: torch.compile(module, backend='convpool')"
-    return ""
+        why = "a ScriptModule; got TorchScript, expected a module in Python"
+    elif isinstance(module, torch._dynamo.OptimizedModule):
+        why = "a module that torch.compile has made; pass its backend instead: torch.compile(module, backend='convpool')"
+    else:
+        return False
+    report.hints[:], report.warnings[:] = [], [f"{why}: the module stays as it is"]
+    return True
 
 
-def _checked(module: Any, example: Inputs, call: tuple | None = None) -> tuple[tuple, dict[str, Any]]:
-    """The arguments of a call; OptionError for a number or names of arguments that the module's forward does not take."""
+def _checked(module: Any, example: Inputs) -> tuple[tuple, dict[str, Any]]:
+    """The arguments of a call; OptionError for what is none."""
     if not isinstance(module, nn.Module):
         raise OptionError(f"module: got {type(module).__name__}, expected a torch.nn.Module")
-    if call is not None:
-        args, kwargs = call
-    elif example is None:
-        return (), {}
-    elif isinstance(example, torch.Tensor):
-        args, kwargs = (example,), {}
-    elif isinstance(example, Mapping):
-        args, kwargs = (), dict(example)
-    elif isinstance(example, (tuple, list)):
-        args, kwargs = tuple(example), {}
-    else:
+    if isinstance(example, Mapping):
+        return (), dict(example)
+    args = (example,) if isinstance(example, torch.Tensor) else () if example is None else example
+    if not isinstance(args, (tuple, list)):
         raise OptionError(f"example_inputs: got {type(example).__name__}, expected a tensor, a sequence or a mapping")
-    if args and not kwargs and all(type(arg) is int for arg in args):
+    if args and all(type(arg) is int for arg in args):
         raise OptionError(f"example_inputs: got the numbers {args}, expected tensors; for a shape, pass torch.randn{args}")
-    if not isinstance(module, torch.jit.ScriptModule):
-        signature = inspect.signature(module.forward)
-        try:
-            signature.bind(*args, **kwargs)
-        except TypeError as error:
-            given = ", ".join([*(type(arg).__name__ for arg in args), *(f"{name}=" for name in kwargs)])
-            raise OptionError(f"example_inputs: {error}; got ({given}), expected arguments of forward{signature}") from None
-    return args, kwargs
+    return tuple(args), {}
 
 
 def _copied(module: nn.Module) -> nn.Module:

@@ -341,17 +341,12 @@ def _fake_gradients(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *
     return d_z, d_weight, grad.new_empty(weight.shape[0] if of_bias else 0)
 
 
-def _box_mean_context(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
-    x, *ctx.window = inputs
-    ctx.size = x.shape[2:]
+def _box_context(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
+    ctx.size, ctx.window = inputs[0].shape[2:], inputs[-4:]
 
 
 def _box_mean_backward(ctx: Any, grad: torch.Tensor) -> tuple:
     return _ops.box_mean_adjoint(grad, ctx.size, *ctx.window), *[None] * 4
-
-
-def _adjoint_context(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
-    _, _, *ctx.window = inputs
 
 
 def _adjoint_backward(ctx: Any, grad: torch.Tensor) -> tuple:
@@ -362,8 +357,8 @@ torch.library.register_fake("convpool::pooled_conv_gradients", _fake_gradients, 
 torch.library.register_fake("convpool::box_mean", _fake_box_mean, lib=LIBRARY)
 torch.library.register_fake("convpool::box_mean_adjoint", _fake_adjoint, lib=LIBRARY)
 torch.library.register_fake("convpool::pooled_conv", _fake_pooled_conv, lib=LIBRARY)
-torch.library.register_autograd("convpool::box_mean", _box_mean_backward, setup_context=_box_mean_context, lib=LIBRARY)
-torch.library.register_autograd("convpool::box_mean_adjoint", _adjoint_backward, setup_context=_adjoint_context, lib=LIBRARY)
+torch.library.register_autograd("convpool::box_mean", _box_mean_backward, setup_context=_box_context, lib=LIBRARY)
+torch.library.register_autograd("convpool::box_mean_adjoint", _adjoint_backward, setup_context=_box_context, lib=LIBRARY)
 
 
 # ---- what a compiler sees of a backward ----
