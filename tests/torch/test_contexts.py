@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graphs of torch.compile: pairs inside and across of contexts, and beside tensors that forward changes."""
+"""Graphs of torch.compile: pairs inside and across of contexts, and beside tensors that forward changes; modules that are called
+first in contexts that keep what calls compute: autocast, parametrize.cached."""
 
 import contextlib
 import copy
@@ -12,9 +13,10 @@ from tests.support.torch import require_torch
 torch = require_torch()
 import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
-from torch.nn.utils.parametrizations import spectral_norm  # noqa: E402
+from torch.nn.utils import parametrize  # noqa: E402
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm  # noqa: E402
 
-from convpool.torch import compile_options  # noqa: E402
+from convpool.torch import compile_options, optimize  # noqa: E402
 from tests.torch.test_optimize_networks import NETWORKS, made  # noqa: E402
 
 torch.set_num_threads(1)
@@ -45,14 +47,19 @@ def statuses(rewrite):
     return [site.status for site in sorted(sites, key=lambda site: site.conv)]
 
 
-def step(net, x, *outer):
-    """Result, gradients at the input and the parameters, and parameters and buffers after a step of training."""
+def entered(contexts):
+    stack = contextlib.ExitStack()
+    for context in contexts:
+        stack.enter_context(context())
+    return stack
+
+
+def step(net, x, *outer, calls=1):
+    """Sum of results, gradients at the input and the parameters, and parameters and buffers after a step of training."""
     x = x.clone().requires_grad_()
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    with contextlib.ExitStack() as stack:
-        for context in outer:
-            stack.enter_context(context())
-        y = net(x)
+    with entered(outer):
+        y = sum(net(x) for _ in range(calls))
     if y.requires_grad:
         (y.float().square().mean() + y.float().mean()).backward()
         optimizer.step()
@@ -63,7 +70,7 @@ def check_same(found, expected, rtol=1e-4):
     for one, other in zip(found, expected, strict=True):
         assert (one is None) == (other is None)
         if one is not None:
-            assert one.dtype == other.dtype
+            assert type(one) is type(other) and one.dtype == other.dtype
             assert float((one - other).abs().max()) <= rtol * max(float(other.abs().max()), 0.1)
 
 
@@ -349,3 +356,91 @@ def test_by_inductor(wrap, layer, before):
     with torch.compiler.config.patch(force_disable_caches=True):
         check_same(step(compiles, x), step(net, x))
     assert statuses(rewrite) == ["rewritten"]
+
+
+# ---- modules that are called in contexts first ----
+
+
+class Apart(nn.Module):
+    """One whose forward TorchDynamo cuts in two."""
+
+    def __init__(self, inside):
+        super().__init__()
+        self.inside, self.last = inside, nn.Conv2d(8, 4, 1)
+
+    def forward(self, x):
+        y = self.inside(x)
+        return self.last(y if y.sum() < 1e9 else -y)
+
+
+def chain(wrap=lambda conv: conv):
+    torch.manual_seed(0)
+    first, second = wrap(nn.Conv2d(3, 8, 3, padding=1)), nn.Conv2d(8, 8, 3, padding=1)
+    return nn.Sequential(first, nn.ReLU(), second, nn.AvgPool2d(2))
+
+
+MODULES = {
+    "plain": chain,
+    "spectral norm": lambda: chain(spectral_norm),
+    "weight norm": lambda: chain(weight_norm),
+    "in parts": lambda: Apart(chain()),
+}
+AUTOCAST, OFF, ANOTHER = (CONTEXTS[name] for name in ("autocast", "autocast off", "autocast of another device"))
+KEEPING = {
+    "autocast": [AUTOCAST],
+    "cached": [parametrize.cached],
+    "cached, autocast": [parametrize.cached, AUTOCAST],
+    "float16": [lambda: torch.autocast("cpu", torch.float16)],
+    "no cache": [lambda: torch.autocast("cpu", torch.bfloat16, cache_enabled=False)],
+    "nested": [AUTOCAST, AUTOCAST],
+    "nested, off": [AUTOCAST, OFF],
+    "nested, on": [OFF, AUTOCAST],
+    "another device": [ANOTHER, AUTOCAST],
+}
+FIRST = [(name, kept) for name in MODULES for kept in list(KEEPING)[: None if name in ("plain", "spectral norm") else 3]]
+
+
+@pytest.mark.parametrize("mode", [contextlib.nullcontext, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("name, kept", FIRST)
+def test_a_first_call_of_a_size(name, kept, mode):
+    torch._dynamo.reset()
+    original, x = MODULES[name](), torch.randn(2, 3, 32, 32)
+    changed, report = optimize(copy.deepcopy(original), torch.randn(2, 3, 16, 16))
+    assert report.summary.rewritten == 1
+    before = torch.get_rng_state()
+    found = step(changed, x, *KEEPING[kept], mode, calls=2)
+    assert torch.equal(before, torch.get_rng_state())
+    check_same(found, step(original, x, *KEEPING[kept], mode, calls=2), 5e-2)
+
+
+@pytest.mark.parametrize("name, kept", FIRST)
+def test_optimize_inside(name, kept):
+    """Neither the module nor the original, which has the same parameters, has anything of it in the same context."""
+    torch._dynamo.reset()
+    original, x = MODULES[name](), torch.randn(2, 3, 16, 16)
+    expected = step(copy.deepcopy(original), x, *KEEPING[kept])
+    for inplace, which in ((False, 0), (False, 1), (True, 0)):
+        module = copy.deepcopy(original)
+        with entered(KEEPING[kept]):
+            nets = (module, optimize(module, x, inplace=inplace)[0])
+            y = nets[which](x)
+        assert torch.is_autocast_cache_enabled() and not parametrize._cache_enabled
+        check_same([y.detach()], expected[:1], 5e-2)
+        y.float().square().mean().backward()
+        assert all(type(p.grad) is torch.Tensor for p in module.parameters())
+
+
+@pytest.mark.parametrize("limit", ["recompile_limit", "accumulated_recompile_limit"])
+def test_limit_of_captures(limit):
+    """TorchDynamo counts captures by the code of forward, which all modules of the class share where it is cut in two."""
+    torch._dynamo.reset()
+    x = torch.randn(2, 3, 16, 16)
+    with torch._dynamo.config.patch({limit: 2}):
+        reports = [optimize(MODULES["in parts"](), x)[1] for _ in range(4)]
+    torch._dynamo.reset()
+    rewritten = [report.summary.rewritten for report in reports]
+    if limit == "recompile_limit":  # each module has its own, and looking has 64
+        assert rewritten == [1, 1, 1, 1] and not any("limit" in line for report in reports for line in report.warnings)
+    else:
+        assert rewritten[0] == 1 and rewritten[-1] == 0
+        assert any("TorchDynamo's limit of captures" in line for line in reports[-1].warnings)

@@ -187,25 +187,12 @@ def test_where_forward_is_cut_is_told():
 # ---- changes ----
 
 
-def grow(m):
-    m.c = nn.Conv2d(4, 8, 1)
-
-
-def hook(m):
-    m.c.register_forward_hook(lambda module, args, y: y * 2)
-
-
-def assign(m):
-    m.load_state_dict({k: v * 2 for k, v in m.state_dict().items()}, assign=True)
-
-
 CHANGES = {
     "a number": lambda m: setattr(m, "factor", 3.0),
     "a list": lambda m: m.factors.append(5.0),
     "a global": lambda m: SCALE.update(a=2.0),
-    "another layer": grow,
-    "a hook": hook,
-    "other tensors": assign,
+    "another layer": lambda m: setattr(m, "c", nn.Conv2d(4, 8, 1)),
+    "other tensors": lambda m: m.load_state_dict({k: v * 2 for k, v in m.state_dict().items()}, assign=True),
     "frozen": lambda m: m.requires_grad_(False),
     "double": lambda m: m.double().float(),
     "channels last": lambda m: m.to(memory_format=torch.channels_last),
@@ -310,7 +297,6 @@ class FailsBehindACut(nn.Module):
         ((nn.Conv2d(3, 8, 3), X), {}, "forward fails; got RuntimeError"),
         ((FailsBehindACut(), X), {}, "forward fails; got RuntimeError: shape"),
         ((nn.ReLU(), X), {"exclude": 3}, "exclude: got 3"),
-        ((nn.ReLU(), X), {"accumulation": "fast"}, "accumulation: got 'fast'"),
     ],
 )
 def test_wrong_arguments(arguments, options, words):
@@ -321,10 +307,7 @@ def test_wrong_arguments(arguments, options, words):
 def test_excluded_by_name():
     module = nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.AvgPool2d(2))
     assert [site.status for site in optimize(module, X, exclude="0")[1].sites] == ["excluded"]
-    assert (
-        "matches no name" in " ".join(optimize(module, X, exclude="nothing")[1].warnings)
-        or optimize(module, X, exclude="nothing")[1].warnings
-    )
+    assert "nothing" in " ".join(optimize(module, X, exclude="nothing")[1].warnings)
 
 
 def test_the_original_is_left_alone_unless_it_may_change():
@@ -361,13 +344,10 @@ def test_tracers_see_the_original():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         traced = [torch.fx.symbolic_trace(changed), torch.jit.trace(changed, X), torch.jit.script(changed)]
-    traced += [
-        torch.export.export(changed, (X,)).module(),
-        torch.export.export(ConvAvgPool2d(4, 8, 3, pool_size=2), (X,)).module(),
-    ]
-    for found in traced[:-1]:
+    for found in (*traced, torch.export.export(changed, (X,)).module()):
         torch.testing.assert_close(found(X), module(X))
-    assert traced[-1](X).shape == (4, 8, 3, 3)
+    layer = ConvAvgPool2d(4, 8, 3, pool_size=2)
+    torch.testing.assert_close(torch.export.export(layer, (X,)).module()(X), layer(X))
 
 
 def test_replicas_have_their_own_weights():

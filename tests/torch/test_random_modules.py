@@ -49,19 +49,11 @@ class Generator:
         pick, given = self.rng.choice, self.channels
         if channels is not None:
             return self.layer("Conv", given, channels, 3, padding=1, bias=pick((True, False)))
-        self.channels, groups = pick((8, 12, 16)), pick((1, 1, 1, 1, 2))
-        made = self.layer(
-            "Conv",
-            given,
-            self.channels,
-            pick((1, 2, 3, 3)),
-            stride=pick((1, 1, 1, 1, 2)),
-            padding=pick((0, 1, 1)),
-            groups=groups if given % groups == 0 else 1,
-            bias=pick((True, False)),
-            padding_mode=pick(("zeros", "zeros", "zeros", "circular", "replicate")),
-            dilation=pick((1, 1, 1, 1, 2)),
-        )
+        self.channels, groups, kernel = pick((8, 12, 16)), pick((1, 1, 1, 1, 2)), pick((1, 2, 3, 3))
+        options = {"stride": (1, 1, 1, 1, 2), "padding": (0, 1, 1), "bias": (True, False), "dilation": (1, 1, 1, 1, 2)}
+        options["padding_mode"] = ("zeros", "zeros", "zeros", "circular", "replicate")
+        drawn = {name: pick(values) for name, values in options.items()}
+        made = self.layer("Conv", given, self.channels, kernel, groups=groups if given % groups == 0 else 1, **drawn)
         norms = (lambda m: m,) * 8 + (parametrizations.weight_norm, parametrizations.spectral_norm, spectral_norm)
         return pick(norms)(made)
 
@@ -97,12 +89,8 @@ class Generator:
     def upsampled(self) -> nn.Module:
         """A nearest upsampling and a convolution, with something in front and between at times."""
         up = nn.Upsample(scale_factor=self.rng.choice((2, 2, 3)))
-        return nn.Sequential(
-            *self.maybe(self.norm, self.activation),
-            up,
-            *self.maybe(self.norm, self.activation),
-            self.conv(self.rng.choice((None, self.channels))),
-        )
+        front, between = (self.maybe(self.norm, self.activation) for _ in range(2))
+        return nn.Sequential(*front, up, *between, self.conv(self.rng.choice((None, self.channels))))
 
     def residual(self) -> nn.Module:
         body = nn.Sequential(*self.maybe(self.activation), self.conv(self.channels))
@@ -114,18 +102,7 @@ class Generator:
         return nn.Sequential(conv, pool, self.activation(), conv, pool)
 
     def module(self) -> nn.Module:
-        kinds = (
-            self.pair,
-            self.pair,
-            self.pair,
-            self.upsampled,
-            self.residual,
-            self.shared,
-            self.norm,
-            self.activation,
-            self.conv,
-            self.pool,
-        )
+        kinds = (self.pair,) * 3 + (self.upsampled, self.residual, self.shared, self.norm, self.activation, self.conv, self.pool)
         return nn.Sequential(*[self.rng.choice(kinds)() for _ in range(self.rng.randint(1, 3))]).double()
 
 

@@ -167,41 +167,34 @@ def test_wrong_sizes_are_refused(arguments):
 # ---- the rule ----
 
 
-class Twice(nn.Module):
+class Net(nn.Module):
+    """Two convolutions, and a forward that is given it."""
+
+    def __init__(self, forward, channels=4):
+        super().__init__()
+        self.conv, self.other, self._forward = nn.Conv2d(channels, 6, 3, padding=1), nn.Conv2d(4, 3, 1), forward
+
+    def forward(self, x):
+        return self._forward(self, x)
+
+
+def twice(m, x):
     """The upsampled map is read twice, one reader changes a copy of it in place."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv, self.other = nn.Conv2d(4, 6, 3, padding=1), nn.Conv2d(4, 6, 1)
-
-    def forward(self, x):
-        up = F.interpolate(x, scale_factor=2)
-        return self.conv(up.clone().relu_()) + self.other(up) + x.mean()
+    up = F.interpolate(x, scale_factor=2)
+    return m.conv(up.clone().relu_()) + m.other(up).mean() + x.mean()
 
 
-class ChangedBetween(nn.Module):
+def changed_between(m, x):
     """The map changes in place between upsampling and convolution."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(4, 6, 3, padding=1)
-
-    def forward(self, x):
-        x = x + 1
-        up = F.interpolate(x, scale_factor=2)
-        x.mul_(3)
-        return self.conv(up) + x.mean()
+    x = x + 1
+    up = F.interpolate(x, scale_factor=2)
+    x.mul_(3)
+    return m.conv(up) + m.other(x).mean()
 
 
-class Joined(nn.Module):
+def joined(m, x):
     """A U-Net's: the upsampled map beside one of the size."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv, self.skip = nn.Conv2d(7, 6, 3, padding=1), nn.Conv2d(4, 3, 1)
-
-    def forward(self, x):
-        return self.conv(torch.cat([F.interpolate(x[:, :, ::2, ::2], size=x.shape[2:]), self.skip(x)], 1))
+    return m.conv(torch.cat([F.interpolate(x[:, :, ::2, ::2], size=x.shape[2:]), m.other(x)], 1))
 
 
 def conv(*between, channels=4, kernel=3, up=None, **options):
@@ -221,7 +214,7 @@ REWRITTEN = {
     "pointwise": conv(kernel=1, padding=0),
     "two upsamplings": conv(nn.Upsample(scale_factor=2)),
     "parametrized": conv(),
-    "read twice": Twice(),
+    "read twice": Net(twice),
 }
 torch.nn.utils.parametrizations.spectral_norm(REWRITTEN["parametrized"][1])
 KEPT = {
@@ -233,8 +226,8 @@ KEPT = {
     "form; got training": conv(nn.BatchNorm2d(4)),
     "training_mode": conv(nn.Dropout(0.5)),
     "views or borders": conv(nn.ReflectionPad2d(1), padding=0),
-    "several, or a sum": Joined(),
-    "tensor changed in place": ChangedBetween(),
+    "several, or a sum": Net(joined, 7),
+    "tensor changed in place": Net(changed_between),
     None: conv(up=nn.Upsample(scale_factor=1.5)),
     "resampling": conv(up=nn.Upsample(scale_factor=2, mode="bilinear")),
 }

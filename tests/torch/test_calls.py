@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The argument accumulation: which calls of the operator have it, and what the library is asked."""
+"""The argument accumulation: which calls of the operator have it, and what the library is asked.  Launches of plans that only
+count: what `constant_weights` keeps, and the addresses."""
 
 import copy
 import pickle
+import struct
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,9 +16,10 @@ from torch import nn  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import convpool.torch  # noqa: E402
+from convpool.cuda import library  # noqa: E402
 from convpool.errors import OptionError  # noqa: E402
 from convpool.ir import schema  # noqa: E402
-from convpool.torch import calls, compile_options, conv_avg_pool2d, explain, export_onnx, optimize  # noqa: E402
+from convpool.torch import calls, compile_options, constant_weights, conv_avg_pool2d, explain, export_onnx, optimize  # noqa: E402
 from convpool.torch.functional import pooled_first  # noqa: E402
 
 GIVEN = [("default", 0), ("packed", 1)]
@@ -123,3 +127,69 @@ def test_the_library_is_asked_for_it(accumulation, number):
     x, w = torch.empty(2, 16, 8, 8, dtype=torch.float16), torch.empty(8, 16, 3, 3, dtype=torch.float16)
     problem = calls._problem((x, w, None), geometry, True, True)
     assert problem.accumulation == accumulation and problem.struct.accumulation == number
+
+
+# ---- launches ----
+
+
+def call(launches):
+    """A kind of call whose launch notes its flags."""
+    made = object.__new__(calls.Call)
+    made.constant = SimpleNamespace(
+        prepared_bytes=8,
+        workspace_bytes=8,
+        launch_raw=lambda addresses, space, size, stream, flags, *prepared: launches.append(flags),
+    )
+    made.formats, made.device = (torch.contiguous_format,) * 2, torch.device("cpu")
+    made.y_shape, made.y_strides = (1, 1, 1, 1), (1, 1, 1, 1)
+    made.copies_others = made.copies_weight = False
+    made.handle, made.space = None, 0
+    made.launch = lambda handle, packed, stream: launches.append("each time") or 0
+    return made
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(synchronize=lambda: None))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(calls, "raw_stream", lambda index: 0)
+
+
+def test_weights_are_made_for_one_kind_of_call(no_gpu):
+    """Also where that kind is gone and another one has its address."""
+    x, weight, launches = torch.ones(1, 1, 4, 4), torch.ones(1, 1, 3, 3), []
+    with constant_weights():
+        kind = call(launches)
+        for _ in range(2):
+            kind(x, weight, None)
+        assert launches == [0, library.WEIGHTS_PREPARED]
+        for _ in range(20):
+            kind = None
+            kind = call(launches)
+            kind(x, weight, None)
+    assert launches[2:] == [0] * 20
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_weights_that_every_call_computes_are_not_kept(no_gpu, last):
+    x, weight, launches = torch.ones(1, 1, 4, 4), torch.ones(1, 2, 3, 3), []
+    if last:  # the library's own order, which needs no copy
+        weight = weight.to(memory_format=torch.channels_last)
+    with constant_weights():
+        kind = call(launches)
+        for _ in range(4):
+            kind(x, weight * 1, None)
+            assert not calls.current()
+        kind(x, weight, None)
+    assert launches == [0, *["each time"] * 4]
+    with constant_weights():  # which knows nothing of the one before
+        for _ in range(3):
+            kind(x, weight, None)
+    assert launches[5:] == [0, library.WEIGHTS_PREPARED, library.WEIGHTS_PREPARED]
+
+
+def test_kernels_get_addresses_that_are_multiples_of_16(no_gpu):
+    kind, seen = call([]), []
+    kind.launch = lambda handle, packed, stream: seen.append(struct.unpack("@IIPPPPPPNPPPNP", packed)[2:5]) or 0
+    kind(torch.ones(17)[1:].view(1, 1, 4, 4), torch.ones(10)[1:].view(1, 1, 3, 3), torch.ones(2)[1:])
+    assert len(seen) == 1 and all(address and address % 16 == 0 for address in seen[0])
