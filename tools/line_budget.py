@@ -15,9 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
-    "optimizer": 27270,
+    "optimizer": 27295,
     "plugin": 17500,
-    "tests": 40100,
+    "tests": 40120,
     "benchmarks": 8505,
     "tools": 1000,
     "examples": 1180,

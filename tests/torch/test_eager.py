@@ -42,7 +42,7 @@ def device(request):
 @pytest.fixture(params=[False, True], ids=["operators", "nodes"])
 def nodes(request, monkeypatch):
     """Let the host's time count for all or nothing: PyTorch's operators alone, or convpool's nodes wherever there are any."""
-    monkeypatch.setattr(eager, "HOST_US", {False: (0, 0), True: (0, 0)})
+    monkeypatch.setattr(eager, "HOST_US", {False: 0, True: 0})
     monkeypatch.setattr(eager, "PAIR_US", dict.fromkeys((False, True), 0 if request.param else 1e9))
     monkeypatch.setattr(eager, "CONVOLUTION_US", 0 if request.param else 1e9)
     monkeypatch.setattr(eager, "SECOND_MACS", 0 if request.param else 1e9)
@@ -111,13 +111,13 @@ def test_a_pooling_before_the_split_of_a_map(last, nodes, device):
         torch.testing.assert_close(mine.cpu().contiguous(), theirs, rtol=1e-10, atol=1e-10)
 
 
-def gaining(net, shape, pairs=None, scale=1.0):
+def gaining(net, shape, pairs=None, scale=1.0, rule="pool_first"):
     """Return which convolutions gain in a step of images without numbers, if the first `pairs` are pairs, or all."""
     found = []
 
     def backend(graph, inputs):
         convs = [node for node in graph.graph.nodes if node.target is torch.conv2d]
-        taken = eager.gaining(graph.graph, set(convs[:pairs]), scale)
+        taken = eager.gaining(graph.graph, dict.fromkeys(convs[:pairs], rule), scale)
         found.extend(node in taken for node in convs)
         return graph.forward
 
@@ -143,7 +143,7 @@ class Step(torch.nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("channels", "size", "operators", "taken"), [(64, 64, 0, 2), (64, 64, 200, 0), (8, 8, 0, 0), (8, 8, 200, 0)]
+    ("channels", "size", "operators", "taken"), [(64, 128, 0, 2), (64, 32, 200, 0), (8, 8, 0, 0), (8, 8, 200, 0)]
 )
 def test_pairs_are_worth_their_nodes_where_the_gpu_takes_longest(channels, size, operators, taken):
     assert sum(gaining(Step(channels, operators), (64, channels, size, size))) == taken
@@ -151,7 +151,7 @@ def test_pairs_are_worth_their_nodes_where_the_gpu_takes_longest(channels, size,
     assert not any(gaining(Step(channels, operators), (64, channels, size, size), 0))
 
 
-@pytest.mark.parametrize(("size", "operators", "taken"), [(128, 0, 3), (128, 200, 3), (8, 0, 0)])
+@pytest.mark.parametrize(("size", "operators", "taken"), [(256, 0, 3), (256, 200, 3), (8, 0, 0)])
 def test_second_derivatives_are_worth_their_nodes_on_large_maps(size, operators, taken, monkeypatch):
     """Also in a long step, as PyTorch's take many times as long there; and for convolutions without a pooling."""
     monkeypatch.setattr(eager, "may_have_penalty", lambda graph: True)
@@ -167,6 +167,28 @@ def test_a_step_of_a_network_with_normalised_weights_stays():
     """SNGAN: its host time is that of the normalisation, and the GPU's far less."""
     found = gaining(networks.sngan64(), (64, 3, 64, 64))
     assert len(found) > 9 and not any(found)
+
+
+@pytest.mark.parametrize(("kernel", "size", "taken"), [(1, 4, 2), (1, 128, 2), (3, 4, 0), (3, 128, 2)])
+def test_upsampled_convolutions_are_worth_their_nodes_on_large_maps(kernel, size, taken):
+    """And those of 1x1 kernels everywhere, as they are PyTorch's operators in the other order."""
+    net = torch.nn.Sequential(*(torch.nn.Conv2d(64, 64, kernel, padding=kernel // 2) for _ in range(2)))
+    assert sum(gaining(net, (64, 64, size, size), rule="upsample_last")) == taken
+
+
+@pytest.mark.parametrize(
+    ("operators", "penalty", "us"),
+    [
+        ([(True, 9, 3)], False, 11),  # the host: 3, then 6 for the backward, whose kernels take 2
+        ([(True, 3, 9)], False, 10),  # the GPU: behind the first launch, of 1
+        ([(True, 30, 3), (True, 3, 30)], False, 43),  # 11, 21, the second one's backward 41, the first one's, launched at 33
+        ([(False, 5, 1), (True, 3, 9)], False, 15),
+        ([(True, 6, 60)], True, 61),
+        ([(True, 60, 6), (True, 6, 60)], True, 96),
+    ],
+)
+def test_a_kernel_waits_for_its_launch_and_the_one_before(operators, penalty, us):
+    assert eager._step_us(operators, penalty) == pytest.approx(us)
 
 
 def test_each_order_of_sizes_of_batches_has_its_plan(monkeypatch):

@@ -87,20 +87,20 @@ class PoolFirst:
         gpu.give_derivatives(graph)
         prepared, originals = eager.ready(module, graph, first=True), {copy: node for node, copy in copies.items()}
         kept, copies = _copy(module.graph)  # TorchDynamo takes from its graph what it knows of the inputs
-        steps = _eager_steps(module, kept, {copies[originals[node]] for node in pairs}, self.options)
+        steps = _eager_steps(module, kept, {copies[originals[node]]: rule for node, rule in pairs.items()}, self.options)
         return eager.by_stream(steps, prepared, place)
 
 
-def _eager_steps(module: fx.GraphModule, graph: fx.Graph, pairs: set[fx.Node], options: OptimizeOptions) -> Callable:
+def _eager_steps(module: fx.GraphModule, graph: fx.Graph, pairs: dict[fx.Node, str], options: OptimizeOptions) -> Callable:
     """A function that gives, for a batch that is some times the one that was captured, what an eager step on a GPU runs.
 
-    pairs: the convolutions of the graph that can be rewritten."""
+    pairs: the convolutions of the graph that can be rewritten, with the rules."""
     original = module.forward
     made: dict[frozenset[fx.Node], Callable] = {frozenset(): original}
 
     def function(taken: frozenset[fx.Node]) -> Callable:
         copied, copies = _copy(graph)
-        changed, _ = _planned(copied, options, Captured(""), [copies[node] for node in pairs - taken])
+        changed, _ = _planned(copied, options, Captured(""), [copies[node] for node in pairs.keys() - taken])
         if changed is None:
             return original
         if eager.may_have_penalty(copied):  # for those that are asked for, and those that the rules have made of pairs
@@ -125,18 +125,18 @@ def _copy(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
 
 def _planned(
     graph: fx.Graph, options: OptimizeOptions, seen: Captured, stay: Collection[fx.Node] = ()
-) -> tuple[bool | None, list[fx.Node]]:
-    """Return if the graph has been rewritten, and the convolutions that were, without those that are to stay.
+) -> tuple[bool | None, dict[fx.Node, str]]:
+    """Return if the graph has been rewritten, and the convolutions that were, with the rules; those of `stay` are not.
 
     None where the graph is of no use, and the original is to run: whatever is wrong with it."""
     if any(isinstance(value := value_of(node), torch.Tensor) and value.is_complex() for node in graph.nodes):
         seen.errors.append("complex numbers: the graph stays as it is")
-        return False, []
+        return False, {}
     try:
         changed, report, pairs = plan(graph, options, stay)
     except (Unmapped, ModelError) as error:
         seen.errors.append(f"the graph stays as it is: {error}")
-        return None, []
+        return None, {}
     seen.reports.append(report)
     return changed, pairs
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Choose what an eager step runs: PyTorch's operators where it waits for the host, kernels where it does not.
 
-On a GPU a node of Python takes the host longer than PyTorch's two operators, whose derivatives are C++.  A step takes little
-more than the longer of two times: the host's, by the number of operators, and the GPU's, by their multiply-adds and bytes.
-So the pairs that gain most are rewritten, as long as that makes the step shorter; the others stay as the module has them.
-The same holds for second derivatives of convolutions, which a penalty asks for where the network's input needs a gradient:
-PyTorch computes the weights' part by kernels as large as the images.
+On a GPU a node of Python takes the host longer than PyTorch's two operators, whose derivatives are C++.  A kernel starts once
+the host has launched it and the one before it has ended.  So an estimate follows host and GPU through forward and backward.  The
+pairs that save the GPU most are rewritten, as long as that makes the step no longer; the others stay as the module has them.  The
+same holds for second derivatives of convolutions, which a penalty asks for where the network's input needs a gradient: PyTorch
+computes the weights' part by kernels as large as the images.
 
 In a CUDA graph the host does not count.  There, and in the steps before a capture, all pairs run by kernels.  On a CPU pairs are
 PyTorch's operators, in the new order.
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,19 +28,20 @@ from convpool.torch.kernels import frozen
 from convpool.torch.pairs import POOLED_CONV, pooled_conv_of
 from convpool.torch.plain import CONVS, POOLS, torch_pads
 
-# Of a training step on an H100, without and with a penalty.
-HOST_US = {False: (8, 55), True: (20, 200)}
-"""The host's time for an operator of PyTorch's, without and with derivatives."""
-PAIR_US, CONVOLUTION_US = {False: 150, True: 400}, 120
-"""The host's for a pair by kernels, or a convolution with second derivatives of convpool's, beyond PyTorch's."""
-LAUNCH_US, BYTES_PER_US, PASSES = 4, 1e6, {False: (1, 3), True: (2, 8)}
-"""The GPU's for a kernel, and bytes; the passes over an operator's result, without and with derivatives."""
-MACS_PER_US, SAVED = 2.5e8, 0.7
-"""Multiply-adds of a type of one byte; what a pair saves of the time of its convolution."""
-SECOND_US = 0.02
-"""The GPU's for a position of a convolution's result in PyTorch's second derivative."""
-OVERLAP = 0.7
-"""How much of the shorter time of host and GPU passes while the other works."""
+# Microseconds of a training step on H100s (benchmarks/log.md), without and with a penalty; the host is a slow one.
+HOST_US, UNRECORDED_US = {False: 105, True: 330}, 36
+"""The host's for an operator of PyTorch's, with derivatives and without."""
+PAIR_US, UPSAMPLED_US, CONVOLUTION_US = {False: 250, True: 550}, 320, 80
+"""The host's for a pair by kernels, an upsampled convolution, or one with convpool's second derivatives, beyond PyTorch's."""
+OPERATOR, CONVOLUTION, PAIR, UPSAMPLED = (12.5, 3.6, 0), (16, 10.5, 2), (8, 11, 4), (0, 4.5, 2.5)
+"""The GPU's: for a kernel, for each MB of the result, for 1e9 multiply-adds of 16 bits; what PAIR and UPSAMPLED save of that."""
+WEIGHTS_US, SECOND_US = 6, 2e-4
+"""The GPU's for each MB of summed weights, and in PyTorch's second derivative for a position, times the square root of all in an
+image."""
+SHARES = {False: (1 / 3, 2 / 3), True: (1 / 6, 1 / 3, 1 / 2)}
+"""How an operator's time is shared by forward and backward, and the backward of both."""
+PENALTY = 2.5
+"""How many times as long the GPU takes with a penalty."""
 SECOND_MACS = 2e6
 """Multiply-adds up to which PyTorch's second derivative of a convolution takes a CPU less time than nodes of Python."""
 
@@ -107,38 +108,61 @@ def _positions(y: torch.Tensor) -> int:
 # ---- a GPU: which convolutions are worth a node of Python ----
 
 
-def gaining(graph: fx.Graph, pairs: Collection[fx.Node], scale: float = 1.0) -> set[fx.Node]:
+def gaining(graph: fx.Graph, pairs: Mapping[fx.Node, str], scale: float = 1.0) -> set[fx.Node]:
     """The convolutions of an original graph that an eager training step on a GPU gains from, those of `pairs` as pairs.
 
-    scale: by how much the batch is larger than the one that was captured."""
-    penalty, host, device = may_have_penalty(graph), 0.0, 0.0
-    found: list[tuple[float, float, fx.Node]] = []
+    pairs: with the rule that rewrites each.  scale: by how much the batch is larger than the one that was captured."""
+    penalty = may_have_penalty(graph)
+    operators: list[tuple[bool, float, float]] = []
+    found: list[tuple[float, float, int, fx.Node]] = []
     for node in graph.nodes:
         y = value_of(node)
         if node.op not in ("call_function", "call_method") or not isinstance(y, torch.Tensor):
             continue
-        convolved = node.target in CONVS.values()
-        weight = node.args[1] if len(node.args) > 1 else node.kwargs.get("weight")
-        macs = 3 * (1 + penalty) * y.element_size() * scale * _macs(value_of(weight), y) / MACS_PER_US if convolved else 0.0
-        second = SECOND_US * scale * _positions(y) if convolved and penalty else 0.0
-        host += HOST_US[penalty][y.requires_grad]
-        passes = PASSES[penalty][y.requires_grad]
-        moved = passes * (LAUNCH_US + scale * math.prod(plain.hints(y.shape)) * y.element_size() / BYTES_PER_US)
-        device += moved + macs + second
-        if node in pairs:
-            found.append((SAVED * (moved + macs) + second, PAIR_US[penalty], node))
+        recorded, convolved, second = y.requires_grad, node.target in CONVS.values(), 0.0
+        passes = (PENALTY if penalty else 1) * (1 if recorded else SHARES[False][0])
+        size = scale * y.element_size() * math.prod(plain.hints(y.shape)) / 1e6
+        weight = value_of(node.args[1] if len(node.args) > 1 else node.kwargs.get("weight"))
+        macs = scale * y.element_size() / 2 * _macs(weight, y) / 1e9 if convolved else 0.0
+        if convolved and penalty:
+            second = SECOND_US * scale * _positions(y) * math.sqrt(math.prod(plain.hints(y.shape)[2:]))
+        if node in pairs and pairs[node] == "pool_first":
+            found.append((passes * _us(PAIR, size, macs) + second, PAIR_US[penalty] * recorded, len(operators), node))
+        elif node in pairs:
+            channels, given = weight.shape[:2]
+            written = WEIGHTS_US * weight.numel() * y.element_size() / 1e6
+            swaps = max(weight.shape[2:]) == 1 and channels <= 2 * given  # PyTorch's operators in the other order
+            gain = passes * (_us(UPSAMPLED, size * (1 + given / channels), macs) - written) + second
+            found.append((gain, UPSAMPLED_US * recorded * (not swaps), len(operators), node))
         elif second:
-            found.append((second, CONVOLUTION_US, node))
-    taken = set()
-    for gain, cost, node in sorted(found, key=lambda item: item[0], reverse=True):
-        if _step_us(host + cost, device - gain) < _step_us(host, device):
-            host, device = host + cost, device - gain
+            found.append((second, CONVOLUTION_US * recorded, len(operators), node))
+        device = passes * _us(CONVOLUTION if convolved else OPERATOR, size, macs) + second
+        operators.append((recorded, HOST_US[penalty] if recorded else UNRECORDED_US, device))
+    taken, least = set(), _step_us(operators, penalty)
+    for gain, cost, place, node in sorted(found, key=lambda item: item[0], reverse=True):
+        recorded, host, device = before = operators[place]
+        operators[place] = (recorded, host + cost, device - gain)
+        if gain > 0 and (now := _step_us(operators, penalty)) <= least:
+            least = now
             taken.add(node)
+        else:
+            operators[place] = before
     return taken
 
 
-def _step_us(host: float, device: float) -> float:
-    return max(host, device) + (1 - OVERLAP) * min(host, device)
+def _us(terms: tuple[float, float, float], size: float, macs: float) -> float:
+    return terms[0] + terms[1] * size + terms[2] * macs
+
+
+def _step_us(operators: Sequence[tuple[bool, float, float]], penalty: bool) -> float:
+    """What a step takes: forward, backward, and the backward of both; operators: recorded or not, the host's time, the GPU's."""
+    host = device = 0.0
+    for number, share in enumerate(SHARES[penalty]):
+        for recorded, host_us, device_us in operators if number % 2 == 0 else reversed(operators):
+            part = share if recorded else float(number == 0)
+            host += part * host_us
+            device = max(device, host) + part * device_us
+    return max(host, device)
 
 
 def place_of_batch(graph: fx.Graph) -> tuple[int, int] | None:

@@ -38,8 +38,8 @@ class Unmapped(Exception):
     """The rewritten model has a node that the graph cannot say."""
 
 
-def plan(graph: fx.Graph, options: OptimizeOptions, stay: Collection[fx.Node] = ()) -> tuple[bool, Report, list[fx.Node]]:
-    """Rewrite the graph; whether it has changed, the report, and the convolutions that were rewritten.
+def plan(graph: fx.Graph, options: OptimizeOptions, stay: Collection[fx.Node] = ()) -> tuple[bool, Report, dict[fx.Node, str]]:
+    """Rewrite the graph; whether it has changed, the report, and the convolutions that were rewritten, with the rules.
 
     stay: nodes that are not.  Raises Unmapped, ModelError; the graph is of no use then."""
     held = {**dict.fromkeys(stay, refuse("time", "the host's", "the GPU's")), **held_by_changes(graph)}
@@ -64,8 +64,8 @@ def plan(graph: fx.Graph, options: OptimizeOptions, stay: Collection[fx.Node] = 
     result = rewrite(given, replace(options, passes=passes, pinned=skeleton.pinned, for_torch=True), {})
     if result.changed:
         Rebuilding(skeleton, result.model).run()
-    rewritten = [site.conv for site in result.report.sites if site.status == "rewritten"]
-    return result.changed, result.report, [skeleton.labels[name] for name in rewritten if name in skeleton.labels]
+    rules = {site.conv: site.rule for site in result.report.sites if site.status == "rewritten"}
+    return result.changed, result.report, {skeleton.labels[name]: rule for name, rule in rules.items() if name in skeleton.labels}
 
 
 class Rebuilding:
