@@ -98,7 +98,8 @@ def is_batched(grad: torch.Tensor) -> bool:
 
 def is_captured(grad: torch.Tensor) -> bool:
     """Whether a CUDA graph is captured, of a backward pass without derivatives of its own."""
-    return grad.is_cuda and not torch.is_grad_enabled() and torch.cuda.is_current_stream_capturing()
+    plain_tensor = type(grad) is torch.Tensor and grad.is_cuda
+    return plain_tensor and not torch.is_grad_enabled() and torch.cuda.is_current_stream_capturing()
 
 
 def is_compiled(grad: torch.Tensor) -> bool:
@@ -134,17 +135,6 @@ def side_of(main: torch.cuda.Stream, number: int = 0) -> torch.cuda.Stream:
     return _sides[key]
 
 
-def one_of(number: int, grad: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, geometry: Geometry) -> torch.Tensor:
-    """The gradient of a convolution's input (0), from the weight and of z's kind, or of its weight (1), from z."""
-    found = _of_few_channels(grad, z, weight, geometry, False) if number == 1 else None
-    if found is not None:
-        return found[0]
-    strides, padding, dilations, groups = geometry
-    mask = [number == 0, number == 1, False]
-    options = (strides, padding, dilations, False, [0] * len(strides), groups)
-    return torch.ops.aten.convolution_backward.default(grad, z, weight, None, *options, mask)[number]
-
-
 def has_few_channels(weight: torch.Tensor, bias: bool) -> bool:
     """Whether the library may have a kernel for the gradients at weights like these, and at a bias."""
     return weight.numel() <= (MAX_FILTER - bias) * weight.shape[0]
@@ -168,36 +158,31 @@ def recorded(grad: torch.Tensor) -> bool:
     return torch.is_grad_enabled() and type(grad) is torch.Tensor
 
 
-def _of_parameters(
-    grad: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, geometry: Geometry, needs: Sequence[bool]
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """The gradients at weight and bias, None for those that are not asked for."""
-    found = _of_few_channels(grad, z, weight, geometry, True) if needs[1] and needs[2] else None
-    if found is not None:
-        return found
-    return one_of(1, grad, z, weight, geometry) if needs[1] else None, channel_sums(grad) if needs[2] else None
-
-
 def of_convolution(
     grad: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, geometry: Geometry, needs: Sequence[bool]
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    """The gradients at input, weight and bias, None for those that are not asked for; by one call where that is possible."""
-    if is_captured(grad):
-        (d_weight, d_bias), d_z = side_by_side(
+    """The gradients at input, weight and bias, None for those that are not asked for; by one call where that is possible.
+
+    Of what is not asked for, z or the weight, the shape, type and memory order count alone."""
+    captured = is_captured(grad)
+    if captured and needs[0] and (needs[1] or needs[2]):
+        found, d_z = side_by_side(
             grad,
-            lambda: _of_parameters(grad, z, weight, geometry, needs),
-            lambda: one_of(0, grad, z, weight, geometry) if needs[0] else None,
+            lambda: of_convolution(grad, z, weight, geometry, (False, *needs[1:]))[1:],
+            lambda: of_convolution(grad, z, weight, geometry, (True, False, False))[0],
         )
-        return d_z, d_weight, d_bias
-    strides, padding, dilations, groups = geometry
-    found = _of_few_channels(grad, z, weight, geometry, needs[2]) if needs[1] else None
-    if found is not None:
-        return one_of(0, grad, z, weight, geometry) if needs[0] else None, *found
-    apart = needs[2] and _sums_by_product(grad, 4 * MANY)
-    mask = [needs[0], needs[1], needs[2] and not apart]
-    options = ([weight.shape[0]], strides, padding, dilations, False, [0] * len(strides), groups)
-    d_z, d_weight, d_bias = torch.ops.aten.convolution_backward.default(grad, z, weight, *options, mask)
-    return d_z if needs[0] else None, d_weight if needs[1] else None, channel_sums(grad) if apart else d_bias
+        return d_z, *found
+    few = _of_few_channels(grad, z, weight, geometry, needs[2]) if needs[1] else None
+    if few is not None:
+        return of_convolution(grad, z, weight, geometry, (True, False, False))[0] if needs[0] else None, *few
+    apart = needs[2] and _sums_by_product(grad, MANY if captured else 4 * MANY)
+    mask, (strides, padding, dilations, groups) = [needs[0], needs[1], needs[2] and not apart], geometry
+    made: Sequence[Any] = (None, None, None)
+    if any(mask):
+        options = ([weight.shape[0]], strides, padding, dilations, False, [0] * len(strides), groups)
+        made = torch.ops.aten.convolution_backward.default(grad, z, weight, *options, mask)
+    d_z, d_weight, d_bias = (t if wanted else None for t, wanted in zip(made, mask, strict=True))
+    return d_z, d_weight, channel_sums(grad) if apart else d_bias
 
 
 def dense(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -159,8 +159,11 @@ class _Gradient(torch.autograd.Function):
         ctx.save_for_backward(grad, other)
         ctx.number, ctx.geometry, small, boxes = number, geometry, _small(geometry), _boxes(grad)
         if number:
-            return gradients.one_of(1, grad, small.input(other, boxes), like, small.convolution)
-        return small.at_input(gradients.one_of(0, grad, small.like_input(like), other, small.convolution), like, boxes)
+            z, weight, needs = small.input(other, boxes), like, (False, True, False)
+        else:
+            z, weight, needs = small.like_input(like), other, (True, False, False)
+        found: Any = gradients.of_convolution(grad, z, weight, small.convolution, needs)
+        return found[1] if number else small.at_input(found[0], like, boxes)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
@@ -290,27 +293,20 @@ def cast_for_autocast(values: Sequence[Any]) -> list[Any]:
     if device == "meta" or not torch.is_autocast_enabled(device):
         return list(values)
     dtype = torch.get_autocast_dtype(device)
-
-    def cast(value: Any) -> Any:
-        lower = isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype != torch.float64
-        return value.to(dtype) if lower else value
-
-    return [cast(value) for value in values]
+    lower = [isinstance(t, torch.Tensor) and t.is_floating_point() and t.dtype != torch.float64 for t in values]
+    return [value.to(dtype) if lowers else value for value, lowers in zip(values, lower, strict=True)]
 
 
-def _autocast(device: str) -> Any:
-    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autocast{device.upper()}"))
-
-    def pooled_conv(*inputs: Any) -> torch.Tensor:
-        cast = cast_for_autocast(inputs)
-        with torch._C._ExcludeDispatchKeyGuard(keys):
-            return _ops.pooled_conv(*cast)
-
-    return pooled_conv
+def _autocast(*inputs: Any) -> torch.Tensor:
+    cast = cast_for_autocast(inputs)
+    with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
+        return _ops.pooled_conv(*cast)
 
 
-for _device in ("cpu", "cuda"):
-    LIBRARY.impl("pooled_conv", _autocast(_device), f"Autocast{_device.upper()}")
+_keys = torch._C.DispatchKey
+_AUTOCAST = torch._C.DispatchKeySet(_keys.AutocastCPU) | torch._C.DispatchKeySet(_keys.AutocastCUDA)
+LIBRARY.impl("pooled_conv", _autocast, "AutocastCPU")
+LIBRARY.impl("pooled_conv", _autocast, "AutocastCUDA")
 
 
 # ---- box means: fake tensors and derivatives ----
@@ -371,9 +367,9 @@ def _gradients_for_compilers(grad: torch.Tensor, x: torch.Tensor, weight: torch.
     """The gradients at the box means, the weight and the bias; empty those that are not asked for.
 
     One operator for all: they are two branches of a CUDA graph then, whatever a compiler makes of what is around it."""
-    boxes, small, needs = kernels if grad.is_cuda else plain, _small((*map(tuple, rest[:7]), rest[7])), rest[8:]
+    small, needs = _small((*map(tuple, rest[:7]), rest[7])), rest[8:]
     with torch.no_grad():
-        z = small.input(x, boxes) if needs[1] else small.like_input(x)
+        z = small.input(x, _boxes(grad)) if needs[1] else small.like_input(x)
         d_z, d_weight, d_bias = gradients.of_convolution(grad, z, weight, small.convolution, needs)
         d_z = None if d_z is None else small.at_box_means(d_z)
     found = plain.result_format(x, weight)
