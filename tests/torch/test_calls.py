@@ -125,7 +125,7 @@ def test_the_library_is_asked_for_it(accumulation, number):
     geometry = pooled_first(*FIRST, False, accumulation)
     assert geometry[-1] == number
     x, w = torch.empty(2, 16, 8, 8, dtype=torch.float16), torch.empty(8, 16, 3, 3, dtype=torch.float16)
-    problem = calls._problem((x, w, None), geometry, True, True)
+    problem = calls.problem_of((x, w, None), geometry, True, True)
     assert problem.accumulation == accumulation and problem.struct.accumulation == number
 
 

@@ -28,6 +28,7 @@ KEPT = 4096
 ACCUMULATIONS = tuple(library.ACCUMULATIONS)
 NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
 _ACTIVATIONS = (None, "relu", "leaky_relu")
+_NAMES = ("pool_kernel_shape", "pool_strides", "pool_pads", "pool_dilations", "strides", "pads", "dilations", "group")
 _TENSORS_BYTES = library.PACK_TENSORS.__self__.size  # type: ignore[attr-defined]
 raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
@@ -60,7 +61,7 @@ def _fits(tensors: Tensors, geometry: tuple) -> bool:
     return min(plain.pooled_size(sizes, weight.shape[2:], *geometry[4:7])) > 0
 
 
-def _problem(tensors: Tensors, geometry: tuple, x_last: bool, y_last: bool) -> Problem:
+def problem_of(tensors: Tensors, geometry: tuple, x_last: bool, y_last: bool) -> Problem:
     x, weight, bias = tensors
     common: dict[str, Any] = {
         "n": x.shape[0],
@@ -76,22 +77,9 @@ def _problem(tensors: Tensors, geometry: tuple, x_last: bool, y_last: bool) -> P
     }
     if len(geometry) == 2:
         return Problem(**common, pool_kernel_shape=1, upsample=geometry[0], pads=geometry[1])
-    pool_kernel, pool_strides, pool_pads, pool_dilations, strides, pads, dilations, groups = geometry[:8]
-    epilogue, epilogue_alpha, accumulation = geometry[8:]
-    return Problem(
-        **common,
-        pool_kernel_shape=pool_kernel,
-        pool_strides=pool_strides,
-        pool_pads=pool_pads,
-        pool_dilations=pool_dilations,
-        strides=strides,
-        pads=pads,
-        dilations=dilations,
-        group=groups,
-        activation=_ACTIVATIONS[epilogue],
-        alpha=epilogue_alpha,
-        accumulation=ACCUMULATIONS[accumulation],
-    )
+    epilogue, common["alpha"], accumulation = geometry[8:]
+    common |= {"activation": _ACTIVATIONS[epilogue], "accumulation": ACCUMULATIONS[accumulation]}
+    return Problem(**common, **dict(zip(_NAMES, geometry, strict=False)))
 
 
 def _fastest(problem: Problem) -> Plan:
@@ -167,7 +155,7 @@ class Call:
     def __init__(self, tensors: Tensors, geometry: tuple) -> None:
         x, weight, bias = tensors
         self.formats = plain.memory_format(x), plain.result_format(x, weight)
-        self.problem = _problem(tensors, geometry, *(found != torch.contiguous_format for found in self.formats))
+        self.problem = problem_of(tensors, geometry, *(found != torch.contiguous_format for found in self.formats))
         self.copies_weight = library_weight(weight).data_ptr() != weight.data_ptr()
         self.copies_others = not (x.is_contiguous(memory_format=self.formats[0]) and (bias is None or bias.is_contiguous()))
         self.plan = _fastest(self.problem)

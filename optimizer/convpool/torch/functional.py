@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from convpool.algebra.geometry import ConvSpec, Ints, PoolSpec, Refusal, pad_behind, pool_first
+from convpool.algebra.geometry import ConvSpec, Ints, PoolSpec, Refusal, pad_behind, pool_first, same_pads
 from convpool.algebra.parts import ACCUMULATIONS
 from convpool.errors import OptionError
 from convpool.torch import plain
@@ -60,8 +60,7 @@ def conv_pads(padding: Any, kernel: Ints, strides: Ints, dilations: Ints) -> Int
         return (0,) * (2 * rank)
     if padding != "same" or any(s != 1 for s in strides):
         raise OptionError(f"padding: got {padding!r} with strides {strides}, expected numbers, 'valid', or 'same' with stride 1")
-    total = [d * (k - 1) for k, d in zip(kernel, dilations, strict=True)]
-    return (*(t // 2 for t in total), *(t - t // 2 for t in total))
+    return same_pads("SAME_UPPER", kernel, strides, dilations, None)
 
 
 def pooled_first(
@@ -97,22 +96,10 @@ def pair_of(conv: ConvSpec, pool: Ints, strides: Ints, accumulation: str = "defa
     return (*window, rest.strides, rest.pads, rest.dilations, conv.group, *plain.NOTHING, ACCUMULATIONS[accumulation])
 
 
-def _describe(
-    rank: int,
-    kernel: Ints,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    groups: int,
-    pool_size: Any,
-    pool_stride: Any,
-    pool_padding: Any,
-    ceil_mode: bool,
-    count_include_pad: bool,
-    accumulation: str,
-    shifted: bool,
-) -> tuple[tuple, tuple, tuple | None]:
+def _describe(rank: int, kernel: Ints, *arguments: Any) -> tuple[tuple, tuple, tuple | None]:
     """Return PyTorch's arguments of the convolution and of the pooling, and what `pooled_first` gives."""
+    stride, padding, dilation, groups, pool_size, pool_stride, pool_padding, ceil_mode, count_include_pad = arguments[:9]
+    accumulation, shifted = arguments[9:]
     if len(kernel) != rank:
         raise OptionError(f"weight: wrong number of axes; got a kernel of {tuple(kernel)}, expected {rank}")
     strides, dilations = sizes("stride", stride, rank, 1), sizes("dilation", dilation, rank, 1)

@@ -19,7 +19,7 @@ from torch import fx
 
 from convpool.torch import gradients, kernels, kinds, plain
 from convpool.torch.changes import changes, contexts_of, is_of_module, value_of
-from convpool.torch.pairs import POOLED_CONV, convolve, pooled_conv_of, single, unwatched
+from convpool.torch.pairs import POOLED_CONV, convolve, pooled_conv_of, unwatched
 from convpool.torch.skeleton import ints
 
 IMAGE_CHANNELS, PLAIN_MACS = 16, 2.5e9
@@ -48,7 +48,7 @@ def convolved(
     if not unwatched(x, weight, "cuda") or x.dim() != weight.dim():
         return torch.convolution(x, weight, bias, strides, padding, dilations, False, (0,) * len(strides), groups)
     if captures and bias is not None and _suits(x, weight):
-        return pooled_conv_of((x, weight, bias), (*single(*convolution), *plain.NOTHING, 0))
+        return pooled_conv_of((x, weight, bias), (*plain.single(*convolution), 0))
     return convolve(x, weight, bias, *convolution)
 
 
@@ -95,7 +95,7 @@ def run_by_library(graph: fx.Graph) -> None:
             last, activation = user, (plain.RELU, 0.0)
         elif user.target is F.leaky_relu and isinstance(slope, float) and slope > 0:
             last, activation = user, (plain.LEAKY_RELU, slope)
-        geometry = (*single(strides, padding, dilations, groups), *activation)
+        geometry = (*plain.single(strides, padding, dilations, groups)[:8], *activation)
         with graph.inserting_before(node):
             made = graph.call_function(POOLED_CONV, (x, weight, bias, *geometry))
         made.meta.update(last.meta)

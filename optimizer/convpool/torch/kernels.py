@@ -132,26 +132,14 @@ def few_channels_gradients(
 
 
 def _weight_gradient(grad: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, convolution: tuple) -> _WeightGradient | None:
-    last, (strides, padding, dilations, groups) = torch.channels_last, convolution
+    last, groups = torch.channels_last, convolution[3]
     if z.dim() != 4 or groups != 1 or 0 in grad.shape or 0 in z.shape or not library_is_there():
         return None
     if not grad.dtype == z.dtype == weight.dtype or z.dtype not in (torch.float16, torch.bfloat16):
         return None
     if not grad.is_contiguous(memory_format=last) or torch.cuda.get_device_capability(z.device) < (8, 0):
         return None
-    problem = Problem(
-        n=z.shape[0],
-        c=z.shape[1],
-        m=weight.shape[0],
-        spatial=tuple(z.shape[2:]),
-        kernel_shape=tuple(weight.shape[2:]),
-        pool_kernel_shape=1,
-        dtype=calls.NAMES[z.dtype],
-        layout="channels_last",
-        strides=strides,
-        pads=padding * 2,
-        dilations=dilations,
-    )
+    problem = calls.problem_of((z, weight, None), (*plain.single(*convolution), 0), True, True)
     space = weight_gradient.workspace_bytes(problem)
     return None if space is None else _WeightGradient(problem, space, tuple(weight.shape))
 

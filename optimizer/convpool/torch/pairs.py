@@ -73,11 +73,8 @@ class Small(NamedTuple):
         """A tensor as its input, of any values."""
         if self.is_single and not self.pads:
             return x
-        sizes, rank = plain.pooled_size(x.shape[2:], *self.window), len(self.window[0])
-        if self.pads:
-            sizes = [size + self.pads[i] + self.pads[rank + i] for i, size in enumerate(sizes)]
-        made = {"dtype": x.dtype, "device": x.device, "memory_format": plain.memory_format(x)}
-        return torch.empty([*x.shape[:2], *sizes], **made)
+        z = _new(x, [*x.shape[:2], *plain.pooled_size(x.shape[2:], *self.window)], plain.memory_format(x))
+        return F.pad(z, plain.torch_pads(self.pads)) if self.pads else z
 
     def at_box_means(self, d_z: torch.Tensor) -> torch.Tensor:
         """A gradient at `input`, without its pads."""
@@ -207,13 +204,7 @@ def convolve(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, strides: Ints, padding: Ints, dilations: Ints, groups: int
 ) -> torch.Tensor:
     """PyTorch's convolution with the derivatives of a pair.  Nothing intercepts operators."""
-    return _apply(x, weight, bias, single(strides, padding, dilations, groups), _by_cudnn)
-
-
-def single(strides: Ints, padding: Ints, dilations: Ints, groups: int) -> tuple:
-    """A plain convolution as a pair: windows of one value, then what PyTorch takes."""
-    ones = (1,) * len(strides)
-    return (ones, ones, (0, 0) * len(ones), ones, tuple(strides), tuple(padding) * 2, tuple(dilations), groups)
+    return _apply(x, weight, bias, plain.single(strides, padding, dilations, groups), _by_cudnn)
 
 
 def _recorded(tensors: Any, geometry: tuple, pair: Callable = lambda *given: _apply(*given, _run)) -> torch.Tensor:

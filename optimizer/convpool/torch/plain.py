@@ -59,6 +59,13 @@ def pooled_size(size: Ints, kernel: Ints, strides: Ints, pads: Ints, dilations: 
     return [(size[i] + pads[i] + pads[r + i] - dilations[i] * (kernel[i] - 1) - 1) // strides[i] + 1 for i in range(r)]
 
 
+def single(strides: Ints, padding: Ints, dilations: Ints, groups: int) -> tuple:
+    """A convolution, as PyTorch takes it, as a pair: windows of one value, no activation; all but the accumulation."""
+    ones = (1,) * len(strides)
+    window, convolution = (ones, ones, (0, 0) * len(ones), ones), (tuple(strides), tuple(padding) * 2, tuple(dilations), groups)
+    return (*window, *convolution, *NOTHING)
+
+
 def is_single(kernel: Ints, strides: Ints, pads: Ints) -> bool:
     """Whether the means are the input itself."""
     return all(k == 1 for k in kernel) and all(s == 1 for s in strides) and not any(pads)

@@ -37,8 +37,8 @@ def _two_operators(x: torch.Tensor, weight: torch.Tensor, bias: Any, scales: Int
 
 
 def _convolved(x: torch.Tensor, weight: torch.Tensor, bias: Any, pads: Ints) -> torch.Tensor:
-    x, padding = plain.even_pads(x, pads)
-    return plain.CONVS[len(padding)](x, weight, bias, padding=padding)
+    ones = [1] * (x.dim() - 2)
+    return plain.convolve(x, weight, bias, ones, pads, ones, 1)
 
 
 def summed_weights(weight: torch.Tensor, scales: Ints) -> torch.Tensor:
@@ -60,11 +60,8 @@ def _transposed(x: torch.Tensor, weight: torch.Tensor, bias: Any, scales: Ints, 
     rank, crops = len(scales), _around(weight.shape[2:], pads)
     padding = [min(crops[axis], crops[rank + axis]) for axis in range(rank)]
     y = _TRANSPOSED[rank](x, summed_weights(weight, scales), bias, stride=scales, padding=padding)
-    for axis, crop in enumerate(padding):
-        begin, end = crops[axis] - crop, crops[rank + axis] - crop
-        if begin or end:
-            y = y.narrow(axis + 2, begin, y.shape[axis + 2] - begin - end)
-    return y.contiguous(memory_format=plain.result_format(x, weight)) if padding * 2 != list(crops) else y
+    over = [padding[place % rank] - crop for place, crop in enumerate(crops)]
+    return F.pad(y, plain.torch_pads(over)).contiguous(memory_format=plain.result_format(x, weight)) if any(over) else y
 
 
 def _around(kernel: Ints, pads: Ints) -> Ints:
