@@ -87,9 +87,9 @@ def random_layer(seed: int) -> Layer:
 
 def pools_first(layer: Layer) -> bool:
     """Return True if convpool does the pooling first, and not PyTorch's two operators."""
+    from convpool.algebra.geometry import ConvSpec
     from convpool.torch.functional import pooled_first
 
-    conv, pool = layer.conv, layer.pool
-    window = (pool["pool_size"], pool["pool_stride"], pool["pool_padding"])
-    convolution = (layer.weight_shape[2:], conv["padding"], conv["stride"], conv["dilation"], conv["groups"])
-    return pooled_first(*convolution, *window, layer.bias) is not None
+    given, pool = layer.conv, layer.pool
+    conv = ConvSpec(layer.weight_shape[2:], given["stride"], given["padding"] * 2, given["dilation"], given["groups"])
+    return pooled_first(conv, pool["pool_size"], pool["pool_stride"], pool["pool_padding"], layer.bias) is not None

@@ -16,6 +16,7 @@ from torch import nn  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import convpool.torch  # noqa: E402
+from convpool.algebra.geometry import ConvSpec  # noqa: E402
 from convpool.cuda import library  # noqa: E402
 from convpool.errors import OptionError  # noqa: E402
 from convpool.ir import schema  # noqa: E402
@@ -23,7 +24,7 @@ from convpool.torch import calls, compile_options, constant_weights, conv_avg_po
 from convpool.torch.functional import pooled_first  # noqa: E402
 
 GIVEN = [("default", 0), ("packed", 1)]
-FIRST = ((3, 3), 1, (1, 1), (1, 1), 1, (2, 2), (2, 2), (0, 0))
+FIRST = (ConvSpec((3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1), (2, 2), (2, 2), (0, 0))
 """A 3x3 convolution padded by 1 and a pooling of 2x2, for `pooled_first`."""
 
 

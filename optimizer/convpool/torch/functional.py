@@ -64,29 +64,15 @@ def conv_pads(padding: Any, kernel: Ints, strides: Ints, dilations: Ints) -> Int
 
 
 def pooled_first(
-    kernel: Ints,
-    padding: Any,
-    stride: Ints,
-    dilation: Ints,
-    groups: int,
-    pool: Ints,
-    pool_stride: Ints,
-    pool_padding: Ints,
-    shifted: bool,
-    accumulation: str = "default",
+    conv: ConvSpec, pool: Ints, strides: Ints, padding: Ints, shifted: bool, accumulation: str = "default"
 ) -> tuple | None:
     """What `pooled_conv` takes behind its tensors: window, convolution, no activations.  None where PyTorch's two operators run.
 
-    shifted: whether the convolution has a bias."""
-    conv = ConvSpec(kernel, stride, conv_pads(padding, kernel, stride, dilation), dilation, groups)
-    if all(s == 1 for s in pool_stride):
+    padding: of the pooling.  shifted: whether the convolution has a bias."""
+    if all(s == 1 for s in strides):
         return None
-    if any(pool_padding):
-        padded = pad_behind(conv, pool_padding * 2, shifted)
-        if isinstance(padded, Refusal):
-            return None
-        conv = padded
-    return pair_of(conv, pool, pool_stride, accumulation)
+    padded = pad_behind(conv, padding * 2, shifted) if any(padding) else conv
+    return None if isinstance(padded, Refusal) else pair_of(padded, pool, strides, accumulation)
 
 
 def pair_of(conv: ConvSpec, pool: Ints, strides: Ints, accumulation: str = "default") -> tuple:
@@ -111,7 +97,8 @@ def _describe(rank: int, kernel: Ints, *arguments: Any) -> tuple[tuple, tuple, t
     first = None
     exact = not ceil_mode and (count_include_pad or not any(pool_pads))
     if exact and all(2 * pad <= window for pad, window in zip(pool_pads, pool, strict=True)):  # more is PyTorch's to refuse
-        first = pooled_first(kernel, padding, strides, dilations, groups, pool, pool_strides, pool_pads, shifted, accumulation)
+        conv = ConvSpec(kernel, strides, conv_pads(padding, kernel, strides, dilations), dilations, groups)
+        first = pooled_first(conv, pool, pool_strides, pool_pads, shifted, accumulation)
     pooling = (pool, pool_strides, pool_pads, ceil_mode, count_include_pad)
     return (strides, padding, dilations, groups), pooling, first
 

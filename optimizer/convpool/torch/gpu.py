@@ -111,8 +111,7 @@ def compute_weights_first(module: fx.GraphModule, graph: fx.Graph) -> None:
     """Let a CUDA graph begin at its start, on branches of its own, what computes a tensor of parameters alone."""
     inputs = graph.find_nodes(op="placeholder")
     own = {node for node in inputs if is_of_module(node)}
-    image = next((n for n in inputs if n not in own and isinstance(v := value_of(n), torch.Tensor) and v.is_cuda), None)
-    if image is None:
+    if not any(isinstance(value := value_of(node), torch.Tensor) and value.is_cuda for node in inputs if node not in own):
         return
     for number, nodes in enumerate(_segments(graph, own)):
         inside = set(nodes)
@@ -124,11 +123,10 @@ def compute_weights_first(module: fx.GraphModule, graph: fx.Graph) -> None:
             values[node] = part.node_copy(node, lambda item, values=values: values[item])
         part.output(tuple(values[node] for node in ends))
         function = fx.GraphModule(module, part).forward
-        begin, finish = _branch(function, number % BRANCHES)
         with graph.inserting_after(inputs[-1]):
-            begun = graph.call_function(begin, (image, *given))
+            begun = graph.call_function(_branch(function, number % BRANCHES), tuple(given))
         with graph.inserting_after(nodes[-1]):
-            made = graph.call_function(finish, (begun, *given))
+            made = graph.call_function(_joined, (begun,))
         for place, node in reversed(list(enumerate(ends))):
             with graph.inserting_after(made):
                 item = graph.call_function(operator.getitem, (made, place))
@@ -170,13 +168,14 @@ def _segments(graph: fx.Graph, own: set[fx.Node]) -> list[list[fx.Node]]:
     return found
 
 
-def _branch(function: Callable, branch: int) -> tuple[Callable, Callable]:
-    """Two calls that make the tensors of a function: one begins it on a branch of a CUDA graph, and the other needs them."""
+def _branch(function: Callable, branch: int) -> Callable:
+    """A call of a function on a branch of a CUDA graph: the tensors that it makes, and an event behind them.
 
-    def begin(x: torch.Tensor, *given: Any) -> Any:
-        """While a graph is captured: the tensors, and an event behind them.  Else None."""
-        if not x.is_cuda or not torch.cuda.is_current_stream_capturing():
-            return None
+    Where no graph is captured there is no branch, and None in the event's place."""
+
+    def begin(*given: Any) -> tuple[Sequence[torch.Tensor], Any]:
+        if not torch.cuda.is_current_stream_capturing():
+            return function(*given), None
         main = torch.cuda.current_stream()
         side = gradients.side_of(main, 1 + branch)
         side.wait_stream(main)
@@ -186,10 +185,11 @@ def _branch(function: Callable, branch: int) -> tuple[Callable, Callable]:
             tensor.record_stream(main)
         return made, side.record_event()
 
-    def finish(begun: Any, *given: Any) -> Sequence[torch.Tensor]:
-        if begun is None:
-            return function(*given)
-        torch.cuda.current_stream().wait_event(begun[1])
-        return begun[0]
+    return begin
 
-    return begin, finish
+
+def _joined(begun: tuple[Sequence[torch.Tensor], Any]) -> Sequence[torch.Tensor]:
+    made, event = begun
+    if event is not None:
+        torch.cuda.current_stream().wait_event(event)
+    return made
