@@ -66,16 +66,24 @@ def test_maps_of_few_pixels_stay_for_gpus():
         assert convpool.optimize(of(*shape), target="any", check=0).changed
 
 
-@pytest.mark.parametrize(("shape", "saved"), [((1, 64, 16, 16), "0.2"), ((1, 64, 32, 32), "0.9"), ((2, 64, 72, 72), "9.6")])
-def test_short_layers_stay_in_tensorrt(shape, saved):
-    """In the records two layers of 64 channels, 16x16 and 32x32, took 2 to 4 us longer; the shortest that gains saves 60."""
+@pytest.mark.parametrize(
+    ("shape", "why"),
+    [
+        ((1, 64, 16, 16), "pixels of the small maps; got 256, expected at least 2048"),
+        ((1, 64, 45, 45), "pixels of the small maps; got 2025, expected at least 2048"),
+        ((2, 64, 32, 32), "microseconds saved by the cost model; got 1.9, expected at least 3"),
+        ((1, 64, 57, 57), "microseconds saved by the cost model; got 3.0, expected at least 3"),
+    ],
+)
+def test_short_layers_stay_in_tensorrt(shape, why):
+    """In the records `fused` takes 1.03 to 1.11 of the time with 256 pixels, and 0.88 with 4096 of 64 channels."""
     model = graph(UP + CONV, SCALES, inputs=f"float[{','.join(map(str, shape))}] x")
     result = convpool.optimize(model, target="tensorrt", lowering="fused", check=0)
-    assert f"microseconds saved by the cost model; got {saved}, expected at least 10" in str(result.report.sites[0].reason)
+    assert why in str(result.report.sites[0].reason)
     assert not result.changed and convpool.optimize(model, target="tensorrt", check=0).changed  # the plugin's node is another
 
 
-@pytest.mark.parametrize("shape", [(1, 64, 256, 256), (1, 64, 105, 105), (2, 64, 74, 74), ("N", 64, 16, 16), (1, 64, "H", 16)])
+@pytest.mark.parametrize("shape", [(1, 64, 256, 256), (1, 64, 64, 64), (1, 64, 58, 58), ("N", 64, 16, 16), (1, 64, "H", 16)])
 def test_long_layers_and_open_ones_are_fused_in_tensorrt(shape):
     model = graph(UP + CONV, SCALES, inputs=f"float[{','.join(map(str, shape))}] x")
     assert operators(convpool.optimize(model, target="tensorrt", lowering="fused", check=0).model.graph) == {"ConvTranspose": 1}
@@ -86,7 +94,7 @@ def test_short_pointwise_layers_stay_in_tensorrt(size, lowering, kept):
     """A 1x1 convolution stays behind its Resize; with the plugin both become one node."""
     model = graph(UP + "y = Conv(u, w)", {**SCALES, "w": (64, 64, 1, 1)}, inputs=f"float[1,64,{size},{size}] x")
     result = convpool.optimize(model, target="tensorrt", lowering=lowering, check=0)
-    assert result.changed != kept and ("microseconds saved" in str(result.report.sites[0].reason)) == kept
+    assert result.changed != kept and ("pixels of the small maps" in str(result.report.sites[0].reason)) == kept
 
 
 def test_a_dilation_of_the_factor_moves_in_front():

@@ -39,11 +39,11 @@ GPU_FORMS, GPU_CHANNELS = ("conv_first", "fused"), 64
 """Forms measured on an H100: a ConvTranspose of 64 channels or more is 1.2 to 1.8 times as fast as Resize and Conv."""
 GPU_BYTES_PER_US, GPU_MACS_PER_US, LAUNCH_US = 2e6, 2e8, 5.0
 """An H100's rates in 1x1 convolutions and sums, and the time between two launches of onnxruntime."""
-TENSORRT_US, TENSORRT_BYTES = 10.0, 2
-"""The least time that a rewrite has to save in TensorRT by these rates, and the bytes of an element there.
+TENSORRT_PIXELS, TENSORRT_US, TENSORRT_BYTES = 2048, 3.0, 2
+"""The fewest pixels of a small map in TensorRT, the least time to be saved by these rates, and the bytes of an element there.
 
-In its engines, fp16 on an H100, large layers save 0.16 to 0.45 of that time.  Each of the smallest takes 1 to 2 us longer: a
-ConvTranspose of few pixels is no faster than a Conv, and an Add behind a Resize takes a pass of its own."""
+In its engines, fp16 on an H100, `fused` takes 0.80 to 0.88 of the time from 4096 pixels on, 0.75 with 2048, 0.91 to 1.03 with
+1024, and 1.03 to 1.11 with fewer.  A 1x1 convolution in front of a short Resize costs the Add behind it a pass of its own."""
 OPERATOR = "upsampleconv"
 """The form that is a node of UpsampleConv."""
 ENOUGH = 0.95
@@ -325,6 +325,9 @@ def _too_short(plan: ResizePlan) -> Reject | None:
     elements = 2 * channels_in(leaf) * math.prod(_large(plan))
     if plan.lowering == "conv_first":
         elements -= 2 * channels_out(leaf) * math.prod(work_of(plan, plan.groups[0]).size)
+    pixels = batch * math.prod(work_of(plan, plan.groups[0]).size)
+    if pixels < TENSORRT_PIXELS:
+        return reject(scope, leaf.node, "pixels of the small maps", pixels, f"at least {TENSORRT_PIXELS}, for this target")
     saved = batch * (elements * TENSORRT_BYTES / GPU_BYTES_PER_US + (plan.macs_before - plan.macs_after) / GPU_MACS_PER_US)
     if saved >= TENSORRT_US:
         return None
