@@ -6,12 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import convpool
-from convpool.rules import STAGES
-from convpool.rules.image_conv import KINDS
-from convpool.rules.pool_first.rule import SUFFIXES
 
 PACKAGE = Path(convpool.__file__).parent
 ALGEBRA = sorted(f"convpool.algebra.{path.stem}" for path in (PACKAGE / "algebra").glob("*.py") if path.stem != "__init__")
@@ -63,20 +58,9 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
     return sorted(map(list, {tuple(sorted(b for b in reach[a] if a in reach[b])) for a in graph if a in reach[a]}))
 
 
-def test_circles_are_found():
-    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set(), "e": {"e"}}) == [["a", "b", "c"], ["e"]]
-
-
 def test_no_two_modules_import_one_another():
     known = modules()
     assert not circles({name: imports(path, set(known)) & known.keys() for name, path in known.items()})
-
-
-@pytest.mark.parametrize("name", ALGEBRA)
-def test_the_algebra_imports_numpy_alone(name):
-    known = modules()
-    others = {other for other in imports(known[name], set(known)) if not other.startswith("convpool.algebra")}
-    assert others <= {"numpy"} | sys.stdlib_module_names
 
 
 def test_the_algebra_loads_where_there_is_numpy_alone():
@@ -110,52 +94,3 @@ def test_ir_and_report_run_no_model():
             assert name not in RUNNING
             seen.add(name)
             pending += [name] if name in known else []
-
-
-# ---- passes: what is applied was decided before -----------------------------------------------------------------------
-
-PASS_NAMES = {name for stage in STAGES for work in stage.rules for name in work.names}
-PATTERN_NAMES = {"pool_conv", *KINDS.values(), *(f"conv_{suffix}" for suffix in SUFFIXES.values())}
-FAMILIES = {path.parent.name for path in (Path(__file__).parents[1] / "plugin/src/families").glob("*/family.cpp")}
-KERNEL_NAMES = FAMILIES | {"direct_gemm", "filter_fused"}
-
-
-def strings(tree: ast.AST) -> set[str]:
-    """The strings of a syntax tree that are no docstrings."""
-    documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    return {
-        node.value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documentation
-    }
-
-
-def applying() -> dict[str, ast.AST]:
-    """Find what changes a model: editor, emitter of pairs, rules' `apply` and its functions."""
-    found: dict[str, ast.AST] = {"edit": ast.parse((PACKAGE / "ir" / "edit.py").read_text())}
-    for path in sorted((PACKAGE / "rules").rglob("*.py")):
-        tree = ast.parse(path.read_text())
-        functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-        found |= {node.name: node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Emitter"}
-        if "apply" in functions:
-            called = [
-                node.func.id
-                for node in ast.walk(functions["apply"])
-                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-            ]
-            for name in ("apply", *(name for name in called if name in functions)):
-                found[f"{path.stem}.{name}"] = functions[name]
-    return found
-
-
-def test_strings_are_told_from_docstrings():
-    assert strings(ast.parse('def f():\n    "stem"\n    return kind == "plain_conv"')) == {"plain_conv"}
-
-
-@pytest.mark.parametrize("name, tree", applying().items(), ids=list(applying()))
-def test_what_applies_a_plan_names_no_pattern_and_no_kernel(name, tree):
-    assert not strings(tree) & (PASS_NAMES | PATTERN_NAMES | KERNEL_NAMES)
-
-
-def test_every_pass_applies_something():
-    assert {"edit", "Emitter", "pairs.apply", "fuse.apply", "fuse._fused_node", "chain_concats.apply"} <= set(applying())

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options as data: targets, rules by name, the flags that stand for them, limits and defaults."""
 
-import dataclasses
-import inspect
 import itertools
 import warnings
 
@@ -10,18 +8,10 @@ import onnx
 import pytest
 
 import convpool
-from benchmarks.counts import Counts
-from convpool.algebra.geometry import ConvSpec
-from convpool.algebra.lowering import Cost
-from convpool.algebra.parts import Parts
-from convpool.check import verify as compare_module
-from convpool.check.judge import OutputErrors, Verification
 from convpool.cli.group import run
 from convpool.cli.optimize import command
 from convpool.errors import OptionError
-from convpool.macs import ModelMacs
-from convpool.options import DEFAULT_LIMITS, PASS_OF_SWITCH, PASSES, TARGETS, OptimizeOptions, Target, options_for
-from convpool.report import Summary
+from convpool.options import DEFAULT_LIMITS, PASS_OF_SWITCH, PASSES, TARGETS, OptimizeOptions, options_for
 from convpool.rules import STAGES
 from models import generators
 from tests.support.models import graph
@@ -148,85 +138,8 @@ def test_a_switch_that_ends_says_what_to_write(switch, rule, value, tmp_path, ca
         assert f"{words[-1]} ends with release 0.3; use --{verb} {rule}\n" in capsys.readouterr().err
 
 
-OPTIMIZE = {
-    "target": "any",
-    "lowering": None,
-    "check": 1,
-    "exclude": (),
-    "enable": (),
-    "disable": (),
-    **dict.fromkeys([*PASS_OF_SWITCH, "fold", "fix_shapes", "accumulation", "upsampling", "time", "base_dir", "progress"]),
-    "autotune": False,
-    **dict.fromkeys(("data", "input_shapes", "rtol", "atol")),
-    "seed": 0,
-}
-
-
-VERIFY = {"check": 1, **dict.fromkeys(("data", "input_shapes", "rtol", "atol")), "seed": 0}
-
-
-@pytest.mark.parametrize(
-    ("function", "defaults"),
-    [(convpool.optimize, OPTIMIZE), (convpool.verify, VERIFY), (compare_module.compare_runners, {"check": 1, "seed": 0})],
-)
-def test_what_an_option_left_out_means(function, defaults):
-    found = {name: item.default for name, item in inspect.signature(function).parameters.items()}
-    assert defaults.items() <= found.items()
-    if function is not compare_module.compare_runners:
-        assert {name for name, value in found.items() if value is not inspect.Parameter.empty} == defaults.keys()
-
-
-@pytest.mark.parametrize(
-    ("record", "defaults"),
-    [
-        (Cost, {"macs": 0, "additions": 0, "time": 0.0}),
-        (Counts, {"multiplications": 0, "additions": 0, "reads": 0, "writes": 0}),
-        (ConvSpec, {"group": 1}),
-        (
-            Parts,
-            {"affine": False, "prologue": "", "prologue_alpha": 0.0, "residual": False, "epilogue": "", "epilogue_alpha": 0.0},
-        ),
-        (OutputErrors, {"note": "", "not_finite": 0.0, "compared": 0, "constant": False}),
-        (Verification, {"allowed": "", "input_scale": 1.0}),
-        (Summary, {**dict.fromkeys(("channels_last", "packed", "convolutions", "rewritten_convolutions"), 0), "batch": 1}),
-        (ModelMacs, {"batch": 1}),
-        (Target, {"direct_without_kernel": True, "plain_prologues": False, "metadata": ()}),
-        (
-            OptimizeOptions,
-            {"lowering": "convavgpool", "direct_without_kernel": True, "exclude": (), "metadata": (), "accumulation": None},
-        ),
-    ],
-)
-def test_what_a_record_says_where_nothing_is_given(record, defaults):
-    found = {field.name: field.default for field in dataclasses.fields(record)}
-    assert {name: found[name] for name in defaults} == defaults
-
-
 def test_the_limits_are_those_of_the_documents():
     assert vars(DEFAULT_LIMITS) == {
         "image_channels": 4, "filter_elements": 64, "wide_channels": 64, "channel_multiple": 8, "plain_macs": 2.5e9,
         "plain_results": 400_000, "pool_channels": 1024, "plain_prologues": False,
     }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("target", "lowering", "direct", "prologues"),
-    [
-        ("any", "convavgpool", True, False),
-        ("cpu", "auto", True, False),
-        ("tensorrt", "convavgpool", False, False),
-        ("cuda", "convavgpool", False, True),
-    ],
-)
-def test_what_the_targets_say(target, lowering, direct, prologues):
-    options = options_for(target)
-    found = options.lowering, options.direct_without_kernel, options.limits.plain_prologues
-    assert found == (lowering, direct, prologues)
-
-
-def test_stages_that_repeat_and_those_that_add_tensors():
-    once = {"LowerOperator", "ImageConv", "ChainConv", "ChainPool", "ChainHead", "FoldProduct", "ChainConcats", "ChannelsLast"}
-    keep_shapes = {"FuseEpilogue", "FusePrologue", "ChainConcats"}
-    for stage in STAGES:
-        names = {type(work).__name__ for work in stage.rules}
-        assert (stage.repeats, stage.adds_tensors) == (not names & once, not names & keep_shapes), names

@@ -132,13 +132,6 @@ def test_convolutions_without_a_pooling_are_the_plugins_in_16_bits_and_tf32():
         assert network_times.USUAL[precision] == ("original", "direct", "fused", "fused_variants", "plain_conv")
 
 
-def test_channels_last_is_a_change_of_memory_only():
-    x = np.arange(2 * 8 * 3 * 5, dtype=np.float32).reshape(2, 8, 3, 5)
-    last = to_channels_last({"x": x})["x"]
-    assert last.shape == x.shape and last.ravel()[:9].tolist() == [*x[0, :, 0, 0], x[0, 0, 0, 1]]
-    np.testing.assert_array_equal(from_channels_last({"x": last})["x"], x)
-
-
 def test_rows_are_added_in_order_and_replaced(tmp_path):
     path = tmp_path / "times.json"
     for one in (
@@ -181,14 +174,6 @@ def test_groups_of_tests_are_added_in_order_and_replaced(tmp_path):
         tensorrt_engines.add_group(path, {"group": name, "passed": passed})
     groups = json.loads(path.read_text())["groups"]
     assert groups == [{"group": "plugin", "passed": 60}, {"group": "wgan_gp", "passed": 3}]
-
-
-def test_names_may_stand_between_options(monkeypatch):
-    given = []
-    monkeypatch.setattr(tensorrt_engines, "tests", lambda arguments: given.append(arguments) or 0)
-    monkeypatch.setattr("sys.argv", ["tensorrt_engines", "tests", "--commit", "abc", "plugin", "lenet5", "--jobs", "3"])
-    assert tensorrt_engines.main() == 0
-    assert (given[0].names, given[0].commit, given[0].jobs) == (["plugin", "lenet5"], "abc", 3)
 
 
 ROW = {

@@ -5,12 +5,12 @@ import dataclasses
 import json
 import sys
 from contextlib import nullcontext
-from unittest.mock import MagicMock, Mock
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
-from benchmarks.layers import cpu, cudnn, run, tactics
+from benchmarks.layers import cpu, run, tactics
 from benchmarks.layers.case import NORMALS, Candidate, Skip
 from benchmarks.layers.device import DeviceError
 from benchmarks.layers.record import new_record
@@ -213,27 +213,6 @@ def test_a_hopeless_algorithm_is_given_up_after_two_replays(replays_us, give_up_
     assert device.measure(lambda i: None, 4, quick=True, give_up_us=give_up_us)["us"] == us and len(elapsed) == left
 
 
-def test_an_engine_of_cudnn_is_tried_once(monkeypatch):
-    names, built = ["a", "b", "a", "b", "c", "d"], []
-
-    def build(index):
-        built.append(index)
-        if names[index] == "b":
-            raise RuntimeError("not for this GPU")
-
-    graph, frontend = MagicMock(), MagicMock(cudnnGraphNotSupportedError=NotImplementedError)
-    graph.get_execution_plan_count.return_value, graph.get_plan_name_at_index = len(names), names.__getitem__
-    graph.build_plan_at_index, graph.get_workspace_size_plan_at_index = build, lambda index: 0
-    frontend.pygraph.return_value = graph
-    monkeypatch.setattr(cudnn, "_frontend", lambda device: (frontend, None))
-    tensor = MagicMock(shape=(1, 1, 1, 1), stride=lambda: (1, 1, 1, 1))
-    for plans, indices in ((None, [0, 1, 4, 5]), (2, [0, 1, 4])):
-        built.clear()
-        case = MagicMock(precision="fp16", layout="nchw", device=MagicMock(plans=plans))
-        found = [name for name, _ in cudnn._frontend_convs(case, tensor, tensor, tensor, 1, 1)]
-        assert built == indices and found[:2] == ["cuDNN plan 1 of 6, a", "cuDNN plan 5 of 6, c"]
-
-
 def test_slow_methods_wait_until_they_are_asked_for(pretended):
     large = Row(64, 512, 512, 64, 64)
     for slow in (False, True):
@@ -302,13 +281,6 @@ def test_a_worker_that_cannot_work_is_told(tmp_path):
         _worker(tmp_path, 'print(json.dumps({"error": "tensorrt: cannot be imported"}))')
     with pytest.raises(WorkerError, match="its process ended; got exit status 3"):
         _worker(tmp_path, "sys.exit(3)")
-
-
-def test_a_worker_that_ends_in_between_is_told(tmp_path):
-    worker = _worker(tmp_path, 'print(json.dumps({"version": "8.6.0"}), flush=True); sys.stdin.readline()')
-    with pytest.raises(WorkerError, match="its process ended"):
-        worker.measure(ROW, "fp16", "nhwc", "fused", 15, 3)
-    worker.close()
 
 
 def test_a_row_that_ends_tensorrts_process_is_skipped_and_the_next_one_measured(tmp_path):

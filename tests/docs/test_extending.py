@@ -16,8 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from convpool.rules.linear import OPS
-from convpool.rules.pool_first.trace import NONLINEAR
 from tests.support import host_library
 from tests.support.recipes import follow, recipe
 
@@ -112,17 +110,6 @@ def test_a_linear_operator(copy):
     after = optimized(copy, CLIP, lowering="direct")
     assert after["operators"] == ["AveragePool", "Conv"] and after["stable"]
     assert after["error"] < ROUNDING
-
-
-def test_a_linear_operator_is_one_behind_a_node_too(copy):
-    follow(recipe(DOCUMENT, "(a)"), copy)
-    behind = optimized(copy, f"h = Conv<pads=[1,1,1,1]>(x, w) p = {POOL}(h) n = Clip(p) y = Relu(n)")
-    assert behind["operators"] == ["ConvAvgPoolRelu"] and behind["stable"]
-    assert behind["error"] < ROUNDING
-
-
-def test_no_operator_is_linear_and_nonlinear():
-    assert not OPS.keys() & set(NONLINEAR)
 
 
 # ---- (f) a rule -------------------------------------------------------------------------------------------------------
@@ -296,17 +283,6 @@ def test_a_variant(copy, tmp_path):
     checked = python(copy, REFERENCE)
     assert checked["error"] < 1e-12
     assert sorted(variants_of_the_plugin(copy, tmp_path)) == sorted(checked["names"]) and len(checked["names"]) == 336
-
-
-def test_a_variant_that_is_only_in_the_optimizer_is_missed(copy, tmp_path):
-    follow([step for step in recipe(DOCUMENT, "(d)") if step.path.startswith("optimizer")], copy)
-    assert set(python(copy, REFERENCE)["names"]) - set(variants_of_the_plugin(copy, tmp_path)) == {
-        f"{affine}{prologue}{operator}{add}Softsign"
-        for operator in ("ConvAvgPool", "UpsampleConv")
-        for affine in ("", "Affine", "Modulated")
-        for prologue in ("", "Relu", "LeakyRelu", "Silu")
-        for add in ("", "Add")
-    }
 
 
 def test_the_kernels_of_a_variant(extended):

@@ -86,16 +86,6 @@ def test_convpool_rewrites_the_pair_that_onnxruntime_runs(parts):
     assert convpool.optimize(parts["runtime"].model(parts["bank"].Pooling("max"))).report.sites == []
 
 
-def test_the_largest_of_a_window_cannot_be_taken_first(parts):
-    """Show what the module says: of max, filtering the largest pixels gives something else."""
-    x, bank = images(1, 12, 12), parts["bank"]
-    right = bank.run_numpy(x, bank.Pooling("max", 2))
-    largest = np.maximum.reduce(bank.windows(x, 2, 1, 11, 11))
-    taps = np.stack(bank.windows(largest.astype(np.int32), 3, 2, 5, 5), axis=1)
-    first = bank.finish(np.einsum("ft,ntpq->nfpq", bank.FILTERS.reshape(9, 9), taps), bank.Pooling("max", 2))
-    assert not np.array_equal(first, right)
-
-
 SHIM = """
 #include <cstdint>
 #include <cstddef>

@@ -73,7 +73,14 @@ def with_input(size: int) -> onnx.ModelProto:
     return model
 
 
+def with_window(value: object) -> onnx.ModelProto:
+    model = graph(f"{PAIR.replace('y =', 'p =')}\ny = MaxPool<kernel_shape=[2,2], ceil_mode=1>(p)")
+    model.graph.node[-1].attribute[0].CopyFrom(helper.make_attribute("kernel_shape", value))
+    return model
+
+
 MODELS = {
+    "a window that is no list": (lambda: with_window(2.0), "kernel_shape"),
     "too few bytes": (lambda: with_tensor(dims=[32, 16, 3, 4]), r"tensor 'w': data; got 18432 bytes, expected 24576 for"),
     "too many bytes": (lambda: with_tensor(dims=[32, 16, 3, 2]), "got 18432 bytes, expected 12288"),
     "unknown type": (lambda: with_tensor(data_type=77), "tensor 'w': element type; got 77, expected one of ONNX's"),

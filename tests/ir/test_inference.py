@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -173,19 +172,6 @@ def test_where_one_was_started_and_no_other_can_be_nothing_is_inferred_here(pret
         infer(b"SIGABRT")
     with pytest.raises(ModelError, match="shape inference of onnx .* has no process"):
         convpool.optimize(graph(PAIR), check=0)
-
-
-@pytest.mark.parametrize("size", [0, 1, 3])
-def test_an_answer_may_come_in_parts(size):
-    there, here = os.pipe()
-    process = elsewhere.InferenceProcess.__new__(elsewhere.InferenceProcess)
-    process._process = SimpleNamespace(stdout=open(there, "rb", buffering=0))
-    writing = threading.Thread(target=lambda: [os.write(here, b"a"), time.sleep(0.05), os.write(here, b"bc"), os.close(here)])
-    writing.start()
-    assert process.read(size, time.monotonic() + 20) == b"abc"[:size]
-    assert process.read(5, time.monotonic() + 20) == b"abc"[size:]  # the pipe has ended
-    writing.join()
-    process._process.stdout.close()
 
 
 def test_ctrl_c_ends_the_process(pretended, monkeypatch):

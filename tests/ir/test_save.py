@@ -18,7 +18,7 @@ import convpool
 from convpool.cli.group import run
 from convpool.cli.optimize import command
 from convpool.errors import ModelError, OptionError, OutputError
-from convpool.ir import files, save
+from convpool.ir import save
 from convpool.ir import save as saving
 from tests.support import sessions
 from tests.support.data_files import WEIGHT_BYTES, assert_loads, assert_same_outputs, locations, make, snapshot
@@ -294,25 +294,6 @@ def test_an_interruption_in_place_loses_nothing(tmp_path, monkeypatch, layout, s
     assert_loads(path)
 
 
-@pytest.mark.parametrize("lowering", ["direct", "fused"])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_nothing_is_left_behind_by_a_failure(tmp_path, monkeypatch, layout, lowering):
-    """direct: the weights are copied, in a folder that is made for them."""
-    (tmp_path / "b").mkdir()
-    result = convpool.optimize(make(tmp_path / "a", "deep/w.bin"), check=0, lowering=lowering)
-    replace = os.replace
-
-    def fail(source, target):
-        if str(target).endswith(".onnx"):
-            raise OSError(28, "No space left on device")
-        replace(source, target)
-
-    monkeypatch.setattr(os, "replace", fail)
-    with pytest.raises(OutputError, match="No space left"):
-        result.save(tmp_path / "b" / "out.onnx", external_data=layout)
-    assert list((tmp_path / "b").iterdir()) == []
-
-
 def test_a_read_only_file_is_not_replaced(tmp_path, capsys):
     path, out = make(tmp_path), tmp_path / "out.onnx"
     out.write_bytes(b"precious")
@@ -323,14 +304,6 @@ def test_a_read_only_file_is_not_replaced(tmp_path, capsys):
     with pytest.raises(OutputError, match="read-only"):
         convpool.optimize(path, check=0).save(out)
     assert out.read_bytes() == b"precious"
-
-
-def test_a_file_that_is_replaced_keeps_its_permissions(tmp_path):
-    out = tmp_path / "out.onnx"
-    out.write_bytes(b"old")
-    out.chmod(0o640)
-    convpool.optimize(make(tmp_path), check=0).save(out)
-    assert stat.S_IMODE(out.stat().st_mode) == 0o640
 
 
 def test_owner_and_attributes_stay_where_that_is_allowed(tmp_path, monkeypatch):
@@ -395,22 +368,6 @@ def test_zeros_are_copied_as_a_hole_and_not_left_out(tmp_path, monkeypatch):
     copied = io.BytesIO()
     save._copy_bytes(tmp_path / "data", 2, len(content) - 2, copied)
     assert copied.getvalue() == content[2:]
-
-
-def test_a_file_is_whole_when_it_gets_its_name(tmp_path, monkeypatch):
-    seen, replace = [], os.replace
-    monkeypatch.setattr(os, "replace", lambda source, target: seen.append(os.path.getsize(source)) or replace(source, target))
-    files.write_atomically(tmp_path / "out", bytes(100))
-    assert seen == [100]
-
-
-def test_saving_leaves_the_umask(tmp_path):
-    before = os.umask(0o027)
-    try:
-        files.write_atomically(tmp_path / "out", b"x")
-        assert os.umask(0o027) == 0o027 and (tmp_path / "out").stat().st_mode & 0o777 == 0o640
-    finally:
-        os.umask(before)
 
 
 def test_a_result_as_bytes():

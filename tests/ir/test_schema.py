@@ -49,12 +49,6 @@ def inferred(found: onnx.ModelProto) -> list:
     return [dim.dim_value or name or None for dim, name in zip(dims, names, strict=True)]
 
 
-def test_schema_is_registered_once():
-    schema.register_schema()
-    known = onnx.defs.get_schema("ConvAvgPool", 1, "ai.convpool")
-    assert known.has_type_and_shape_inference_function and (known.min_input, known.max_input) == (2, 3)
-
-
 def test_shapes():
     assert inferred(model([2, 4, 10, 11])) == [2, 6, 5, 4]
     assert inferred(model(["N", 4, 10, "W"])) == ["N", 6, 5, None]
@@ -246,16 +240,6 @@ def test_a_layout_that_there_is_not_is_an_inference_error():
     schema.give_layout(found.graph.node[0], 4)
     with pytest.raises(onnx.shape_inference.InferenceError, match="channels_last; got 4, expected 0 to 3"):
         inferred(found)
-
-
-def test_the_attribute_is_written_only_where_it_says_something():
-    node = schema.make_node(["x", "w"], "y", POOL, CONV)
-    before = node.SerializeToString()
-    assert schema.complete_layouts([node]) == set() and node.SerializeToString() == before
-    schema.give_layout(node, 1)
-    assert schema.layout_of(node) == 1 and schema.complete_layouts([node]) == {"ConvAvgPool"}
-    schema.give_layout(node, 0)
-    assert schema.layout_of(node) == 0 and node.SerializeToString() == before
 
 
 def test_permutations_are_given_once_and_go_with_the_layouts():

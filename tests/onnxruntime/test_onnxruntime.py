@@ -143,12 +143,6 @@ def test_a_map_without_elements_is_not_upsampled():
     assert got.shape == (0, 16, 26, 20)
 
 
-def test_an_empty_batch_gives_an_empty_result():
-    node = Node("ConvAvgPool", open_sizes=True)
-    (got,) = registered(node.model(functions=False)).run(None, {"X": np.zeros((0, 8, 9, 10), np.float32)})
-    assert got.shape == (0, 16, 5, 5)
-
-
 def test_half_types_round_to_nearest():
     """Every value that is one, and those between: by a pooling of one element and a weight of 1."""
     values = np.frombuffer(np.arange(2**16, dtype=np.uint16).tobytes(), np.float16)
@@ -284,14 +278,6 @@ def test_a_node_in_a_branch():
     graph = helper.make_graph([condition], "g", inputs, [values["out"]])
     outer = helper.make_model(graph, opset_imports=list(model.opset_import), ir_version=8)
     node.check(registered(outer).run(None, {"X": arrays["X"], "c": np.array(True)})[0], arrays)
-
-
-def test_two_sessions_share_the_operators():
-    node = Node()
-    first, second = registered(node.model(functions=False)), registered(node.model(functions=False))
-    run(node, first)
-    del first
-    run(node, second)
 
 
 WAYS = {

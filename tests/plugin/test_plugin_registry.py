@@ -90,43 +90,27 @@ print(json.dumps([[core.plugin_name, core.plugin_version, core.plugin_namespace]
     assert errors == ""
 
 
-WRONG = {
-    "pads=[1]": "pads; got 1 values, expected 4 for a kernel_shape of 2",
-    "strides=[0, 2]": "strides[0]; got 0, expected 1 to 65535",
-    "kernel_shape=[3] * 4": "kernel_shape; got 4 values, expected 1 to 3",
-    "group=[-1]": "group[0]; got -1",
-    "accumulation=2": "accumulation[0]; got 2, expected 0 to 1",
-    "pool_kernel_shape=[]": "pool_kernel_shape; got 0 values, expected 2",
-}
-WRONG_UPSAMPLED = {
-    "upsample=[2, 5]": "upsample[1]; got 5, expected 1 to 4",
-    "upsample=[0, 2]": "upsample[0]; got 0, expected 1 to 4",
-    "upsample=[2]": "upsample; got 1 values, expected 2 for a kernel_shape of 2",
-    "pool_pads=[0] * 4": "UpsampleConv: fields; got 'pool_pads', expected an attribute of the operator",
-}
-
-
-@pytest.mark.parametrize(("op_type", "wrong"), [("ConvAvgPool", WRONG), ("UpsampleConv", WRONG_UPSAMPLED)])
-def test_refuses_wrong_attributes_by_name(plugin, op_type, wrong):
+@pytest.mark.parametrize("op_type", ["ConvAvgPool", "UpsampleConv"])
+def test_refuses_wrong_attributes_by_name(plugin, op_type):
+    """The rest of what is refused: `wrong_fields` and `contradictions` of host/checks.h."""
     code = f"""
-made = [find_creator(trt, "{op_type}").create_plugin("layer", fields(**{{**good("{op_type}"), **change}}), phase)
-        for change in ({", ".join(f"dict({change})" for change in wrong)})
+made = [find_creator(trt, "{op_type}").create_plugin("layer", fields(**{{**good("{op_type}"), "pads": [1]}}), phase)
         for phase in (trt.TensorRTPhase.BUILD, trt.TensorRTPhase.RUNTIME)]
 print(json.dumps([one is None for one in made]))
 """
     refused, errors = run(plugin, code)
-    assert refused == [True, True] * len(wrong)
-    assert [errors.count(f"convpool: createPlugin: {message}") for message in wrong.values()] == [2] * len(wrong)
+    assert refused == [True, True]
+    assert errors.count("convpool: createPlugin: pads; got 1 values, expected 4 for a kernel_shape of 2") == 2
 
 
-def node_attributes(op_type: str, **changes) -> dict[str, object]:
+def node_attributes(op_type: str) -> dict[str, object]:
     """The attributes of a fused variant that the optimizer writes, as Python values, without those that are not fields."""
     node = helper.make_node("ConvAvgPool", ["x", "w", "b"], ["y"], domain=schema.DOMAIN)
     kind = OPERATORS[op_type]
     before, after = (slope if step == "LeakyRelu" else 0.0 for step, slope in ((kind.prologue, 0.25), (kind.epilogue, 0.1)))
     schema.give_parts(node, dataclasses.replace(kind, prologue_alpha=before, epilogue_alpha=after))
     assert node.op_type == op_type
-    return {item.name: helper.get_attribute_value(item) for item in node.attribute} | changes
+    return {item.name: helper.get_attribute_value(item) for item in node.attribute}
 
 
 def test_creates_every_fused_variant_from_the_optimizer_s_attributes(plugin):
@@ -154,34 +138,6 @@ print(json.dumps([made, refused]))
     assert "prologue_alpha 0.25; " in made["LeakyReluConvAvgPool"] and made["LeakyReluConvAvgPool"].endswith("; alpha 0")
 
 
-CONTRADICTIONS = (
-    ("ReluConvAvgPoolAdd", {"residual": 0}, "ReluConvAvgPoolAdd: residual; got 0, expected 1 by the operator's name"),
-    (
-        "ReluConvAvgPool",
-        {"prologue_activation": 3},
-        "ReluConvAvgPool: prologue_activation; got 3, expected 1 by the operator's name",
-    ),
-    ("ConvAvgPoolTanh", {"activation": 4}, "ConvAvgPoolTanh: activation; got 4, expected 3 by the operator's name"),
-    ("ConvAvgPoolSigmoid", {"activation": 5}, "ConvAvgPoolSigmoid: activation; got 5, expected 4 by the operator's name"),
-    ("ConvAvgPoolRelu", {"alpha": 0.5}, "ConvAvgPoolRelu: alpha; got 0.5, expected 0, as the operator's name has no"),
-    ("LeakyReluConvAvgPool", {"prologue_alpha": 1e39}, "LeakyReluConvAvgPool: prologue_alpha; got inf, expected a finite"),
-    ("ConvAvgPoolLeakyRelu", {"alpha": 1}, "alpha: type of the field; got 5, expected float"),
-)
-
-
-def test_refuses_a_fused_variant_that_contradicts_its_name(plugin):
-    given = [(op_type, node_attributes(op_type, **change)) for op_type, change, _ in CONTRADICTIONS]
-    code = f"""
-made = [find_creator(trt, op_type).create_plugin("layer", fields(**GOOD, **attributes), trt.TensorRTPhase.BUILD)
-        for op_type, attributes in {given}]
-print(json.dumps([one is None for one in made]))
-"""
-    refused, errors = run(plugin, code)
-    assert refused == [True] * len(CONTRADICTIONS)
-    for _, _, message in CONTRADICTIONS:
-        assert errors.count(f"convpool: createPlugin: {message}") == 1, message
-
-
 @pytest.mark.parametrize("op_type", ["ConvAvgPool", "AffineReluConvAvgPoolAdd"])
 def test_channels_last_may_only_be_0(plugin, op_type):
     attributes = {} if op_type == "ConvAvgPool" else node_attributes(op_type)
@@ -194,28 +150,6 @@ print(json.dumps([one is None for one in made]))
     assert refused == [False, True, True, True]
     message = f"convpool: createPlugin: {op_type}: channels_last; got 1, expected 0 in TensorRT; convpool build makes such nodes"
     assert message in errors
-
-
-def test_a_library_without_one_of_the_operators_is_refused(plugin):
-    code = """
-from convpool.ir import schema
-from convpool.tensorrt import TensorRTError
-schema.OP_TYPES += ("TanhConvAvgPool",)
-try:
-    load_plugin(trt)
-except TensorRTError as error:
-    print(json.dumps(str(error)))
-"""
-    message, _ = run(plugin, code)
-    assert "plugins; got no TanhConvAvgPool in TensorRT" in message and "expected 289; build the library" in message
-
-
-def test_a_missing_library_says_what_to_do(plugin, monkeypatch, tmp_path):
-    from convpool.tensorrt import TensorRTError, plugin_path
-
-    monkeypatch.setenv("CONVPOOL_PLUGIN_LIBRARY", str(tmp_path / "none.so"))
-    with pytest.raises(TensorRTError, match="not found; got .*none.so, expected the built library; CONVPOOL_PLUGIN_LIBRARY"):
-        plugin_path()
 
 
 def test_a_file_that_is_no_plugin_library_is_an_error(plugin, tmp_path):

@@ -532,22 +532,6 @@ def test_an_average_behind_a_plain_convolution_leaves_it_only_where_it_could_mov
     assert any((site.conv, site.status) == (conv, "rejected") and site.pattern != "plain_conv" for site in report.sites)
 
 
-def test_a_plain_convolution_excluded():
-    result = convpool.optimize(graph(RELU + PAIR, WIDE_SHAPES, inputs=WIDE), enable="plain_conv", exclude="c")
-    assert [(site.conv, site.pattern, site.status) for site in result.report.sites] == [
-        ("h", "conv_pool", "rewritten"),
-        ("c", "plain_conv", "excluded"),
-    ]
-    assert made(result.model) == ["Conv", "Relu", "ConvAvgPool"]
-
-
-def test_command_line_of_plain_convolutions(tmp_path, capsys):
-    onnx.save(graph(RELU + PAIR, WIDE_SHAPES, inputs=WIDE), tmp_path / "in.onnx")
-    assert run(command, "convpool-optimize", [str(tmp_path / "in.onnx"), "--plain-conv"]) == 0
-    assert made(onnx.load(tmp_path / "in.convpool.onnx")) == ["ConvAvgPoolRelu", "ConvAvgPool"]
-    assert "  -  ConvAvgPoolRelu with Relu  " in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("body", "pair"),
     [

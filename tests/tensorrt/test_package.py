@@ -68,15 +68,6 @@ def test_networks_compute_in_the_types_of_the_model_from_10_on():
     assert not package.is_weakly_typed(tensorrt("1.7.0", "tensorrt_rtx"))
 
 
-def test_a_library_that_the_environment_names(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("CONVPOOL_PLUGIN_LIBRARY", "own.so")
-    with pytest.raises(TensorRTError, match="plugin library: not found; got own.so, expected the built library"):
-        plugin_library.plugin_path()
-    (tmp_path / "own.so").write_bytes(b"")
-    assert plugin_library.plugin_path() == (tmp_path / "own.so").resolve()
-
-
 def test_the_library_that_is_installed(monkeypatch, tmp_path):
     monkeypatch.delenv("CONVPOOL_PLUGIN_LIBRARY", raising=False)
     (tmp_path / "lib.so").write_bytes(b"")

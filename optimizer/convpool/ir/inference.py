@@ -153,8 +153,9 @@ def drop_windows(model: ModelProto, inferred: ModelProto) -> bool:
                 continue
             dims = list(shapes.get(node.input[0], ()))[2:]
             rank, ends, dropped = len(dims), [], False
-            ones, pads = [1] * rank, list(values.get("pads") or [0] * (2 * rank))
-            rows = [list(values.get(name) or ones) for name in ("kernel_shape", "strides", "dilations")]
+            whole = {attribute.name: list(attribute.ints) for attribute in node.attribute}
+            ones, pads = [1] * rank, whole.get("pads") or [0] * (2 * rank)
+            rows = [whole.get(name) or ones for name in ("kernel_shape", "strides", "dilations")]
             lengths = [len(row) for row in (*rows, pads)]
             if lengths != [rank] * 3 + [2 * rank] or min([*pads, 0]) < 0 or min([*sum(rows, []), 1]) < 1:
                 continue  # malformed

@@ -297,13 +297,6 @@ def test_unknown_ranks_and_sizes(inputs):
     np.testing.assert_allclose(got, wanted, rtol=0, atol=4 * RTOL * np.abs(wanted).max())
 
 
-def test_switches_that_need_the_operator(tmp_path, capsys):
-    onnx.save(graph(PAIR), tmp_path / "in.onnx")
-    words = [str(tmp_path / "in.onnx"), "--target", "cpu", "--enable", "chain_head"]
-    assert run(command, "convpool-optimize", words) == 2
-    assert "--enable chain_head: got --lowering auto too; expected convavgpool" in capsys.readouterr().err
-
-
 CONVOLUTIONS = {  # weights and their type: whether the kernels take such a convolution in a chain of nodes
     ((32, 16, 3, 3), "float32"): True, ((32, 12, 3, 3), "float32"): True, ((32, 6, 3, 3), "float32"): False,
     ((32, 12, 3, 3), "float16"): False, ((32, 8, 3, 3), "float16"): True, ((32, 16, 3, 3), "float64"): False,

