@@ -156,8 +156,7 @@ def drop_windows(model: ModelProto, inferred: ModelProto) -> bool:
             whole = {attribute.name: list(attribute.ints) for attribute in node.attribute}
             ones, pads = [1] * rank, whole.get("pads") or [0] * (2 * rank)
             rows = [whole.get(name) or ones for name in ("kernel_shape", "strides", "dilations")]
-            lengths = [len(row) for row in (*rows, pads)]
-            if lengths != [rank] * 3 + [2 * rank] or min([*pads, 0]) < 0 or min([*sum(rows, []), 1]) < 1:
+            if [*map(len, (*rows, pads))] != [rank] * 3 + [2 * rank] or min([*pads, 0]) < 0 or min([*sum(rows, []), 1]) < 1:
                 continue  # malformed
             for dim, kernel, stride, dilation, begin, end in zip(dims, *rows, pads, pads[rank:], strict=False):
                 size, extent = dim.dim_value + begin, dilation * (kernel - 1) + 1
