@@ -41,6 +41,24 @@ def nodes_of(y: Any) -> list[str]:
     return [node.name() for node in seen]
 
 
+def results(module: Any, x: Any, order: int = 1) -> list[Any]:
+    """Return the output, the derivatives that there are up to an order, from the same random numbers, and the buffers then."""
+    torch = require_torch()
+    torch.manual_seed(1)  # for Dropout
+    x = x.clone().requires_grad_(order > 0)
+    wanted = [t for t in (x, *module.parameters()) if t.requires_grad]
+    with torch.set_grad_enabled(order > 0):
+        found = [y := module(x)]
+        for _ in range(order):
+            if y is None or not y.requires_grad:
+                break
+            loss = y.double().square().sum() + y.double().sum()
+            made = torch.autograd.grad(loss, wanted, create_graph=order > 1, allow_unused=True)
+            found += [gradient for gradient in made if gradient is not None]
+            y = made[0]
+    return [*found, *module.buffers()]
+
+
 @dataclass(frozen=True)
 class Layer:
     """Arguments of a convolution and of the pooling behind it; every size is small."""
@@ -51,6 +69,11 @@ class Layer:
     bias: bool
     conv: dict[str, Any]
     pool: dict[str, Any]
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Of input, weight and bias, if there is one."""
+        return [self.x_shape, self.weight_shape, *([self.weight_shape[:1]] if self.bias else [])]
 
     def original(self, functional: Any, x: Any, weight: Any, bias: Any) -> Any:
         """PyTorch's two operators; `functional` is torch.nn.functional."""

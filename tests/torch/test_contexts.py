@@ -226,24 +226,14 @@ BOTH = [(whole, *item) for whole in (False, True) for item in FUNCTIONS if not w
 
 @pytest.mark.parametrize("whole, function, wanted", [(b[0], *b[2:]) for b in BOTH], ids=[f"{b[1]}-{b[0]}" for b in BOTH])
 def test_functions(whole, function, wanted):
-    """whole: by inductor, to which the pass is the same."""
-    net, x = Function(function), torch.randn(2, 3, 10, 10)
+    """whole: by inductor, to which the pass is the same.  Another batch leaves the batch open, a symbol that vmap reads."""
+    net = Function(function)
     compiles, rewrite = (inductor if whole else compiled)(copy.deepcopy(net))
     with torch.compiler.config.patch(force_disable_caches=True):  # the pass is not asked about what a file has
-        check_same(step(compiles, x), step(net, x))
-    assert statuses(rewrite) == wanted
-
-
-@pytest.mark.parametrize("name", ["vmap", "vmap of weights", "grad of vmap", "after a transform"])
-def test_transforms_of_an_open_batch(name):
-    """A call of another batch ended in an IndexError: vmap's size was a symbol, and its begin not seen."""
-    (function, wanted) = next(item[1:] for item in FUNCTIONS if item[0] == name)
-    net = Function(function)
-    compiles, rewrite = compiled(copy.deepcopy(net))
-    for batch in (2, 3, 5):
-        x = torch.randn(batch, 3, 10, 10)
-        check_same(step(compiles, x), step(net, x))
-    assert [site.status for site in rewrite.reports[-1].sites] == wanted
+        for batch in (2,) if whole else (2, 3):
+            x = torch.randn(batch, 3, 10, 10)
+            check_same(step(compiles, x), step(net, x))
+    assert statuses(rewrite) == sorted(wanted * len(rewrite.reports))
 
 
 # ---- tensors that forward changes ----

@@ -42,8 +42,7 @@ def assert_near(got, expected, terms):
 def test_random_layers(seed, dtype, last):
     torch.manual_seed(seed)
     layer = random_layer(seed)
-    shapes = [layer.x_shape, layer.weight_shape, *([layer.weight_shape[:1]] if layer.bias else [])]
-    given = [on_gpu(shape, dtype, last, grad=True) for shape in shapes]
+    given = [on_gpu(shape, dtype, last, grad=True) for shape in layer.shapes]
     exact = [t.detach().double().requires_grad_() for t in given]
     y = FUNCTIONS[layer.rank](*given, **layer.conv, **layer.pool)
     expected = layer.original(F, *exact, *([] if layer.bias else [None]))

@@ -23,8 +23,7 @@ ops, aten = torch.ops.convpool, torch.ops.aten
 
 def tensors(layer, dtype=torch.float64, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    shapes = [layer.x_shape, layer.weight_shape, *([layer.weight_shape[:1]] if layer.bias else [])]
-    return [torch.randn(shape, dtype=dtype, generator=generator).requires_grad_() for shape in shapes]
+    return [torch.randn(shape, dtype=dtype, generator=generator).requires_grad_() for shape in layer.shapes]
 
 
 @pytest.mark.parametrize("seed", range(200))

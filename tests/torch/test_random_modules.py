@@ -3,9 +3,8 @@
 
 import copy
 import random
-from collections.abc import Iterator
 
-from tests.support.torch import require_torch
+from tests.support.torch import require_torch, results
 
 torch = require_torch()
 
@@ -106,25 +105,6 @@ class Generator:
         return nn.Sequential(*[self.rng.choice(kinds)() for _ in range(self.rng.randint(1, 3))]).double()
 
 
-def results(module: nn.Module, x: torch.Tensor, order: int) -> Iterator[torch.Tensor]:
-    """The output, derivatives up to the second, and the buffers afterwards."""
-    torch.manual_seed(1)  # for Dropout
-    x = x.clone().requires_grad_(order > 0)
-    wanted = [x, *module.parameters()]
-    with torch.set_grad_enabled(order > 0):
-        y = module(x)
-        yield y
-        for _ in range(order):
-            if not y.requires_grad:
-                break
-            found = torch.autograd.grad(y.square().sum() + y.sum(), wanted, create_graph=True, allow_unused=True)
-            yield from (gradient for gradient in found if gradient is not None)
-            y = found[0]
-            if y is None:
-                break
-    yield from module.buffers()
-
-
 def test_random_modules_keep_their_results(monkeypatch):
     monkeypatch.setattr(upsampling, "SUM_MACS", {"cpu": 0, "cuda": 0})
     pairs = upsampled = 0
@@ -147,10 +127,10 @@ def test_random_modules_keep_their_results(monkeypatch):
             for module in (original, rewritten):
                 module.train(training)
             try:
-                expected = list(results(original, given, order))
+                expected = results(original, given, order)
             except (RuntimeError, ValueError):  # BatchNorm of one value
                 continue
-            found = list(results(rewritten, given, order))
+            found = results(rewritten, given, order)
             largest = max(float(tensor.detach().abs().max()) for tensor in expected)  # BatchNorms magnify
             for mine, own in zip(expected, found, strict=True):
                 torch.testing.assert_close(own, mine, rtol=1e-7, atol=1e-7 * largest, msg=lambda text: f"{seed=}: {text}")  # noqa: B023

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from tests.support.torch import require_torch
+from tests.support.torch import require_torch, results
 
 torch = require_torch()
 import torch.nn.functional as F  # noqa: E402
@@ -237,17 +237,8 @@ IN_EVALUATION = [conv(nn.BatchNorm2d(4), nn.ReLU()), conv(nn.Dropout(0.5)), conv
 
 def same(module, x):
     """Compare values and two derivatives of the optimized module with the original's; the report."""
-    given = [x.clone().requires_grad_() for _ in range(2)]
     changed, report = optimize(copy.deepcopy(module), x)
-    states = torch.random.get_rng_state()
-    results = []
-    for net, own in zip((module, changed), given, strict=True):
-        torch.random.set_rng_state(states)
-        y = net(own)
-        wanted = [own, *net.parameters()]
-        first = torch.autograd.grad(y.square().sum(), wanted, create_graph=True)
-        results.append([y, *first, *torch.autograd.grad(first[0].square().sum(), wanted, allow_unused=True)])
-    for mine, own in zip(*results, strict=True):
+    for mine, own in zip(results(changed, x, 2), results(module, x, 2), strict=True):
         torch.testing.assert_close(mine, own, rtol=1e-9, atol=1e-9)
     return [(site.status, site.reason) for site in report.sites if site.rule == "upsample_last"]
 
