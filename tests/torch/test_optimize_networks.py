@@ -174,7 +174,8 @@ def test_inference(name, device, dtype):
         exact = copy.deepcopy(module).double()(x.double())
         other, nhwc = channels_last(module, x)
         own = [module(x).double(), other(nhwc).double()]
-        changed, _ = optimize(module, x)
+        changed, report = optimize(module, x)
+        assert report.summary.rewritten == NETWORKS[name].pairs
         distances = [float((y.double() - exact).abs().max() / exact.abs().max()) for y in (*own, changed(x))]
     assert distances[2] <= max(TIMES * max(distances[:2]), floor(dtype))
 
