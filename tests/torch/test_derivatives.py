@@ -27,7 +27,7 @@ def tensors(layer, dtype=torch.float64, seed=0):
 
 
 def pair(layer, given):
-    """What convpool's function and PyTorch's two operators give."""
+    """Return what convpool's function and PyTorch's two operators give."""
     mine = FUNCTIONS[layer.rank](*given, **layer.conv, **layer.pool)
     return mine, layer.original(F, *given, *([] if layer.bias else [None]))
 
