@@ -72,7 +72,7 @@ class Layer:
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
-        """Of input, weight and bias, if there is one."""
+        """The shapes of input, weight and bias, if there is one."""
         return [self.x_shape, self.weight_shape, *([self.weight_shape[:1]] if self.bias else [])]
 
     def original(self, functional: Any, x: Any, weight: Any, bias: Any) -> Any:
