@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.functional_tensor import FunctionalTensor
 
 from convpool.cuda.weight_gradient import MAX_FILTER
 from convpool.torch import kernels, plain
@@ -102,11 +101,6 @@ def is_captured(grad: torch.Tensor) -> bool:
     return plain_tensor and not torch.is_grad_enabled() and torch.cuda.is_current_stream_capturing()
 
 
-def is_compiled(grad: torch.Tensor) -> bool:
-    """Whether AOTAutograd follows a backward pass, without derivatives of its own, for torch.compile."""
-    return isinstance(grad, FunctionalTensor) and not torch.is_grad_enabled()
-
-
 def side_by_side(grad: torch.Tensor, first: Callable[[], Sequence[Any]], second: Callable[[], Any]) -> tuple[Any, Any]:
     """What both give; first: new tensors, or None for some.  On the gradient's device, which is the current one.
 
@@ -153,11 +147,6 @@ def _of_few_channels(
     return kernels.few_channels_gradients(grad, z, weight, geometry, bias)
 
 
-def recorded(grad: torch.Tensor) -> bool:
-    """Whether derivatives are recorded for PyTorch's own autograd, and not by a compiler."""
-    return torch.is_grad_enabled() and type(grad) is torch.Tensor
-
-
 def of_convolution(
     grad: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, geometry: Geometry, needs: Sequence[bool]
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
@@ -183,10 +172,3 @@ def of_convolution(
         made = torch.ops.aten.convolution_backward.default(grad, z, weight, *options, mask)
     d_z, d_weight, d_bias = (t if wanted else None for t, wanted in zip(made, mask, strict=True))
     return d_z, d_weight, channel_sums(grad) if apart else d_bias
-
-
-def dense(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """A gradient as the convolution of x lies in memory, copied once for all who read it."""
-    if is_batched(grad):
-        return grad
-    return grad.contiguous(memory_format=plain.result_format(x, weight))

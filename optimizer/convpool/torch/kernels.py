@@ -31,10 +31,6 @@ def library_is_there() -> bool:
     return True
 
 
-def _runs(x: torch.Tensor) -> bool:
-    return x.dtype in calls.NAMES and 0 not in x.shape and library_is_there()
-
-
 class _Box:
     """box_mean, or its adjoint, of tensors of one kind: shapes, strides, type, and the window."""
 
@@ -72,7 +68,8 @@ def _box(adjoint: bool, x: torch.Tensor, size: Ints, window: tuple) -> _Box | No
     key = (adjoint, x.shape, x.stride(), x.dtype, size, window)
     found = _boxes.get(key, _NEW)
     if found is _NEW:
-        found = _Box(adjoint, x, size, window) if _runs(x) and min(plain.pooled_size(size, *window)) > 0 else None
+        runs = x.dtype in calls.NAMES and 0 not in x.shape and library_is_there() and min(plain.pooled_size(size, *window)) > 0
+        found = _Box(adjoint, x, size, window) if runs else None
         if len(_boxes) < calls.KEPT:
             _boxes[key] = found
     return found

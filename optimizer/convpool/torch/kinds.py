@@ -386,25 +386,17 @@ NUMBERS = ("eps", "value", "scale_factor", "ceil_mode", "divisor_override")
 
 def translate_call(s: Skeleton, label: str, node: fx.Node) -> Translated:
     """The nodes of a function or method, None where there are none."""
-    target: Any = node.target
-    if (
-        isinstance(target, torch._ops.OpOverload)
-        and target.namespace == "aten"
-        and target is not torch.ops.aten.batch_norm.default
-    ):
-        name = target.overloadpacket.__name__
-        target = next((f for home in (F, torch) if (f := getattr(home, name, None)) in FUNCTIONS), target)
-    given = arguments(node, target)
+    given = arguments(node)
     if given is None or "input" in given and not isinstance(given["input"], (fx.Node, int, float)):
         return None
     if any(isinstance(given.get(name), fx.Node) for name in NUMBERS):
         return None
-    return FUNCTIONS[target][1](s, label, node, given)
+    return FUNCTIONS[node.target][1](s, label, node, given)
 
 
-def arguments(node: fx.Node, target: Any = None) -> Arguments | None:
+def arguments(node: fx.Node) -> Arguments | None:
     """The arguments of a call by their names, complete; None where the function is not known, or has no such."""
-    found = FUNCTIONS.get(target or node.target)
+    found = FUNCTIONS.get(node.target)
     names = {"train": "training", "axis": "dim", "self": "input"}  # torch.dropout's and numpy's
     try:
         bound = found and found[0].bind(*node.args, **{names.get(key, key): value for key, value in node.kwargs.items()})

@@ -84,20 +84,15 @@ class ModuleReport(Report):
         self.summary = _summed(self.sites, [report.summary for report in reports])
         self.changed = bool(self.summary.rewritten)
         self.notes[:] = dict.fromkeys(note for report in reports for note in report.notes)
-        self.plans[:] = [_line(one) for one in captured]
+        pairs = [(one.call, sum(report.summary.rewritten for report in one.reports)) for one in captured]
+        self.plans[:] = [f"{call}: {count} {'pair' if count == 1 else 'pairs'}" for call, count in pairs]
         names = [*names, *(name for site in self.sites for name in (site.conv, site.pool))]
         matched = [pattern for pattern in options.exclude if any(fnmatchcase(name, pattern) for name in names)]
         lost = [f"forward is cut in two at {one.breaks}" for one in captured if one.breaks]
         told = [*lost, *(error for one in captured for error in one.errors)]
         self.warnings[:] = dict.fromkeys([*told, *(unmatched(options.exclude, matched) if captured else ())])
-        self.hints[:] = (
-            [] if captured else ["the pairs are found by calls: call the module, or pass example inputs: optimize(module, x)"]
-        )
-
-
-def _line(one: Captured) -> str:
-    pairs = sum(report.summary.rewritten for report in one.reports)
-    return f"{one.call}: {pairs} {'pair' if pairs == 1 else 'pairs'}"
+        hint = "the pairs are found by calls: call the module, or pass example inputs: optimize(module, x)"
+        self.hints[:] = [] if captured else [hint]
 
 
 def _summed(sites: Sequence[SiteReport], summaries: Sequence[Summary]) -> Summary:
@@ -168,7 +163,7 @@ class Calls:
     def _seen(self, graph: Any, example_inputs: Any) -> Callable:
         """The backend, with a report after each capture."""
         run = self.backend(graph, example_inputs)
-        self._tell()
+        self.report.update(self.backend.captured, self.options, [name for name, _ in self.module.named_modules()])
         if len(self.backend.captured) == LIMIT:
             warnings.warn(
                 f"convpool: {type(self.module).__name__} has been captured {LIMIT} times, once for each kind of call; calls of"
@@ -184,9 +179,6 @@ class Calls:
             return run(*inputs)
 
         return looked
-
-    def _tell(self) -> None:
-        self.report.update(self.backend.captured, self.options, [name for name, _ in self.module.named_modules()])
 
     def look(self, args: tuple, kwargs: dict[str, Any]) -> None:
         """Capture a call.  Nothing is computed where one graph holds all of forward; else a copy of the module runs."""
@@ -215,16 +207,11 @@ class Calls:
             try:
                 copy.deepcopy(self.module)._call_impl(*copy.deepcopy(args), **copy.deepcopy(kwargs))
             except Exception as own:
-                said = " ".join(str(own).split())
-                raise OptionError(
-                    f"example_inputs: forward fails; got {type(own).__name__}: {said}, expected inputs that it takes"
-                ) from own
-        said = " ".join(str(error).split())[:200]
-        if isinstance(error, FailOnRecompileLimitHit):
-            self.report.hints[:] = []
-            self.report.warnings.append(_MET)
-            return
-        self.report.warnings.append(f"TorchDynamo cannot follow forward: {type(error).__name__}: {said}")
+                said = f"{type(own).__name__}: {' '.join(str(own).split())}"
+                raise OptionError(f"example_inputs: forward fails; got {said}, expected inputs that it takes") from own
+        said, met = " ".join(str(error).split())[:200], isinstance(error, FailOnRecompileLimitHit)
+        self.report.hints[:] = [] if met else self.report.hints
+        self.report.warnings.append(_MET if met else f"TorchDynamo cannot follow forward: {type(error).__name__}: {said}")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Calls:
         return _restored(copy.deepcopy(self.module, memo), self.options)

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 
 from convpool.torch import gradients, kernels, plain
@@ -111,15 +112,18 @@ def pair_gradients(
     grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, geometry: tuple, needs: Sequence[bool]
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """The gradients at x, weight and bias, None for those that are not asked for; differentiable."""
-    small, grad = _small(geometry), gradients.dense(grad, x, weight)
-    if gradients.is_compiled(grad):
-        # A compiler fuses the bias's sums with what is around them; with those of few channels they cost nothing.
+    small, records = _small(geometry), torch.is_grad_enabled()
+    if not gradients.is_batched(grad):
+        grad = grad.contiguous(memory_format=plain.result_format(x, weight))  # copied once for all who read it
+    if isinstance(grad, FunctionalTensor) and not records:
+        # AOTAutograd follows, for torch.compile.  A compiler fuses the bias's sums with what is around them; with those of few
+        # channels they cost nothing.
         together = needs[1] and needs[2] and gradients.has_few_channels(weight, True)
         d_z, d_weight, d_bias = _ops.pooled_conv_gradients(grad, x, weight, *geometry[:8], needs[0], needs[1], together)
         d_x = d_z if small.is_single or not needs[0] else _fusible_adjoint(d_z, x, *small.window)
         alone = gradients.channel_sums(grad) if needs[2] and not together else None
         return d_x if needs[0] else None, d_weight if needs[1] else None, d_bias if together else alone
-    if gradients.recorded(grad):
+    if records and type(grad) is torch.Tensor:  # for PyTorch's own autograd
         d_input = _gradient(grad, weight, x.detach(), geometry, 0) if needs[0] else None
         d_weight = _gradient(grad, x, weight.detach(), geometry, 1) if needs[1] else None
         return d_input, d_weight, gradients.channel_sums(grad) if needs[2] else None

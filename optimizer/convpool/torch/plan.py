@@ -228,8 +228,8 @@ class Rebuilding:
         rest = (list(values["strides"]), pads[:rank], list(values["dilations"]), values["group"])
         if pads[:rank] == pads[rank:]:
             return plain.CONVS[rank], (x, weight, bias, *rest)
-        ones, zeros = [1] * rank, [0] * (2 * rank)
-        return POOLED_CONV, (x, weight, bias, ones, ones, zeros, ones, rest[0], pads, *rest[2:], *plain.NOTHING)
+        geometry = plain.single(*rest)
+        return POOLED_CONV, (x, weight, bias, *geometry[:5], pads, *geometry[6:])
 
     def _average(self, node: NodeProto, values: dict[str, Any]) -> tuple[Any, tuple]:
         kernel = list(values["kernel_shape"])
