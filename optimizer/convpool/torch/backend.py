@@ -106,7 +106,7 @@ def _eager_steps(module: fx.GraphModule, graph: fx.Graph, pairs: dict[fx.Node, s
         if eager.may_have_penalty(copied):  # for those that are asked for, and those that the rules have made of pairs
             kept = {copies[node] for node in graph.nodes if node in copies and node not in taken}
             gpu.give_derivatives(copied, [node for node in copied.nodes if node not in kept])
-        return eager.ready(module, copied)
+        return eager.ready(module, copied, in_steps=True)
 
     def steps(scale: float) -> Callable:
         taken = frozenset(eager.gaining(graph, pairs, scale))

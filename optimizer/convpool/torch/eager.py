@@ -33,8 +33,9 @@ HOST_US, UNRECORDED_US = {False: 105, True: 330}, 36
 """The host's for an operator of PyTorch's, with derivatives and without."""
 PAIR_US, UPSAMPLED_US, CONVOLUTION_US = {False: 250, True: 550}, 320, 80
 """The host's for a pair by kernels, an upsampled convolution, or one with convpool's second derivatives, beyond PyTorch's."""
-OPERATOR, CONVOLUTION, PAIR, UPSAMPLED = (12.5, 3.6, 0), (16, 10.5, 2), (8, 11, 4), (0, 4.5, 2.5)
-"""The GPU's: for a kernel, for each MB of the result, for 1e9 multiply-adds of 16 bits; what PAIR and UPSAMPLED save of that."""
+OPERATOR, CONVOLUTION, UPSAMPLED, SAVED = (12.5, 3.6, 0), (16, 10.5, 2), (0, 4.5, 2.5), 0.75
+"""The GPU's: for a kernel, for each MB of the result, for 1e9 multiply-adds of 16 bits; what an upsampled convolution saves of
+that; the share that a pair saves of its convolution's."""
 WEIGHTS_US, SECOND_US = 6, 2e-4
 """The GPU's for each MB of summed weights, and in PyTorch's second derivative for a position, times the square root of all in an
 image."""
@@ -52,15 +53,16 @@ def may_have_penalty(graph: fx.Graph) -> bool:
     return any(isinstance(value := value_of(node), torch.Tensor) and value.requires_grad for node in inputs)
 
 
-def ready(module: fx.GraphModule, graph: fx.Graph, *, first: bool = False) -> Callable:
+def ready(module: fx.GraphModule, graph: fx.Graph, *, first: bool = False, in_steps: bool = False) -> Callable:
     """A function that runs the module's rewritten graph: pairs are PyTorch's operators on a CPU, and calls of kernels elsewhere.
 
-    In training with a penalty large ones on a CPU have derivatives of convpool's.  first: weights are computed first."""
+    In training with a penalty large ones on a CPU have derivatives of convpool's.  first: weights are computed first.  in_steps:
+    without a penalty, pairs of 1x1 convolutions are PyTorch's operators on a GPU too, which take the host no longer."""
     penalty = torch.is_grad_enabled() and may_have_penalty(graph)
     for node in graph.find_nodes(op="call_function", target=POOLED_CONV):
         tensors, geometry = node.args[:3], frozen(node.args[3:])
         x, weight = value_of(tensors[0]), value_of(tensors[1])
-        operators = _operators(tensors, geometry)
+        operators = _operators(tensors, geometry, in_steps and not penalty)
         if operators is None or penalty and _macs(weight, x) > SECOND_MACS * math.prod((*geometry[1], *geometry[4])):
             node.target, node.args = pooled_conv_of, (tensors, geometry)
             continue
@@ -77,12 +79,14 @@ def ready(module: fx.GraphModule, graph: fx.Graph, *, first: bool = False) -> Ca
     return fx.GraphModule(module, graph).forward
 
 
-def _operators(tensors: Sequence[Any], geometry: tuple) -> list[tuple] | None:
+def _operators(tensors: Sequence[Any], geometry: tuple, in_steps: bool) -> list[tuple] | None:
     """PyTorch's operators that do the same one after the other: each with its arguments but the first; None if it has no such."""
     (_, weight, bias), (kernel, strides, pads, dilations, steps, zeros, spread, groups) = tensors, geometry[:8]
     x, rank = value_of(tensors[0]), len(kernel)
+    w = value_of(weight)
+    swaps = in_steps and isinstance(w, torch.Tensor) and max(w.shape[2:]) == 1 and not any((*pads, *zeros))
     on_cpu = isinstance(x, torch.Tensor) and x.device.type == "cpu"
-    if not on_cpu or geometry[10] or any(d != 1 for d in dilations):
+    if not (on_cpu or swaps) or geometry[10] or any(d != 1 for d in dilations):
         return None
     made: list[tuple] = []
     if not plain.pools_rightly(x, kernel, pads, dilations):
@@ -126,18 +130,20 @@ def gaining(graph: fx.Graph, pairs: Mapping[fx.Node, str], scale: float = 1.0) -
         macs = scale * y.element_size() / 2 * _macs(weight, y) / 1e9 if convolved else 0.0
         if convolved and penalty:
             second = SECOND_US * scale * _positions(y) * math.sqrt(math.prod(plain.hints(y.shape)[2:]))
+        device = passes * _us(CONVOLUTION if convolved else OPERATOR, size, macs)
+        swaps = convolved and max(weight.shape[2:]) == 1  # PyTorch's operators in the other order
         if node in pairs and pairs[node] == "pool_first":
-            found.append((passes * _us(PAIR, size, macs) + second, PAIR_US[penalty] * recorded, len(operators), node))
+            host = 0 if swaps and not penalty else PAIR_US[penalty] * recorded
+            found.append((SAVED * device + second, host, len(operators), node))
         elif node in pairs:
             channels, given = weight.shape[:2]
             written = WEIGHTS_US * weight.numel() * y.element_size() / 1e6
-            swaps = max(weight.shape[2:]) == 1 and channels <= 2 * given  # PyTorch's operators in the other order
             gain = passes * (_us(UPSAMPLED, size * (1 + given / channels), macs) - written) + second
-            found.append((gain, UPSAMPLED_US * recorded * (not swaps), len(operators), node))
+            host = 0 if swaps and channels <= 2 * given else UPSAMPLED_US * recorded
+            found.append((gain, host, len(operators), node))
         elif second:
             found.append((second, CONVOLUTION_US * recorded, len(operators), node))
-        device = passes * _us(CONVOLUTION if convolved else OPERATOR, size, macs) + second
-        operators.append((recorded, HOST_US[penalty] if recorded else UNRECORDED_US, device))
+        operators.append((recorded, HOST_US[penalty] if recorded else UNRECORDED_US, device + second))
     taken, least = set(), _step_us(operators, penalty)
     for gain, cost, place, node in sorted(found, key=lambda item: item[0], reverse=True):
         recorded, host, device = before = operators[place]
