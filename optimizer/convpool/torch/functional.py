@@ -108,15 +108,11 @@ _kept = functools.lru_cache(4096)(_describe)  # torch.compile, which would ignor
 
 def conv_avg_pool(rank: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *arguments: Any) -> torch.Tensor:
     """The functions of all ranks; arguments: from stride to accumulation, in the functions' order."""
-    described = None
-    kernel, shifted = weight.shape[2:], bias is not None
-    if not torch.compiler.is_compiling():
-        try:
-            described = _kept(rank, kernel, *arguments, shifted)
-        except TypeError:  # a list among the arguments
-            pass
-    if described is None:
-        described = _describe(*(rank, tuple(kernel), *arguments, shifted))
+    asked = (rank, weight.shape[2:], *arguments, bias is not None)
+    try:
+        described = (_describe if torch.compiler.is_compiling() else _kept)(*asked)
+    except TypeError:  # a list among the arguments
+        described = _describe(*asked)
     convolution, pooling, first = described
     wrong = x.dim() not in (rank + 1, rank + 2) or not x.is_floating_point()  # which PyTorch's own operators say best
     if first is None or wrong or is_exporting() or x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):

@@ -45,10 +45,9 @@ class _ConvAvgPool:
         x, padding = input, conv.padding
         if conv.padding_mode != "zeros":
             x, padding = F.pad(input, conv._reversed_padding_repeated_twice, mode=conv.padding_mode), 0
-        pooling: Any = (self.pool_size, self.pool_stride, self.pool_padding, self.ceil_mode, self.count_include_pad)
-        pooling = (*pooling, self.accumulation)
-        geometry = (conv.stride, padding, conv.dilation, conv.groups)
-        return conv_avg_pool(self.rank, x, conv.weight, conv.bias, *geometry, *pooling)
+        geometry = (conv.stride, padding, conv.dilation, conv.groups, self.pool_size, self.pool_stride, self.pool_padding)
+        options = (self.ceil_mode, self.count_include_pad, self.accumulation)
+        return conv_avg_pool(self.rank, x, conv.weight, conv.bias, *geometry, *options)
 
     def extra_repr(self) -> str:
         """The convolution's arguments, then the pooling's."""
@@ -90,20 +89,10 @@ class _UpsampleConv:
     rank: int
 
     def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: Sizes,
-        *,
-        scale_factor: Sizes = 2,
-        padding: Sizes | str = 0,
-        bias: bool = True,
-        padding_mode: str = "zeros",
-        device: Any = None,
-        dtype: Any = None,
+        self, in_channels: int, out_channels: int, kernel_size: Sizes, *, scale_factor: Sizes = 2, **options: Any
     ) -> None:
         convolution: Any = super()
-        convolution.__init__(in_channels, out_channels, kernel_size, 1, padding, 1, 1, bias, padding_mode, device, dtype)
+        convolution.__init__(in_channels, out_channels, kernel_size, stride=1, dilation=1, groups=1, **options)
         self.scale_factor = sizes("scale_factor", scale_factor, self.rank, 1)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
