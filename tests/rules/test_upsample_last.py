@@ -665,6 +665,17 @@ def test_other_convolutions_stay(attributes, expected):
     assert expected in reason(pointwise(resized('mode="linear"') + f"y = Conv<{attributes}>(u, w, b)"))
 
 
+@pytest.mark.parametrize("name", ("w", "b"))
+@pytest.mark.parametrize("body", (resized('mode="linear"') + POINTWISE, 'h = Conv(x, w, b)\ny = Resize<mode="cubic">(h, , t)'))
+def test_infinite_constants_stay_beside_an_interpolation(body, name):
+    """An interpolation multiplies by 0: a class that a bias of minus infinity masks would become NaN."""
+    given = {"t": scales(0.25, 0.25), "w": whole((8, 16, 1, 1)), "b": whole((8,))}
+    given[name].flat[3] = -np.inf
+    assert "weights and bias; got infinity or NaN" in reason(pointwise(body, given), disable="pool_first")
+    picked = pointwise(body.replace("linear", "nearest").replace("cubic", "nearest"), given)
+    assert convpool.optimize(picked, check=0, target="cpu").changed
+
+
 SHRINK = {"s": scales(0.5, 0.5), "w": whole((32, 16, 1, 1)), "b": whole((32,))}
 
 

@@ -10,9 +10,9 @@
 A 1x1 convolution acts on each position alike, and the weights of each position of a resampling add up to one: so the bias moves
 too.  Conditions of `ResizeLast`, in the order in which they are checked: (1) no attribute refers to a function's; (2) strides of
 1, no pads; (3) a resampling that `resampling.resize` takes is in front, through what `resampling.maps` lists, and enlarges; (4)
-it is one map, or the convolution has one group, constant weights, and is split by its input channels; (5) it takes at most 95%
-of the time by the cost model.  Of `ResizeFirst`: (1) and (2); (3) only the Resize reads the convolution, and makes its result
-smaller.
+it is one map, or the convolution has one group, constant weights, and is split by its input channels; (5) its constants are
+finite, if it moves in front of an interpolation, which multiplies by 0 too; (6) it takes at most 95% of the time by the cost
+model.  Of `ResizeFirst`: (1), (2) and (5); (3) only the Resize reads the convolution, and makes its result smaller.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 from onnx import NodeProto
 
 from convpool.algebra.expand import dense_cost
@@ -63,7 +64,8 @@ class ResizeLast(MovingRule):
         found = walk.map(leaf.input)
         if not found.resampled:
             return next(iter(walk.rejects), None)
-        plan = planned(site, leaf, found, found.nodes, context)
+        picks = all(part.resample.picks for part in found.resampled if part.resample is not None)
+        plan = _infinite(site.scope, leaf, picks=picks) or planned(site, leaf, found, found.nodes, context)
         if isinstance(plan, ResizePlan):
             plan = with_forms(with_nodes_behind(plan), context)
         return with_activations(plan) if isinstance(plan, ResizePlan) else plan
@@ -81,6 +83,14 @@ def _pointwise(scope: Scope, index: int) -> ConvLeaf | Reject:
     if any(leaf.conv.pads):
         return reject(scope, index, "pads", list(leaf.conv.pads), "none")
     return leaf
+
+
+def _infinite(scope: Scope, leaf: ConvLeaf, *, picks: bool) -> Reject | None:
+    """Condition (5): a bias of minus infinity, which masks a class, would become NaN.  picks: whether nothing is interpolated."""
+    constants = [item.array() for item in (leaf.weight, leaf.bias) if item is not None and not picks]
+    if all(np.isfinite(array).all() for array in constants):
+        return None
+    return reject(scope, leaf.node, "weights and bias", "infinity or NaN", "finite numbers in front of an interpolation")
 
 
 @dataclass(frozen=True)
@@ -128,6 +138,8 @@ class ResizeFirst(ResizeRule):
         assert found is not None
         if found.growth >= 1 or 0 in (scope.info(scope.nodes[site.resize].output[0]).shape or ()):
             return None
+        if (wrong := _infinite(scope, leaf, picks=found.picks)) is not None:
+            return wrong
         readers = scope.sole_reader(found.input)
         if readers is not None:
             return reject(scope, site.root, "result of the convolution", readers, "one reader, the Resize")
