@@ -188,14 +188,6 @@ def test_unused_initializers_of_the_original_stay():
     assert "unused" in {tensor.name for tensor in rewrite(model, 1, "direct").graph.initializer}
 
 
-def test_standard_domain_by_its_long_name():
-    model = graph(PAIR)
-    model.opset_import[0].domain = "ai.onnx"
-    result = convpool.optimize(model, lowering="convavgpool", check=0)
-    onnx.checker.check_model(result.model, full_check=True)
-    assert operators(result.model.graph) == {"ConvAvgPool": 1}
-
-
 def test_function_and_domain_appear_only_with_the_operator():
     with_operator, without = rewrite(graph(PAIR), 1, "convavgpool"), rewrite(graph(PAIR), 1, "direct")
     assert [(f.domain, f.name) for f in with_operator.functions] == [(schema.DOMAIN, schema.OP_TYPE)]

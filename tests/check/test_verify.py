@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import convpool
 from convpool.check import session as runners
-from convpool.check.inputs import float_types, to_float32
+from convpool.check.inputs import to_float32
 from convpool.cli.group import run
 from convpool.cli.optimize import command
 from convpool.errors import ModelError, OptionError, VerificationError
@@ -392,15 +392,6 @@ def test_the_command_writes_nothing_that_is_not_proven(capsys, tmp_path):
     assert json.loads(report.read_text())["verification"]["passed"] is False
     assert not (tmp_path / "model.convpool.onnx").exists()
     assert run(command, "convpool-optimize", [str(path), "--no-check", "-q"]) == 0
-
-
-def test_the_floating_point_types_of_a_model():
-    assert float_types(graph(PAIR, {"b": (32,)})) == {TensorProto.FLOAT}
-    model = graph("y = Cast<to=1>(x)", inputs="float16[4] x", outputs="float[4] y")
-    assert float_types(model) == {TensorProto.FLOAT, TensorProto.FLOAT16}
-    model.graph.initializer.append(numpy_helper.from_array(np.ones(1), "d"))
-    assert float_types(model) == {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE}
-    assert float_types(graph("y = Add(x, x)", inputs="int64[4] x", outputs="int64[4] y")) == set()
 
 
 def test_every_type_of_a_model_becomes_float32():

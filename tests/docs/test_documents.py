@@ -55,11 +55,6 @@ def test_the_log_is_short():
     assert len((ROOT / "docs" / "log.md").read_text().splitlines()) <= 60
 
 
-def test_steps_of_recipes_are_told_from_paths():
-    text = "`a/new.h`: made:\n\n```cpp\nint a;\n```\n\n`a/old.h`: changed:\n\n```diff\n-int b;\n```\n\n`a/named.h` is named.\n"
-    assert [(step.path, step.is_new) for step in steps(text)] == [("a/new.h", True), ("a/old.h", False)]
-
-
 LINE = "SPDX-License-Identifier: Apache-2.0"
 TEXT_SHA256 = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"  # apache.org/licenses/LICENSE-2.0.txt
 FOLDERS = ("benchmarks", "docs", "models", "optimizer", "plugin", "tests", "tools")

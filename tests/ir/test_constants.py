@@ -12,7 +12,7 @@ import convpool
 from convpool.errors import ModelError
 from convpool.ir import constants
 from convpool.ir.constants import Constant, computed, folded
-from tests.support.models import chain, function_scope, graph, index, operators
+from tests.support.models import function_scope, graph, operators
 from tests.support.rewriting import DIRECT, PAIR, POOL, rewrite
 
 CHAINS = {
@@ -292,16 +292,3 @@ def test_a_node_by_an_attribute_of_the_function_is_no_constant():
     body = "c = Constant<value_ints = [1]>() d = Concat<axis: int = @e>(c, c) f = Concat<axis = 0>(c, c) b = Reshape(a, f)"
     scope = function_scope(body)
     assert scope.constant("d") is None and scope.constant_ints("f") == (1, 1)
-
-
-@pytest.mark.parametrize(("count", "known"), [(1, True), (100, True), (101, False)])
-def test_a_constant_is_seen_through_100_nodes(count, known):
-    (scope,) = index(graph(f"{chain(count, 'Identity', 'c', 'i')}\ny = Add(x, i)", {"c": (1,)}))
-    assert (scope.constant("i") is not None) == known
-
-
-@pytest.mark.parametrize(("sizes", "known"), [((4095, 1), True), ((4095, 2), False), ((4096, 1), False), ((4097, 0), False)])
-def test_4096_elements_are_folded(sizes, known):
-    constants = {"a": [1] * sizes[0], "b": [1] * sizes[1]}
-    (scope,) = index(graph("c = Concat<axis=0>(a, b)\ny = Expand(x, c)", constants, outputs="float y"))
-    assert (scope.constant("c") is not None) == known

@@ -14,7 +14,7 @@ from convpool.ir.index import TensorInfo, index_model, with_shapes_folded
 from convpool.ir.model import infer_shapes
 from convpool.ir.protos import _read_names
 from models import generators
-from tests.support.models import FUNCTION, graph, index, operators
+from tests.support.models import FUNCTION, graph, operators
 from tests.support.rewriting import PAIR, rewrite, verified
 
 CONV = "h = Conv<pads=[1,1,1,1]>(x, w)\ns = Shape(h)\n"
@@ -141,15 +141,6 @@ def test_shapes_of_what_a_gather_picks_of_a_shape():
         verified(model, 1)
 
 
-def test_sizes_are_followed_so_deep(monkeypatch):
-    steps = "\n".join(f"s{n + 1} = Concat<axis=0>(s{n}, one)" for n in range(4))
-    model = graph(f"s0 = Shape(x)\n{steps}\ny = Identity(s4)", {"one": [1]}, inputs="float[N,16] x", outputs="int64[a] y")
-    assert index(model)[0].sizes("s4") == ("N", 16, 1, 1, 1, 1)
-    for depth, known in ((5, True), (3, False)):
-        monkeypatch.setattr(index_module, "MAX_FOLDED_NODES", depth)
-        assert (index(model)[0].sizes("s4") is not None) == known
-
-
 def test_a_function_whose_shapes_cannot_be_inferred(monkeypatch):
     model = graph("y = local.net<e = 1>(x, w)", functions=FUNCTION.format("b = Relu(a)"), imports=', "local": 1')
     info = {"a": TensorInfo(TensorProto.FLOAT, (2, 3))}
@@ -160,26 +151,6 @@ def test_a_function_whose_shapes_cannot_be_inferred(monkeypatch):
 
     monkeypatch.setattr(model_module, "infer_elsewhere", refused)
     assert index_module._infer_function(model, model.functions[0], info) is None
-
-
-def test_what_is_picked_of_a_shape_that_is_not_all_known():
-    body = "s = Shape(x)\ng = Gather(s, two)\nh = Gather(s, first)\nt = Slice(s, three, end)\nc = Concat<axis=0>(s, three)\n"
-    constants = {"two": [1, 3], "first": [0], "three": [3], "end": [4], "n": np.int64(3)}
-    model = graph(f"{body}k = Gather(s, n)\ny = Identity(c)", constants, inputs="float[N,16,H,12] x", outputs="int64[a] y")
-    (scope,) = index(model)
-    values = {name: scope.constant(name) for name in "gtkhc"}
-    assert {name: value.array().tolist() for name, value in values.items() if value is not None} == {
-        "g": [16, 12],
-        "t": [12],
-        "k": 12,
-    }
-
-
-def test_a_shape_is_a_constant_where_all_of_it_is_known():
-    body = "s = Shape(x)\nt = Shape<start=1>(z)\nu = Shape(z)\ny = Concat<axis=0>(s, t, u)"
-    (scope,) = index(graph(body, inputs="float[2,16] x, float[N,3,4] z", outputs="int64[a] y"))
-    values = {name: scope.constant(name) for name in "stu"}
-    assert {name: value.array().tolist() for name, value in values.items() if value is not None} == {"s": [2, 16], "t": [3, 4]}
 
 
 def reversed_nodes(name: str) -> onnx.ModelProto:

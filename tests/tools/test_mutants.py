@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 
 from tools.mutation.__main__ import result, sample, score
-from tools.mutation.mutants import Mutant, mutants
+from tools.mutation.mutants import mutants
 from tools.mutation.outcome import PACKAGE, ROOT, Runs
 from tools.mutation.reach import likeliest
 
@@ -75,21 +75,6 @@ def test_a_run_that_ends_early_leaves_a_record(tmp_path, by):
     assert "ended early: 4 changes have no result" in output and run.returncode == 1
     record = json.loads((tmp_path / "record.json").read_text())
     assert record["unfinished"] == [0, 1, 2, 3] and record["mutants"] == 0
-
-
-def test_a_file_of_tests_is_run_on_a_changed_copy():
-    path = PACKAGE / "algebra" / "lowering.py"
-    text = path.read_text()
-    broken = Mutant("none", 1, text, "raise ValueError", 0, len(text.encode()))
-    runs = Runs()
-    tests = ["tests/algebra/test_cost.py"]
-    assert runs.unchanged(tests, 60) == ("survived", [])
-    assert runs.outcome(path, broken, tests, 60)[0] == "killed"
-    assert runs.outcome(path, broken, tests, 0.01) == ("timeout", [])
-    assert path.read_text() == text
-    runs.end()
-    with pytest.raises(RuntimeError):
-        runs.unchanged(tests, 60)
 
 
 def test_a_change_is_tried_on_tests_that_reach_its_line_first():

@@ -4,16 +4,14 @@
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
 
 import convpool
-from convpool.ir import schema
 from convpool.options import DEFAULT_LIMITS
 from convpool.rules.cuda_chain import layouts as turns
-from convpool.rules.cuda_chain.layouts import _moved, _permuted, joined, reads_any
+from convpool.rules.cuda_chain.layouts import joined
 from tests.support.cuda_target import NARROW, TAIL, for_cuda, layouts
 from tests.support.models import graph, index, operators
-from tests.support.rewriting import PAIR, POOL
+from tests.support.rewriting import POOL
 
 CONSTANTS = {
     **NARROW, "space": [2, 3], "width": [3], "channel": [1], "pair": [4, 32], "same_batch": [0, -1],
@@ -167,18 +165,6 @@ def test_a_norm_whose_shift_the_type_has_not_keeps_its_layout(mean, joins):
 
 
 @pytest.mark.parametrize(
-    ("shape", "same"),
-    [("2,1,8,8", True), ("2,16,1,1", True), ("2,16,1,8", False), ("1,16,8,8", False), ("2,16", False), ("2,1", False)],
-)
-def test_a_tensor_that_is_the_same_in_both_layouts(shape, same):
-    (scope,) = index(graph("y = Relu(x)", inputs=f"float[{shape}] x", outputs="float y"))
-    assert turns.same_in_memory(scope, "x") == same
-    moved = 2 * 4 * np.prod([int(n) for n in shape.split(",")]) / 3.0e6
-    assert turns._move_us(scope, "x") == pytest.approx(moved)
-    assert turns.turn_us(scope, "x") == (0 if same else pytest.approx(2.5 + moved))
-
-
-@pytest.mark.parametrize(
     ("given", "elements", "item"),
     [("float16[2,16,8,8]", 2048, 2), ("float[N,16,H,8]", 8 * 16 * 32 * 8, 4), ("double[N,C,H,W]", 8 * 32**3, 8)],
 )
@@ -193,36 +179,6 @@ def test_an_image_has_four_channels_at_most(channels, image):
     (scope,) = index(graph("y = Relu(x)", inputs=f"float[2,{channels},8,8] x"))
     assert turns._is_image(scope, "x", DEFAULT_LIMITS) == image
     assert not turns._is_image(scope, "nothing", DEFAULT_LIMITS)
-
-
-def test_channels_last_have_to_cost_less_in_a_group_that_is_free():
-    group = turns.Group(last_us=1.0, first_us=2.0)
-    assert not group.last
-    group.touched = True
-    assert group.last
-    for name, value in (("first_us", 1.0), ("fixed", True)):
-        assert not turns.Group(**{**vars(group), name: value}).last
-
-
-def test_ends_whose_layout_is_fixed():
-    body = "a = Relu(x)\nt = Transpose<perm=[0,2,3,1]>(a)\nb = Softmax(a)\nc = Add(a, b)\n"
-    body += "m = ReduceMean<axes=[2,3]>(c)\ny = Flatten(m)"
-    (scope,) = index(graph(body, inputs="float[2,16,8,8] x", outputs="float[a,b,c,d] t, float[e,f] y"))
-    given, read = turns.fixed_ends(scope, {})
-    assert given == {"x", "b", "y"} and read == {"t", "y", "a"}
-
-
-def test_ports_of_the_operator_s_nodes():
-    model = convpool.optimize(
-        graph(f"{PAIR.replace('y =', 'p =')}\ny = Add(p, z)", inputs="float[1,16,12,12] x, float[1,32,6,6] z"), check=0
-    )
-    scope = index(model.model)[0]
-    (ports,) = turns.ports_of(scope).values()
-    assert (ports.x, ports.y, ports.residual) == ("x", "y", "z")
-    given, read = turns.fixed_ends(scope, turns.ports_of(scope))
-    assert {"x", "z"} <= given and "z" not in read and "y" in read
-    schema.give_layout(model.model.graph.node[-1], 1)
-    assert turns.ports_of(index(model.model)[0]) == {}
 
 
 JOINED = {
@@ -251,61 +207,3 @@ def test_what_is_laid_out_alike(node):
     (scope,) = index(graph(node, constants, inputs=inputs, outputs=outputs))
     assert "training" in node or scope.info("y").shape is not None
     assert joined(scope, 0) == JOINED[node]
-
-
-READ_IN_EITHER_LAYOUT = {
-    ("y = Transpose(x)", "2,16,8,8"): True,
-    ("y = ReduceMean<axes=[2,3], keepdims=0>(x)", "2,16,8,8"): True,
-    ("y = ReduceMean<axes=[1], keepdims=0>(x)", "2,16,8,8"): True,
-    ("y = ReduceMean<axes=[3], keepdims=0>(x)", "2,16,8,8"): False,
-    ("y = ReduceMean<axes=[0], keepdims=0>(x)", "2,16,8,8"): False,
-    ("y = ReduceMean<axes=[0,2,3], keepdims=0>(x)", "2,16,8,8"): True,
-    ("y = ReduceMean<axes=[2,3]>(x)", "2,16,8,8"): False,
-    ("y = Flatten(x)", "2,16,8,8"): False,
-    ("y = Flatten(x)", "2,16,1,1"): True,
-    ("y = Flatten(x)", "2,1,8,8"): True,
-    ("y = Flatten<axis=2>(x)", "2,16,1,1"): False,
-    ("y = Squeeze(x, space)", "2,16,1,1"): True,
-    ("y = Squeeze(x, width)", "2,16,1,1"): False,
-    ("y = Squeeze(x)", "2,16,1,1"): False,
-    ("y = Reshape(x, flat)", "2,16,1,1"): True,
-    ("y = Reshape(x, kept)", "2,16,1,1"): False,
-    ("y = Reshape(x, given)", "2,16,1,1"): False,
-    ("y = Reshape<allowzero=1>(x, flat)", "2,16,1,1"): False,
-    ("y = Flatten(x)", "2,16"): False,
-    ("y = Relu(x)", "2,16,1,1"): False,
-}
-
-
-@pytest.mark.parametrize(("node", "shape"), READ_IN_EITHER_LAYOUT)
-def test_what_gives_the_same_from_either_layout(node, shape):
-    constants = {"space": [2, 3], "width": [3], "flat": [0, -1], "kept": [-1, 0]}
-    rank = 2 if "Flatten" in node or "Reshape" in node or "Squeeze" in node and "width" not in node else None
-    outputs = "float[a,b] y" if rank == 2 else "float y" if "keepdims=0" in node or "width" in node else "float[a,b,c,d] y"
-    (scope,) = index(graph(node, constants, inputs=f"float[{shape}] x, int64[2] given", outputs=outputs))
-    assert reads_any(scope, 0) == READ_IN_EITHER_LAYOUT[node, shape]
-
-
-def test_axes_with_channels_last():
-    assert [_moved(axis, 4) for axis in range(4)] == [0, 3, 1, 2] and [_moved(axis, 3) for axis in range(3)] == [0, 2, 1]
-
-
-@pytest.mark.parametrize(
-    ("perm", "x_last", "y_last", "wanted"),
-    [
-        ([0, 2, 3, 1], True, False, None), ([0, 2, 3, 1], False, False, [0, 2, 3, 1]),
-        ([0, 1, 3, 2], True, False, [0, 3, 2, 1]), ([0, 1, 3, 2], True, True, [0, 2, 1, 3]),
-        ([0, 3, 1, 2], False, True, None), ([1, 0, 2, 3], True, False, [3, 0, 1, 2]),
-    ],
-)  # fmt: skip
-def test_transposes_between_layouts(perm, x_last, y_last, wanted):
-    """Compare with numpy: of a tensor in its layout, the result in its own."""
-    node = _permuted(helper.make_node("Transpose", ["x"], ["y"], perm=perm), 4, x_last, y_last)
-    given = np.arange(120).reshape(2, 3, 4, 5)
-    expected = np.transpose(given, perm)
-    expected = np.moveaxis(expected, 1, -1) if y_last else expected
-    found = np.moveaxis(given, 1, -1) if x_last else given
-    if wanted is None:
-        assert node.op_type == "Identity" and np.array_equal(found, expected)
-    else:
-        assert list(node.attribute[0].ints) == wanted and np.array_equal(np.transpose(found, wanted), expected)
