@@ -51,11 +51,6 @@ class PoolFirst:
         self.options, self.inner = options or OptimizeOptions(), inner
         self.captured: list[Captured] = []
 
-    @property
-    def reports(self) -> list[Report]:
-        """Those of all graphs."""
-        return [report for captured in self.captured for report in captured.reports]
-
     def __call__(self, module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable:
         """A function that runs the graph with its pairs rewritten, the graph itself where nothing changes."""
         reason = getattr(module, "compile_subgraph_reason", None)

@@ -311,19 +311,23 @@ def _new(like: torch.Tensor, shape: Sequence[Any], found: torch.memory_format) -
     return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=found)
 
 
+@torch.library.register_fake("convpool::box_mean", lib=LIBRARY)
 def _fake_box_mean(x: torch.Tensor, *window: Ints) -> torch.Tensor:
     return _new(x, [*x.shape[:2], *plain.pooled_size(x.shape[2:], *window)], plain.memory_format(x))
 
 
+@torch.library.register_fake("convpool::box_mean_adjoint", lib=LIBRARY)
 def _fake_adjoint(grad: torch.Tensor, size: Ints, *window: Ints) -> torch.Tensor:
     return _new(grad, [*grad.shape[:2], *size], plain.memory_format(grad))
 
 
+@torch.library.register_fake("convpool::pooled_conv", lib=LIBRARY)
 def _fake_pooled_conv(x: torch.Tensor, weight: torch.Tensor, *rest: Any) -> torch.Tensor:
     sizes = plain.pooled_size(plain.pooled_size(x.shape[2:], *rest[1:5]), weight.shape[2:], *rest[5:8])
     return _new(x, [x.shape[0], weight.shape[0], *sizes], plain.result_format(x, weight))
 
 
+@torch.library.register_fake("convpool::pooled_conv_gradients", lib=LIBRARY)
 def _fake_gradients(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:
     (of_input, of_weight, of_bias), found = rest[8:], plain.result_format(x, weight)
     sizes = [*x.shape[:2], *plain.pooled_size(x.shape[2:], *rest[:4])]
@@ -344,10 +348,6 @@ def _adjoint_backward(ctx: Any, grad: torch.Tensor) -> tuple:
     return _ops.box_mean(grad, *ctx.window), *[None] * 5
 
 
-torch.library.register_fake("convpool::pooled_conv_gradients", _fake_gradients, lib=LIBRARY)
-torch.library.register_fake("convpool::box_mean", _fake_box_mean, lib=LIBRARY)
-torch.library.register_fake("convpool::box_mean_adjoint", _fake_adjoint, lib=LIBRARY)
-torch.library.register_fake("convpool::pooled_conv", _fake_pooled_conv, lib=LIBRARY)
 torch.library.register_autograd("convpool::box_mean", _box_mean_backward, setup_context=_box_context, lib=LIBRARY)
 torch.library.register_autograd("convpool::box_mean_adjoint", _adjoint_backward, setup_context=_box_context, lib=LIBRARY)
 

@@ -118,16 +118,11 @@ def convolve(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, strides: Ints, pads: Ints, dilations: Ints, groups: int
 ) -> torch.Tensor:
     """PyTorch's convolution with pads for each side."""
-    x, padding = even_pads(x, pads)
-    return CONVS[len(strides)](x, weight, bias, strides, padding, dilations, groups)
-
-
-def even_pads(x: torch.Tensor, pads: Ints) -> tuple[torch.Tensor, list[int]]:
-    """x and the padding that PyTorch's convolution takes; x is padded where begins and ends differ."""
-    r = len(pads) // 2
-    if list(pads[:r]) == list(pads[r:]):
-        return x, list(pads[:r])
-    return F.pad(x, torch_pads(pads)), [0] * r
+    rank = len(strides)
+    padding = list(pads[:rank])
+    if padding != list(pads[rank:]):
+        x, padding = F.pad(x, torch_pads(pads)), [0] * rank
+    return CONVS[rank](x, weight, bias, strides, padding, dilations, groups)
 
 
 def activate(x: torch.Tensor, activation: int, slope: float) -> torch.Tensor:
