@@ -17,7 +17,7 @@ SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
     "optimizer": 27170,
     "plugin": 17500,
-    "tests": 39100,
+    "tests": 39105,
     "benchmarks": 8505,
     "tools": 1000,
     "examples": 1180,

@@ -337,6 +337,11 @@ CASES: dict[str, tuple] = {  # arguments of `check_rejected`
         "Div 'h': constant operands; got a division by 0, infinity or NaN, expected finite numbers",
         {"k": np.zeros((32, 1, 1), np.float32)},
     ),
+    "infinite weight": (
+        CONV + POOL,
+        "Conv 'h': weights; got infinity, expected finite numbers",
+        {"w": np.full((32, 16, 3, 3), np.inf, np.float32)},
+    ),
     "negative variance": (
         slot("h = BatchNormalization(c, g, b, mean, var)"),
         "BatchNormalization 'h': constant operands; got a division by 0, infinity or NaN, expected finite numbers",

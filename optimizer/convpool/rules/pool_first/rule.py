@@ -5,9 +5,9 @@
 
 Conditions, in the order in which they are checked: (1) no attribute refers to a function's (`ir.protos` raises, the pipeline
 refuses); (2) the average is exact to move (`averages`); (3) all that stands between is linear, and nobody else reads it
-(`trace`, `rules.linear`); (4) a lowering exists (`algebra.lowering`); (5) it saves: the convolutions do at most 3/4 of their
-multiply-adds afterwards, and the weighted cost falls (`choose`).  A site gets the first lowering that is admitted and pays, by
-the cost of all of its tree."""
+(`trace`, `rules.linear`); (4) no weight is infinite; (5) a lowering exists (`algebra.lowering`); (6) it saves: the convolutions
+do at most 3/4 of their multiply-adds afterwards, and the weighted cost falls (`choose`).  A site gets the first lowering that
+is admitted and pays, by the cost of all of its tree."""
 
 from __future__ import annotations
 
@@ -80,6 +80,10 @@ class PoolFirst(PairRule):
         shapes = shapes_of(scope, pooling, tree)
         if isinstance(shapes, Reject):
             return shapes
+        for leaf in conv_leaves(tree):
+            if leaf.weight is not None and np.isinf(leaf.weight.array()).any():
+                # Of a map of both signs it makes infinities of both signs, whose mean is NaN.
+                return reject(scope, leaf.node, "weights", "infinity", "finite numbers")
         tree = _unfold_overflow(tree)
         if pooling.spec is None:
             size = spatial_size(scope, pooling.input, conv_leaves(tree)[0].conv.rank)
@@ -309,7 +313,7 @@ def _pad_in_front(scope: Scope, leaf: ConvLeaf, box: PoolSpec) -> Reject | None:
 
 
 def _judge(plan: PairPlan, lowerings: list[Lowering]) -> PairPlan | Reject:
-    """Condition (5), over all of the tree; sizes that the model leaves open are taken as nominal ones."""
+    """Condition (6), over all of the tree; sizes that the model leaves open are taken as nominal ones."""
     scope, spec = plan.scope, plan.pooling.spec
     leaves = conv_leaves(plan.tree)
     bytes_ = _item_bytes(scope, leaves[0])
