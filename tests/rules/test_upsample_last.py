@@ -242,10 +242,18 @@ e = Unsqueeze(d, two)
 f = {NEAREST}(b, , space)
 u = Concat<axis=2>(e, f)
 """
+IF = """k = Shape(a)
+n = Gather<axis=0>(k, two)
+m = Equal(n, one)
+c = If(m) <
+  then_branch = yes () => (float[a,b,c,d] t) { t = Squeeze(a, two) },
+  else_branch = no () => (float[a,b,c,d,e] o) { o = Identity(a) }
+>
+"""
 FRAME_PAD = 'v = Pad<mode="edge">(u, p)\ny = Conv(v, w)'
 
 
-def _frames(cut=SPLIT, pad=FRAME_PAD, frames=3, space=(2, 2, 2), **given):
+def _frames(cut=SPLIT, pad=FRAME_PAD, frames=3, space=(2, 2, 2), branch="", **given):
     constants = {"parts": [1, frames - 1], "zero": [0], "one": [1], "two": [2], "big": [2**62]}
     constants |= {
         "plane": scales(2, 2),
@@ -253,7 +261,8 @@ def _frames(cut=SPLIT, pad=FRAME_PAD, frames=3, space=(2, 2, 2), **given):
         "p": [0, 0, 2, 1, 1, 0, 0, 0, 1, 1],
         "w": whole((8, 8, 3, 3, 3)),
     }
-    return graph(cut + FRAMES + pad, constants | given, inputs=f"float[1,8,{frames},4,5] x", outputs="float[a,b,c,d,e] y")
+    body = FRAMES.replace("c = Squeeze(a, two)\n", branch) if branch else FRAMES
+    return graph(cut + body + pad, constants | given, inputs=f"float[1,8,{frames},4,5] x", outputs="float[a,b,c,d,e] y")
 
 
 @pytest.mark.parametrize("cut", (SPLIT, SLICES), ids=("split", "slices"))
@@ -266,9 +275,18 @@ def test_a_first_frame_that_is_enlarged_apart(cut, frames, space, front):
     assert "ConvTranspose" in operators(result.graph) and "Resize" not in operators(result.graph)
 
 
+@pytest.mark.parametrize("cut", (SPLIT, SLICES), ids=("split", "slices"))
+def test_the_squeeze_of_a_first_frame_in_an_if(cut):
+    result = rewrite(_frames(cut, branch=IF), upsampling="fused", exact=True)
+    assert operators(result.graph) == {"ConvTranspose": 1, "Pad": 1}
+
+
 @pytest.mark.parametrize(
     "model",
     (
+        _frames(branch=IF.replace("Identity", "Neg")),
+        _frames(branch=IF.replace("t = Squeeze(a, two)", "t = ReduceMax<axes=[2], keepdims=0>(a)")),
+        _frames(branch=IF.replace("Identity(a)", "Identity(b)"), frames=2),
         _frames(parts=[2, 1]),
         _frames(SLICES, zero=[1]),
         _frames(SLICES, big=[2]),
@@ -278,7 +296,19 @@ def test_a_first_frame_that_is_enlarged_apart(cut, frames, space, front):
         _frames(pad="y = Conv<pads=[2,1,1,0,1,1]>(u, w)"),
         _frames("b, a = Split<axis=2>(x, parts)\n", frames=2),
     ),
-    ids=("two frames", "another frame", "not to the end", "of another map", "another size", "reflected", "zeros", "swapped"),
+    ids=(
+        "an If",
+        "no Squeeze",
+        "of two maps",
+        "two frames",
+        "another frame",
+        "not to the end",
+        "of another map",
+        "another size",
+        "reflected",
+        "zeros",
+        "swapped",
+    ),
 )
 def test_frames_that_are_no_single_upsampling_stay(model):
     assert not convpool.optimize(model, check=0, target="cpu", upsampling="fused").changed

@@ -82,10 +82,13 @@ class Edit:
         """The candidates of `drop_unread` that nothing reads any more."""
         scope = self.scope
         read = {name for nodes in self.inserted.values() for node in nodes for name in node.input}
-        read |= scope.outputs | scope.captured | {name for names in self.inputs.values() for name in names}
+        read |= scope.outputs | {name for names in self.inputs.values() for name in names}
+        bodies = [(child.owner, child.free_names()) for child in scope.children]
         found: set[int] = set()
         for index in sorted(self._candidates, reverse=True):  # readers stand behind what they read
-            readers = {reader for name in scope.nodes[index].output for reader in self._readers(name)}
+            given = scope.nodes[index].output
+            readers = {reader for name in given for reader in self._readers(name)}
+            readers |= {owner for owner, names in bodies if not names.isdisjoint(given)}
             if readers <= self.removed | found and not read & set(scope.nodes[index].output):
                 found.add(index)
         return found

@@ -82,6 +82,8 @@ class Scope:
         """Initializers that the model's training information assigns to."""
         self.captured: set[str] = set()
         self.children: list[Scope] = []
+        self.owner = -1
+        """Of a body, the node of the scope around it that it belongs to."""
         self.is_bound = False
         """True in a branch of an If whose results must not become better known (`inference.BRANCHES_OPSET`)."""
         self.reload()
@@ -366,6 +368,7 @@ def index_model(
                     typed_graph = attribute.graphs[nth] if attribute.graphs else attribute.g
                 place = f"{label(node)}.{node.attribute[position].name}"
                 child = visit(graph, typed_graph, scope, opset, f"{path}/{place}" if path else place, depth + 1)
+                child.owner = index
                 scope.children.append(child)
                 scope.captured |= child.free_names()
             if opset < BRANCHES_OPSET and is_op(node, "If"):

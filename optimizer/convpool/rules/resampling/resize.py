@@ -332,11 +332,34 @@ def _repeated(scope: Scope, name: str, axis: int, rank: int) -> Repeated | None:
         return None
     if not squeezed:
         return Repeated(found.input, found.up.factors, found.nodes)
-    before = scope.producer.get(found.input)
-    if before is None or not is_op(scope.nodes[before], "Squeeze") or _axes(scope, before) != (axis,):
+    source = _squeezed(scope, found.input, axis)
+    if source is None:
         return None
     factors = (*found.up.factors[: axis - 2], 1, *found.up.factors[axis - 2 :])
-    return Repeated(scope.nodes[before].input[0], factors, found.nodes | around | {before})
+    return Repeated(source[0], factors, found.nodes | around | source[1])
+
+
+def _squeezed(scope: Scope, name: str, axis: int) -> tuple[str, set[int]] | None:
+    """The tensor that a Squeeze makes `name` of, and the nodes of that.
+
+    TorchScript writes an If around it, whose other branch gives the tensor as it is.  Behind the Unsqueeze that one has an axis
+    too many for the Concat: a model that runs takes the Squeeze.
+    """
+    index = scope.producer.get(name)
+    if index is None:
+        return None
+    if not is_op(scope.nodes[index], "If"):
+        fits = is_op(scope.nodes[index], "Squeeze") and _axes(scope, index) == (axis,)
+        return (scope.nodes[index].input[0], {index}) if fits else None
+    other, then = sorted((child for child in scope.children if child.owner == index), key=lambda child: child.path)
+    ends = [body.producer.get(body.proto.output[0].name) for body in (then, other)]
+    if None in ends or len(then.proto.output) > 1:
+        return None
+    squeeze, copy = then.nodes[ends[0]], other.nodes[ends[1]]
+    x = squeeze.input[0]
+    fits = is_op(squeeze, "Squeeze") and is_op(copy, "Identity") and copy.input[0] == x and scope.defines(x)
+    fits = fits and not then.defines(x) and not other.defines(x) and _axes(then, ends[0]) == (axis,)
+    return (x, {index, *sources(scope, scope.nodes[index].input)}) if fits else None
 
 
 def _axes(scope: Scope, index: int) -> Ints | None:
