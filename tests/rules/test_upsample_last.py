@@ -13,6 +13,7 @@ from tests.support.resizing import UP, reason, rewrite, scales, whole
 CONV = "y = Conv<pads=[1,1,1,1]>(u, w)"
 SCALES = {"s": scales(2, 2)}
 OPEN = {"inputs": "float[N,64,H,W] x"}
+HALVES = {"inputs": "float16[1,64,12,12] x", "outputs": "float16[a,b,c,d] y"}
 
 
 def graph(body: str, constants: dict | None = None, **given):
@@ -281,37 +282,24 @@ def test_the_squeeze_of_a_first_frame_in_an_if(cut):
     assert operators(result.graph) == {"ConvTranspose": 1, "Pad": 1}
 
 
-@pytest.mark.parametrize(
-    "model",
-    (
-        _frames(branch=IF.replace("Identity", "Neg")),
-        _frames(branch=IF.replace("t = Squeeze(a, two)", "t = ReduceMax<axes=[2], keepdims=0>(a)")),
-        _frames(branch=IF.replace("Identity(a)", "Identity(b)"), frames=2),
-        _frames(parts=[2, 1]),
-        _frames(SLICES, zero=[1]),
-        _frames(SLICES, big=[2]),
-        _frames(SLICES.replace("b = Slice(x", "b = Slice(z").replace("a =", "z = Relu(x)\na =")),
-        _frames(space=(2, 2, 4)),
-        _frames(pad=FRAME_PAD.replace("edge", "reflect")),
-        _frames(pad="y = Conv<pads=[2,1,1,0,1,1]>(u, w)"),
-        _frames("b, a = Split<axis=2>(x, parts)\n", frames=2),
-    ),
-    ids=(
-        "an If",
-        "no Squeeze",
-        "of two maps",
-        "two frames",
-        "another frame",
-        "not to the end",
-        "of another map",
-        "another size",
-        "reflected",
-        "zeros",
-        "swapped",
-    ),
-)
-def test_frames_that_are_no_single_upsampling_stay(model):
-    assert not convpool.optimize(model, check=0, target="cpu", upsampling="fused").changed
+NO_UPSAMPLING = {
+    "an If": _frames(branch=IF.replace("Identity", "Neg")),
+    "no Squeeze": _frames(branch=IF.replace("t = Squeeze(a, two)", "t = ReduceMax<axes=[2], keepdims=0>(a)")),
+    "of two maps": _frames(branch=IF.replace("Identity(a)", "Identity(b)"), frames=2),
+    "two frames": _frames(parts=[2, 1]),
+    "another frame": _frames(SLICES, zero=[1]),
+    "not to the end": _frames(SLICES, big=[2]),
+    "of another map": _frames(SLICES.replace("b = Slice(x", "b = Slice(z").replace("a =", "z = Relu(x)\na =")),
+    "another size": _frames(space=(2, 2, 4)),
+    "reflected": _frames(pad=FRAME_PAD.replace("edge", "reflect")),
+    "zeros": _frames(pad="y = Conv<pads=[2,1,1,0,1,1]>(u, w)"),
+    "swapped": _frames("b, a = Split<axis=2>(x, parts)\n", frames=2),
+}
+
+
+@pytest.mark.parametrize("name", NO_UPSAMPLING)
+def test_frames_that_are_no_single_upsampling_stay(name):
+    assert not convpool.optimize(NO_UPSAMPLING[name], check=0, target="cpu", upsampling="fused").changed
 
 
 def test_a_concat_with_a_skip_is_split():
@@ -345,13 +333,7 @@ def test_normalisation_and_activation_behind():
 
 
 def test_half_precision():
-    body = UP + CONV
-    model = graph(
-        body,
-        {**SCALES, "w": whole((64, 64, 3, 3)).astype(np.float16)},
-        inputs="float16[1,64,12,12] x",
-        outputs="float16[a,b,c,d] y",
-    )
+    model = graph(UP + CONV, {**SCALES, "w": whole((64, 64, 3, 3)).astype(np.float16)}, **HALVES)
     result = convpool.optimize(model, target="cpu", upsampling="direct")
     assert result.report.verification.passed and result.report.summary.rewritten == 1
     assert result.report.sites[0].lowering != "direct"  # what it averages is four times as large as the result
@@ -428,12 +410,7 @@ BORDER = {"z": [0, 0, 1, 1, 0, 0, 1, 1], "five": np.float32(5)}
 BEHIND = "y = Conv(v, w)"
 OTHER = "m = MaxPool<kernel_shape=[1,1]>(u)\nq = Neg(m)\n"
 REFUSED = {
-    "round at 3": (
-        up('coordinate_transformation_mode="asymmetric"'),
-        CONV,
-        {"s": scales(3, 3)},
-        "nearest upsampling by whole factors",
-    ),
+    "round at 3": (up('coordinate_transformation_mode="asymmetric"'), CONV, {"s": scales(3, 3)}, "upsampling by whole factors"),
     "half pixel with floor": (HALF, CONV, {}, "resampling; got nearest, half_pixel, floor, 4 times as many elements"),
     "align corners": (CORNERS, CONV, {}, "resampling; got nearest, align_corners"),
     "no whole factor": (UP, CONV, {"s": scales(1.5, 2)}, "3 times as many elements, expected nearest"),
@@ -492,8 +469,7 @@ def test_a_bias_that_a_caller_may_override_is_kept():
 
 def test_sums_of_weights_beyond_the_type_stay():
     weights = np.full((64, 64, 3, 3), 3e4, np.float16)
-    given = graph(UP + CONV, {**SCALES, "w": weights}, inputs="float16[1,64,12,12] x", outputs="float16[a,b,c,d] y")
-    assert "sums of weights; got numbers too large or small" in reason(given)
+    assert "sums of weights; got numbers too large or small" in reason(graph(UP + CONV, {**SCALES, "w": weights}, **HALVES))
 
 
 @pytest.mark.parametrize(("kernel", "mean", "folds"), [(3, 200, True), (3, 320, False), (1, 320, False)])

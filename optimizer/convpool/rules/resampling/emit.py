@@ -120,31 +120,10 @@ class Emitter:
 
     # ---- convolutions and resamplings -----------------------------------------------------------------------------------
 
-    def conv(self, x: str, weight: str, bias: str, spec: ConvSpec, wanted: str = "conv") -> str:
-        """A Conv; `bias` is "" for none."""
-        return self.add(
-            "Conv",
-            [x, weight, bias] if bias else [x, weight],
-            wanted,
-            kernel_shape=spec.kernel_shape,
-            strides=spec.strides,
-            pads=spec.pads,
-            dilations=spec.dilations,
-            group=spec.group,
-        )
-
-    def transpose(self, x: str, weight: str, bias: str, spec: TransposeSpec) -> str:
-        """A ConvTranspose; `bias` is "" for none."""
-        return self.add(
-            "ConvTranspose",
-            [x, weight, bias] if bias else [x, weight],
-            "transpose",
-            kernel_shape=spec.kernel_shape,
-            strides=spec.strides,
-            pads=spec.pads,
-            dilations=spec.dilations,
-            group=spec.group,
-        )
+    def conv(self, x: str, weight: str, bias: str, spec: ConvSpec | TransposeSpec, wanted: str = "conv") -> str:
+        """A Conv or ConvTranspose; `bias` is "" for none."""
+        op_type = "Conv" if isinstance(spec, ConvSpec) else "ConvTranspose"
+        return self.add(op_type, [x, weight, bias] if bias else [x, weight], wanted, **vars(spec))
 
     def node(self, x: str, names: Sequence[str], conv: ConvSpec, up: UpsampleSpec) -> str:
         """The node of a graph of PyTorch's that upsamples x and convolves it, with the weights and the bias by name."""
@@ -170,13 +149,16 @@ class Emitter:
         def stored(values: np.ndarray, wanted: str) -> str:
             return self.constant(values.astype(dtype), wanted)
 
-        copies = resample.up.copies if resample.up is not None else 1
-        repeated = bias if bias is None or form != "subpixel" else np.tile(bias, copies)
-        b = "" if repeated is None or form == "direct" and self._pads_boxes(conv, resample) else stored(repeated, "bias")
+        up = resample.up
+        # The mean of padding has no bias in it: that is added behind.
+        padded = form == "direct" and up is not None and any(expand.direct_specs(conv, up)[1].pads)
+        b = ""
+        if bias is not None:
+            repeated = np.tile(bias, up.copies) if form == "subpixel" and up is not None else bias
+            b = stored(np.reshape(repeated, (-1, *[1] * self._rank)) if padded else repeated, "bias")
         if form == "conv_first":
             return self.kept(x, [stored(array, "weight"), *filter(None, [b])], conv, resample, behind)
-        assert resample.up is not None
-        up = resample.up
+        assert up is not None
         if form == "subpixel":
             spec, crop = expand.subpixel(conv, up)
             y = self.conv(x, stored(expand.subpixel_kernel(array, conv, up), "subpixel"), b, spec)
@@ -188,15 +170,12 @@ class Emitter:
             return self._interleave(self._behind(self.joined("Concat", parts), behind), up)
         if form == "direct":
             spread, box = expand.direct_specs(conv, up)
-            padded = {"pads": box.pads, "count_include_pad": 1} if any(box.pads) else {}
             flipped = stored(expand.transpose_kernel(array, conv) * box.taps, "flipped")
-            y = self.transpose(x, flipped, "" if padded else b, spread)
-            y = self.add("AveragePool", [y], "boxes", kernel_shape=box.kernel_shape, strides=box.strides, **padded)
-            if bias is None or not padded:
-                return y
-            # The mean of padding has no bias in it.
-            return self.add("Add", [y, stored(np.reshape(bias, (-1, *[1] * self._rank)), "bias")], "shifted")
-        return self.transpose(x, stored(expand.fuse_kernel(array, conv, up), "fused"), b, expand.fused_spec(conv, up))
+            y = self.conv(x, flipped, "" if padded else b, spread, "transpose")
+            pads = {"pads": box.pads, "count_include_pad": 1} if padded else {}
+            y = self.add("AveragePool", [y], "boxes", kernel_shape=box.kernel_shape, strides=box.strides, **pads)
+            return self.add("Add", [y, b], "shifted") if padded and b else y
+        return self.conv(x, stored(expand.fuse_kernel(array, conv, up), "fused"), b, expand.fused_spec(conv, up), "transpose")
 
     def operator(
         self, x: str, weight: np.ndarray, bias: np.ndarray | None, conv: ConvSpec, resample: Resample | None, *residual: str
@@ -225,9 +204,6 @@ class Emitter:
         y = self._behind(self.conv(x, names[0], names[1] if len(names) > 1 else "", spec), behind)
         y = self.resample(y, resample)
         return y if crop is None else self._crop(y, crop)
-
-    def _pads_boxes(self, conv: ConvSpec, resample: Resample) -> bool:
-        return resample.up is not None and any(expand.direct_specs(conv, resample.up)[1].pads)
 
     def _behind(self, name: str, behind: Sequence[NodeProto]) -> str:
         for old in behind:
