@@ -192,7 +192,7 @@ def test_other_targets_have_standard_operators(target):
 @GPU
 @pytest.mark.parametrize("lowering", ("direct", "fused", "auto"))
 def test_other_lowerings_have_standard_operators(lowering, target):
-    model = graph(UP + CONV, {**SCALES, "w": whole((64, 64, 3, 3))}, inputs="float[1,64,12,12] x")
+    model = graph(UP + CONV, {**SCALES, "w": whole((64, 64, 3, 3))}, inputs="float[1,64,64,64] x")
     result = convpool.optimize(model, target=target, lowering=lowering)
     assert operators(result.model.graph) == {"ConvTranspose": 1} and result.report.verification.passed
 
@@ -235,7 +235,7 @@ def test_an_edge_that_the_convolution_would_crop_stays():
 def test_models_of_old_opsets_have_a_transposed_convolution(target):
     up = UP.replace(", ,", ", roi,")
     given = {**SCALES, "roi": np.zeros(0, np.float32), "w": whole((64, 64, 3, 3))}
-    model = graph(up + CONV, given, inputs="float[1,64,12,12] x", opset=12)
+    model = graph(up + CONV, given, inputs="float[1,64,64,64] x", opset=12)
     assert operators(rewrite(model, target=target).graph) == {"ConvTranspose": 1}
     narrow = graph(up + CONV, {**SCALES, "roi": given["roi"]}, opset=12)
     assert "opset; got 12, expected at least 13, for this target" in reason(narrow, target=target)

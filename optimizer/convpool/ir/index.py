@@ -83,7 +83,7 @@ class Scope:
         self.captured: set[str] = set()
         self.children: list[Scope] = []
         self.owner = -1
-        """Of a body, the node of the scope around it that it belongs to."""
+        """The node of the scope around a body that has it."""
         self.is_bound = False
         """True in a branch of an If whose results must not become better known (`inference.BRANCHES_OPSET`)."""
         self.reload()

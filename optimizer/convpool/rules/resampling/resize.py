@@ -352,8 +352,8 @@ def _squeezed(scope: Scope, name: str, axis: int) -> tuple[str, set[int]] | None
         fits = is_op(scope.nodes[index], "Squeeze") and _axes(scope, index) == (axis,)
         return (scope.nodes[index].input[0], {index}) if fits else None
     other, then = sorted((child for child in scope.children if child.owner == index), key=lambda child: child.path)
-    ends = [body.producer.get(body.proto.output[0].name) for body in (then, other)]
-    if None in ends or len(then.proto.output) > 1:
+    ends = [place for body in (then, other) for place in (body.producer.get(name) for name in body.outputs) if place is not None]
+    if len(ends) != 2:
         return None
     squeeze, copy = then.nodes[ends[0]], other.nodes[ends[1]]
     x = squeeze.input[0]
