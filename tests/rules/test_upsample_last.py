@@ -671,7 +671,6 @@ def test_other_convolutions_stay(attributes, expected):
 @pytest.mark.parametrize("name", ("w", "b"))
 @pytest.mark.parametrize("body", (resized('mode="linear"') + POINTWISE, 'h = Conv(x, w, b)\ny = Resize<mode="cubic">(h, , t)'))
 def test_infinite_constants_stay_beside_an_interpolation(body, name):
-    """An interpolation multiplies by 0: a class that a bias of minus infinity masks would become NaN."""
     given = {"t": scales(0.25, 0.25), "w": whole((8, 16, 1, 1)), "b": whole((8,))}
     given[name].flat[3] = -np.inf
     assert "weights and bias; got infinity or NaN" in reason(pointwise(body, given), disable="pool_first")

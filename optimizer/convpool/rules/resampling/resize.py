@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
@@ -298,26 +298,17 @@ def first_apart(scope: Scope, index: int, rank: int) -> tuple[Resample, Ints] | 
     if axis < 2:
         return None
     first, rest = _repeated(scope, node.input[0], axis, rank), _repeated(scope, node.input[1], axis, rank)
-    if first is None or rest is None:
+    if first is None or rest is None or first.up is None or rest.up is None:
         return None
     x, cuts = _pieces(scope, first.input, rest.input, axis)
-    missing = [b - a for a, b in zip(first.factors, rest.factors, strict=True)]
+    missing = [b - a for a, b in zip(first.up.factors, rest.up.factors, strict=True)]
     if x is None or missing[axis - 2] < 0 or any(n for i, n in enumerate(missing) if i != axis - 2):
         return None
-    up = UpsampleSpec(rest.factors)
-    return Resample(index, x, up, True, float(up.copies), frozenset({index, *first.nodes, *rest.nodes, *cuts})), tuple(missing)
+    nodes = frozenset({index, *first.nodes, *rest.nodes, *cuts})
+    return replace(rest, node=index, input=x, growth=float(rest.up.copies), nodes=nodes), tuple(missing)
 
 
-@dataclass(frozen=True)
-class Repeated:
-    """A tensor that is upsampled, the factors, and the nodes of that."""
-
-    input: str
-    factors: Ints
-    nodes: frozenset[int]
-
-
-def _repeated(scope: Scope, name: str, axis: int, rank: int) -> Repeated | None:
+def _repeated(scope: Scope, name: str, axis: int, rank: int) -> Resample | None:
     """Nearest upsampling of all spatial axes, or of the others between Squeeze and Unsqueeze."""
     index = scope.producer.get(name)
     if index is None:
@@ -331,12 +322,12 @@ def _repeated(scope: Scope, name: str, axis: int, rank: int) -> Repeated | None:
     if not isinstance(found, Resample) or found.up is None:
         return None
     if not squeezed:
-        return Repeated(found.input, found.up.factors, found.nodes)
+        return found
     source = _squeezed(scope, found.input, axis)
     if source is None:
         return None
     factors = (*found.up.factors[: axis - 2], 1, *found.up.factors[axis - 2 :])
-    return Repeated(source[0], factors, found.nodes | around | source[1])
+    return replace(found, input=source[0], up=UpsampleSpec(factors), nodes=found.nodes | around | source[1])
 
 
 def _squeezed(scope: Scope, name: str, axis: int) -> tuple[str, set[int]] | None:
