@@ -15,9 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
-    "optimizer": 27170,
+    "optimizer": 27180,
     "plugin": 17500,
-    "tests": 39105,
+    "tests": 39110,
     "benchmarks": 8505,
     "tools": 1000,
     "examples": 1180,

@@ -18,6 +18,7 @@ from convpool.options import OptimizeOptions  # noqa: E402
 from convpool.torch import calls, eager  # noqa: E402
 from convpool.torch.backend import Captured, _copy, _planned  # noqa: E402
 from convpool.torch.pairs import pooled_conv_of  # noqa: E402
+from convpool.torch.upsampling import upsample_conv_of  # noqa: E402
 from models import torch_discriminators as networks  # noqa: E402
 
 CONVS = {1: torch.nn.Conv1d, 2: torch.nn.Conv2d, 3: torch.nn.Conv3d}
@@ -179,12 +180,11 @@ def test_upsampled_convolutions_are_worth_their_nodes_on_large_maps(kernel, size
     assert sum(gaining(net, (64, 64, size, size), rule="upsample_last")) == taken
 
 
-@pytest.mark.parametrize(
-    ("kernel", "in_steps", "targets"),
-    [(1, True, [F.avg_pool2d, torch.conv2d]), (1, False, [pooled_conv_of]), (3, True, [pooled_conv_of])],
-)
-def test_pairs_of_1x1_convolutions_are_operators_in_eager_steps(kernel, in_steps, targets):
-    """Such a pair takes the host as long as the original's; captures, and larger kernels, are calls of the library's."""
+@pytest.mark.parametrize("in_steps", [False, True])
+@pytest.mark.parametrize("kernel", [1, 3])
+@pytest.mark.parametrize("upsampled", [False, True])
+def test_1x1_convolutions_change_places_by_operators_in_eager_steps(upsampled, kernel, in_steps):
+    """Such a pair takes the host as long as the original's; captures, and larger kernels, are calls of convpool's."""
     found = []
 
     def backend(module, inputs):
@@ -195,9 +195,11 @@ def test_pairs_of_1x1_convolutions_are_operators_in_eager_steps(kernel, in_steps
         return module.forward
 
     torch._dynamo.reset()
-    net = torch.nn.Sequential(torch.nn.Conv2d(4, 8, kernel, padding=kernel // 2), torch.nn.AvgPool2d(2)).to("meta")
-    torch.compile(net, backend=backend)(torch.randn(2, 4, 8, 8, device="meta"))
-    assert found == targets
+    conv = torch.nn.Conv2d(4, 8, kernel, padding=kernel // 2)
+    layers = [torch.nn.Upsample(scale_factor=2), conv] if upsampled else [conv, torch.nn.AvgPool2d(2)]
+    torch.compile(torch.nn.Sequential(*layers).to("meta"), backend=backend)(torch.randn(2, 4, 8, 8, device="meta"))
+    operators = [torch.conv2d, F.interpolate] if upsampled else [F.avg_pool2d, torch.conv2d]
+    assert found == (operators if kernel == 1 and in_steps else [upsample_conv_of if upsampled else pooled_conv_of])
 
 
 @pytest.mark.parametrize(

@@ -27,18 +27,18 @@ from convpool.torch.changes import is_of_module, value_of
 from convpool.torch.kernels import frozen
 from convpool.torch.pairs import POOLED_CONV, pooled_conv_of
 from convpool.torch.plain import CONVS, POOLS, torch_pads
+from convpool.torch.upsampling import upsample_conv_of
 
 # Microseconds of a training step on H100s (benchmarks/log.md), without and with a penalty; the host is a slow one.
 HOST_US, UNRECORDED_US = {False: 105, True: 330}, 36
 """The host's for an operator of PyTorch's, with derivatives and without."""
-PAIR_US, UPSAMPLED_US, CONVOLUTION_US = {False: 250, True: 550}, 320, 80
+PAIR_US, UPSAMPLED_US, CONVOLUTION_US = {False: 250, True: 550}, 550, 40
 """The host's for a pair by kernels, an upsampled convolution, or one with convpool's second derivatives, beyond PyTorch's."""
 OPERATOR, CONVOLUTION, UPSAMPLED, SAVED = (12.5, 3.6, 0), (16, 10.5, 2), (0, 4.5, 2.5), 0.75
 """The GPU's: for a kernel, for each MB of the result, for 1e9 multiply-adds of 16 bits; what an upsampled convolution saves of
 that; the share that a pair saves of its convolution's."""
-WEIGHTS_US, SECOND_US = 6, 2e-4
-"""The GPU's for each MB of summed weights, and in PyTorch's second derivative for a position, times the square root of all in an
-image."""
+WEIGHTS_US, SECOND_US = 6, (8e-5, 0.6)
+"""The GPU's for each MB of summed weights; for a position in PyTorch's second derivative, times a power of all in an image."""
 SHARES = {False: (1 / 3, 2 / 3), True: (1 / 6, 1 / 3, 1 / 2)}
 """How an operator's time is shared by forward and backward, and the backward of both."""
 PENALTY = 2.5
@@ -57,16 +57,19 @@ def ready(module: fx.GraphModule, graph: fx.Graph, *, first: bool = False, in_st
     """A function that runs the module's rewritten graph: pairs are PyTorch's operators on a CPU, and calls of kernels elsewhere.
 
     In training with a penalty large ones on a CPU have derivatives of convpool's.  first: weights are computed first.  in_steps:
-    without a penalty, pairs of 1x1 convolutions are PyTorch's operators on a GPU too, which take the host no longer."""
+    1x1 convolutions change places with upsamplings, and without a penalty with poolings, by PyTorch's operators on a GPU too."""
     penalty = torch.is_grad_enabled() and may_have_penalty(graph)
-    for node in graph.find_nodes(op="call_function", target=POOLED_CONV):
-        tensors, geometry = node.args[:3], frozen(node.args[3:])
-        x, weight = value_of(tensors[0]), value_of(tensors[1])
-        operators = _operators(tensors, geometry, in_steps and not penalty)
-        if operators is None or penalty and _macs(weight, x) > SECOND_MACS * math.prod((*geometry[1], *geometry[4])):
-            node.target, node.args = pooled_conv_of, (tensors, geometry)
+    for node in list(graph.nodes):
+        operators = _upsampled_last(*node.args) if in_steps and node.target is upsample_conv_of else None
+        if node.target is POOLED_CONV:
+            tensors, geometry = node.args[:3], frozen(node.args[3:])
+            x, weight = value_of(tensors[0]), value_of(tensors[1])
+            operators = _operators(tensors, geometry, in_steps and not penalty)
+            if operators is None or penalty and _macs(weight, x) > SECOND_MACS * math.prod((*geometry[1], *geometry[4])):
+                node.target, node.args, operators = pooled_conv_of, (tensors, geometry), None
+        if operators is None:
             continue
-        made = tensors[0]
+        made = node.args[0]
         with graph.inserting_before(node):
             for function, *args in operators:
                 made = graph.call_function(function, (made, *args))
@@ -77,6 +80,14 @@ def ready(module: fx.GraphModule, graph: fx.Graph, *, first: bool = False, in_st
         gpu.compute_weights_first(module, graph)
     graph.lint()
     return fx.GraphModule(module, graph).forward
+
+
+def _upsampled_last(x: Any, weight: Any, bias: Any, scales: Sequence[int], pads: Sequence[int]) -> list[tuple] | None:
+    """PyTorch's operators of a call of `upsample_conv_of` that runs two: each with its arguments but the first."""
+    w = value_of(weight)
+    if not isinstance(w, torch.Tensor) or max(w.shape[2:]) > 1 or w.shape[0] > 2 * w.shape[1] or any(pads):
+        return None
+    return [(CONVS[len(scales)], weight, bias), (F.interpolate, None, [float(scale) for scale in scales])]
 
 
 def _operators(tensors: Sequence[Any], geometry: tuple, in_steps: bool) -> list[tuple] | None:
@@ -129,7 +140,7 @@ def gaining(graph: fx.Graph, pairs: Mapping[fx.Node, str], scale: float = 1.0) -
         weight = value_of(node.args[1] if len(node.args) > 1 else node.kwargs.get("weight"))
         macs = scale * y.element_size() / 2 * _macs(weight, y) / 1e9 if convolved else 0.0
         if convolved and penalty:
-            second = SECOND_US * scale * _positions(y) * math.sqrt(math.prod(plain.hints(y.shape)[2:]))
+            second = SECOND_US[0] * scale * _positions(y) * math.prod(plain.hints(y.shape)[2:]) ** SECOND_US[1]
         device = passes * _us(CONVOLUTION if convolved else OPERATOR, size, macs)
         swaps = convolved and max(weight.shape[2:]) == 1  # PyTorch's operators in the other order
         if node in pairs and pairs[node] == "pool_first":

@@ -62,7 +62,7 @@ def _runs(node: Any, is_parameter: bool) -> bool:
 
 def channel_sums(grad: torch.Tensor) -> torch.Tensor:
     """A bias's gradient: sums over all axes but the second, in float32, rounded once."""
-    if not _sums_by_product(grad):
+    if not _sums_by_product(grad, MANY if is_captured(grad) else 4 * MANY):
         return grad.sum([0, *range(2, grad.dim())])
     rows = grad.movedim(1, -1).flatten(0, -2)
     sums = torch.mm(rows.new_ones(1, len(rows)), rows, out_dtype=torch.float32)[0].to(grad.dtype)
