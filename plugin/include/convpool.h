@@ -315,6 +315,11 @@ CONVPOOL_API convpool_status convpool_weight_gradient_bytes(const convpool_probl
 CONVPOOL_API convpool_status convpool_weight_gradient(const convpool_problem *problem, const void *dy, const void *x, void *dw,
                                                       void *db, void *workspace, size_t workspace_bytes, void *stream);
 
+/* The weights of a transposed convolution as those of a plain one, and back: out[c,taps-1-k,m] = factor * w[m,k,c]. m, c and taps
+ * are at most 65535; dtype is F16, BF16 or F32. Device pointers that do not overlap; stream as above. */
+CONVPOOL_API convpool_status convpool_turn_weights(const void *w, void *out, int64_t m, int64_t c, int64_t taps, int32_t dtype,
+                                                   float factor, void *stream);
+
 #ifdef __cplusplus
 }
 #endif

@@ -26,6 +26,7 @@ def lib():
         ctypes.c_char_p, *[ctypes.c_void_p] * 5, ctypes.c_size_t, ctypes.c_void_p,
     ]  # fmt: skip
     found.pretended_set_device.argtypes = [ctypes.c_int, ctypes.c_uint64]
+    found.convpool_turn_weights.argtypes = weight_gradient.TURN_ARGUMENTS
     found.pretended_set_device(0, 1)
     return found
 
@@ -115,3 +116,22 @@ def test_the_python_module_asks_the_same_library():
     assert weight_gradient.MAX_FILTER == 32
     assert weight_gradient.workspace_bytes(Problem(**IMAGE)) == 256 * PART
     assert weight_gradient.workspace_bytes(Problem(**{**IMAGE, "m": 60})) is None
+
+
+@pytest.mark.parametrize(
+    "changed, status, message",
+    [
+        ({}, 0, ""),
+        ({"m": 0}, INVALID, "m; got 0, expected 1 to 65535"),
+        ({"c": 65536}, INVALID, "c; got 65536, expected 1 to 65535"),
+        ({"taps": -1}, INVALID, "taps; got -1, expected 1 to 65535"),
+        ({"dtype": 3}, INVALID, "dtype; got 3, expected 0 (F16), 1 (BF16) or 2 (F32)"),
+        ({"w": None}, INVALID, "w: the pointer is null"),
+        ({"out": X + 1}, MISALIGNED, "out: not aligned to its elements"),
+        ({"out": X + 2, "dtype": 2}, MISALIGNED, "out: not aligned to its elements"),
+    ],
+)
+def test_weights_turned_round(lib, changed, status, message):
+    given, before = {"w": DW, "out": X, "m": 65, "c": 129, "taps": 9, "dtype": 1, **changed}, lib.pretended_launches()
+    assert (lib.convpool_turn_weights(*given.values(), 4.0, None), lib.convpool_last_error().decode()) == (status, message)
+    assert [lib.pretended_launch(i)[0].grid for i in range(before, lib.pretended_launches())] == [3] * (not status)

@@ -298,6 +298,16 @@ def test_weights_that_cudnn_takes():
         assert kernels.few_channels_gradients(grad, x, weight, ((1, 1), (1, 1), (1, 1), 1), False) is None
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("shape", [(64, 128, 3, 3), (5, 130, 2, 4), (200, 3, 1, 1), (65, 63, 1, 5)])
+def test_weights_turned_round_and_back(shape, dtype):
+    weight, last = on_gpu(shape, dtype, True), torch.channels_last
+    found = kernels.turned(weight, 4)
+    assert found.is_contiguous(memory_format=last) and torch.equal(found, 4 * weight.flip((2, 3)).transpose(0, 1))
+    assert torch.equal(kernels.turned(found, 0.25), weight)
+    assert kernels.turned(on_gpu((4, 4, 3, 3), dtype), 4) is None
+
+
 def test_a_step_takes_the_weights_of_images_from_the_library(monkeypatch):
     """Eager, first derivatives and second ones."""
     called, own = [], kernels.few_channels_gradients

@@ -289,7 +289,7 @@ def test_on_a_gpu(dtype, bound, last, constant):
         wide[1] *= (9 * c) ** -0.5
         given = [t.cuda().requires_grad_() for t in wide]
         if last:
-            given[0] = given[0].detach().contiguous(memory_format=torch.channels_last).requires_grad_()
+            given[:2] = (t.detach().contiguous(memory_format=torch.channels_last).requires_grad_() for t in given[:2])
         exact = [t.double().requires_grad_() for t in wide]
         expected = two_operators(*exact, (2, 2), 1)
         with constant_weights() if constant else contextlib.nullcontext():

@@ -3,6 +3,8 @@
 
 dW[m, k, c] = sum over samples and outputs o of dY[n, o, m] * X[n, o * strides + k * dilations - pads, c]
 dB[m] = sum over samples and outputs o of dY[n, o, m]
+
+And weights turned round: out[c, last - k, m] = factor * w[m, k, c].
 """
 
 from __future__ import annotations
@@ -45,3 +47,19 @@ def workspace_bytes(problem: Problem) -> int | None:
     except UnsupportedError:
         return None
     return size.value
+
+
+MOST_TURNED = 65535
+"""Channels and taps of weights that `turn` takes."""
+_pointer, _size = ctypes.c_void_p, ctypes.c_int64
+TURN_ARGUMENTS = [_pointer, _pointer, _size, _size, _size, ctypes.c_int32, ctypes.c_float, _pointer]
+"""Addresses of w and out, m, c, taps, type, factor, stream."""
+
+
+@functools.cache
+def turn() -> Callable[..., int] | None:
+    """convpool_turn_weights of TURN_ARGUMENTS; None in a library that lacks it.  It returns a status for `library.check`."""
+    found = getattr(library.load(), "convpool_turn_weights", None)
+    if found is not None:
+        found.restype, found.argtypes = ctypes.c_int32, TURN_ARGUMENTS
+    return found

@@ -138,13 +138,16 @@ def _of_few_channels(
     grad: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, geometry: Geometry, bias: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
     """The gradients at weights and bias by the library, where it has a kernel: cuDNN takes several times as long for images."""
-    if not has_few_channels(weight, bias) or not grad.is_cuda or torch._C._len_torch_dispatch_stack():
-        return None
-    if type(grad) is not torch.Tensor or torch._C._are_functorch_transforms_active() or is_batched(grad):
-        return None
-    if grad.get_device() != torch.cuda.current_device():
+    if not has_few_channels(weight, bias) or not is_plain(grad):
         return None
     return kernels.few_channels_gradients(grad, z, weight, geometry, bias)
+
+
+def is_plain(t: torch.Tensor) -> bool:
+    """Whether the library's kernels may run on a tensor at once: on the current GPU, and nothing intercepts operators."""
+    if not t.is_cuda or type(t) not in (torch.Tensor, torch.nn.Parameter) or torch._C._len_torch_dispatch_stack():
+        return False
+    return not torch._C._are_functorch_transforms_active() and not is_batched(t) and t.get_device() == torch.cuda.current_device()
 
 
 def of_convolution(

@@ -9,6 +9,7 @@ operators (`convpool.torch.plain`).  pooled_conv is one plan where the library h
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -139,6 +140,23 @@ def _weight_gradient(grad: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, 
     problem = calls.problem_of((z, weight, None), (*plain.single(*convolution), 0), True, True)
     space = weight_gradient.workspace_bytes(problem)
     return None if space is None else _WeightGradient(problem, space, tuple(weight.shape))
+
+
+def turned(weight: torch.Tensor, factor: float) -> torch.Tensor | None:
+    """Weights [M, C, kernel] with the channels last as [C, M, kernel], turned round and times a factor.
+
+    None where the library has no kernel.  The weight is on the current device."""
+    if weight.dim() != 4 or weight.dtype not in calls.NAMES or not weight.is_contiguous(memory_format=torch.channels_last):
+        return None
+    (m, c, *kernel), turn = weight.shape, weight_gradient.turn() if library_is_there() else None
+    sizes, dtype = (m, c, math.prod(kernel)), library.DTYPES[calls.NAMES[weight.dtype]]
+    if turn is None or min(sizes) < 1 or max(sizes) > weight_gradient.MOST_TURNED:
+        return None
+    out = torch.empty((c, m, *kernel), dtype=weight.dtype, device=weight.device, memory_format=torch.channels_last)
+    status = turn(weight.data_ptr(), out.data_ptr(), *sizes, dtype, factor, calls.raw_stream(weight.get_device()))
+    if status:
+        library.check(status)
+    return out
 
 
 def by_plan(tensors: Sequence[Any], geometry: tuple) -> torch.Tensor | None:

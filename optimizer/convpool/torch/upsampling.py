@@ -111,10 +111,14 @@ def _turned(weight: torch.Tensor, factor: int, like: torch.Tensor | None = None)
     """The weights of the transposed convolution as those of a plain one times a factor: [C, M, kernel] turned round, and back.
 
     like: how they lie in memory."""
+    found, recorded = plain.memory_format(weight if like is None else like), torch.is_grad_enabled()
+    if found == torch.channels_last and not recorded and gradients.is_plain(weight):
+        made = kernels.turned(weight, factor)
+        if made is not None:
+            return made
     turned = weight.flip(tuple(range(2, weight.dim()))).transpose(0, 1)
-    if torch.is_grad_enabled() or gradients.is_batched(weight):
+    if recorded or gradients.is_batched(weight):
         return (factor * turned).contiguous()
-    found = plain.memory_format(weight if like is None else like)
     return torch.mul(turned, factor, out=torch.empty(turned.shape, dtype=weight.dtype, device=weight.device, memory_format=found))
 
 

@@ -119,4 +119,22 @@ convpool_status convpool_weight_gradient(const convpool_problem *problem, const 
     });
 }
 
+convpool_status convpool_turn_weights(const void *w, void *out, int64_t m, int64_t c, int64_t taps, int32_t dtype, float factor,
+                                      void *stream) {
+    return guarded([&] {
+        if (dtype != CONVPOOL_F16 && dtype != CONVPOOL_BF16 && dtype != CONVPOOL_F32)
+            return invalid("dtype", dtype, "0 (F16), 1 (BF16) or 2 (F32)");
+        for (auto [name, size] : {std::tuple{"m", m}, {"c", c}, {"taps", taps}})
+            if (size < 1 || size > 65535) return invalid(name, size, "1 to 65535");
+        for (auto [name, pointer] : {std::tuple{"w", w}, {"out", static_cast<const void *>(out)}})
+            if (const convpool_status status =
+                    check_pointer(name, pointer, static_cast<size_t>(kTypes[dtype].bytes), "its elements");
+                status != CONVPOOL_OK)
+                return status;
+        const cudaError_t error = weight_gradient::turn(w, out, m, c, taps, static_cast<convpool_dtype>(dtype), factor,
+                                                        static_cast<cudaStream_t>(stream));
+        return error == cudaSuccess ? CONVPOOL_OK : cuda_failure("turn_weights", error);
+    });
+}
+
 }  // extern "C"

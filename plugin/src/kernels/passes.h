@@ -95,5 +95,9 @@ int32_t parts_of(int64_t pixels);
 
 cudaError_t launch(Params params, Precision precision, bool overlap, cudaStream_t stream);
 
+// convpool_turn_weights.
+cudaError_t turn(const void *w, void *out, int64_t m, int64_t c, int64_t taps, convpool_dtype dtype, float factor,
+                 cudaStream_t stream);
+
 }  // namespace weight_gradient
 }  // namespace convpool

@@ -256,6 +256,27 @@ template <class Element> __global__ void __launch_bounds__(kSumThreads) add_kern
     out[is_bias ? m : int64_t{m} * p.elements + blockIdx.x] = from_float<Element>(sum);
 }
 
+// out[c][taps - 1 - k][m] = factor * w[m][k][c]: a block turns a square of channels of one tap through shared memory.
+template <class Element>
+__global__ void __launch_bounds__(kThreads) turn_kernel(const Element *w, Element *out, int m, int c, float factor) {
+    constexpr int kSide = 64, kRows = kThreads / kSide;
+    __shared__ Element square[kSide][kSide + 4 / sizeof(Element)];  // a column's words are in banks of their own
+    const int lane = threadIdx.x % kSide, row = threadIdx.x / kSide, taps = gridDim.z, tap = blockIdx.z;
+    const int m0 = blockIdx.y * kSide, c0 = blockIdx.x * kSide;
+    Element loaded[kSide / kRows];  // all loads before the first is used
+#pragma unroll
+    for (int j = 0, i = row; j < kSide / kRows; ++j, i += kRows)
+        if (m0 + i < m && c0 + lane < c) loaded[j] = w[(int64_t{m0 + i} * taps + tap) * c + c0 + lane];
+#pragma unroll
+    for (int j = 0; j < kSide / kRows; ++j) square[row + j * kRows][lane] = loaded[j];
+    __syncthreads();
+#pragma unroll
+    for (int j = 0, i = row; j < kSide / kRows; ++j, i += kRows)
+        if (c0 + i < c && m0 + lane < m)
+            out[(int64_t{c0 + i} * taps + taps - 1 - tap) * m + m0 + lane] =
+                from_float<Element>(factor * to_float(square[lane][i]));
+}
+
 // Launches the gradients at the weights and the bias of a convolution whose filters have few elements.
 
 namespace {
@@ -293,6 +314,22 @@ cudaError_t launch(Params p, Precision precision, bool overlap, cudaStream_t str
     p.div_out_pixels = FastDiv(p.out_pixels);
     return precision == Precision::kF16 ? launch_of<Precision::kF16, __half>(p, overlap, stream)
                                         : launch_of<Precision::kBF16, __nv_bfloat16>(p, overlap, stream);
+}
+
+cudaError_t turn(const void *w, void *out, int64_t m, int64_t c, int64_t taps, convpool_dtype dtype, float factor,
+                 cudaStream_t stream) {
+    cudaLaunchConfig_t config{};
+    config.gridDim =
+        dim3(static_cast<unsigned>((c + 63) / 64), static_cast<unsigned>((m + 63) / 64), static_cast<unsigned>(taps));
+    config.blockDim = dim3(kThreads);
+    config.stream = stream;
+    auto launch_with = [&](auto element) {
+        using Element = decltype(element);
+        return cudaLaunchKernelEx(&config, turn_kernel<Element>, static_cast<const Element *>(w), static_cast<Element *>(out),
+                                  static_cast<int>(m), static_cast<int>(c), factor);
+    };
+    if (dtype == CONVPOOL_F32) return launch_with(float{});
+    return dtype == CONVPOOL_F16 ? launch_with(__half{}) : launch_with(__nv_bfloat16{});
 }
 
 }  // namespace convpool::weight_gradient
