@@ -1,30 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading of nodes by the rules: nodes that are linear, poolings, pads and spatial axes of convolutions, and equal open sizes."""
+"""Reading of nodes by the rules: nodes that are linear, pads, and equal open sizes."""
 
 import numpy as np
 import pytest
 
 import convpool
-from convpool.rules import convs
 from convpool.rules.base import Reject
-from convpool.rules.convs import (
-    POINT,
-    ConvLeaf,
-    JoinTree,
-    Moved,
-    OpaqueLeaf,
-    conv_leaves,
-    conv_rank,
-    moved_pads,
-    opaque_leaves,
-    tree_nodes,
-)
-from convpool.rules.linear import Step, known_step, pad_numbers, varies_over_space
-from convpool.rules.neighbours.fuse import slope
+from convpool.rules.linear import Step, known_step, pad_numbers
 from convpool.rules.origins import same_size, spatial_sizes
-from convpool.rules.pool_first.rule import _nodes_behind
 from tests.support import sessions
-from tests.support.models import chain, function_scope, graph, index
+from tests.support.models import function_scope, graph, index
 from tests.support.rewriting import POOL, RTOL
 
 
@@ -33,14 +18,6 @@ def test_a_linear_node_by_an_attribute_of_the_function():
     assert str(known_step(scope, 0, 2)) == (
         "BatchNormalization 'b': attributes; got a reference to the function's 'epsilon', expected values"
     )
-
-
-@pytest.mark.parametrize(
-    ("node", "alpha"),
-    [("LeakyRelu<alpha=0.25>", 0.25), ("LeakyRelu", 0.01), ("Relu", 0.0), ("LeakyRelu<alpha: float = @e>", None)],
-)
-def test_slopes(node, alpha):
-    assert slope(function_scope(f"b = {node}(a)"), 0) == (None if alpha is None else pytest.approx(alpha))
 
 
 @pytest.mark.parametrize(
@@ -72,23 +49,6 @@ def test_what_a_pad_adds(node, opset, wanted):
         assert isinstance(found, Reject) and found.condition == wanted
     else:
         assert found == wanted
-
-
-@pytest.mark.parametrize(
-    ("node", "pads"),
-    [
-        ("Pad(x, inner)", (1, 2, 3, 4)), ("Pad(x, outer)", None), ("Pad(x, both)", "pads of Pad"),
-        ("Pad(x, inner, two)", "value of Pad"), ("Pad(x, none, two)", (0, 0, 0, 0)),
-        ('Pad<mode="edge">(x, inner)', "mode of Pad"), ('Pad<mode="edge">(x, none)', (0, 0, 0, 0)),
-        ('Pad<mode="constant">(x, inner)', (1, 2, 3, 4)),
-    ],
-)  # fmt: skip
-def test_pads_that_are_linear(node, pads):
-    constants = {"inner": [0, 0, 1, 2, 0, 0, 3, 4], "outer": [0, 0, 0, 0, 0, 1, 0, 0], "both": [0, 1, 1, 0, 0, 0, 0, 0]}
-    constants |= {"none": [0] * 8, "two": np.float32(2)}
-    (scope,) = index(graph(f"y = {node}", constants, inputs="float[1,16,8,8] x"))
-    found = known_step(scope, 0, 2)
-    assert (found.condition if isinstance(found, Reject) else found.pads) == pads
 
 
 @pytest.mark.parametrize(
@@ -142,54 +102,6 @@ def test_linear_nodes(body, found):
     else:
         assert np.ravel(step.affine.scale).tolist() == pytest.approx(found[1])
         assert np.ravel(step.affine.shift).tolist() == pytest.approx(found[2])
-
-
-@pytest.mark.parametrize(
-    ("shape", "varies"),
-    [
-        ((2, 16, 1, 1), False), ((2, 16, 1, 8), True), ((16, 1, 1), False), ((1,), False), ((8,), True),
-        ((1, 1, 1, 1, 1), True), ((2, 16, None, 1), True), ((), False), (None, True),
-    ],
-)  # fmt: skip
-def test_what_varies_over_space(shape, varies):
-    assert varies_over_space(shape, 2) == varies
-
-
-def test_pads_by_an_attribute_of_the_function_are_unknown():
-    assert moved_pads(function_scope("b = Pad<mode: string = @e>(a, w)"), 0, (), 2) is None
-
-
-@pytest.mark.parametrize(("count", "found"), [(1, False), (24, False), (25, True)])
-def test_a_transpose_in_front_of_a_pad_may_be_further_than_24_nodes(count, found):
-    (scope,) = index(graph(f"{chain(count, 'Relu', 'x', 'r')}\ny = Neg(r)"))
-    assert convs._transposed(scope, "r") == found
-
-
-def test_a_transpose_is_found_among_several_inputs():
-    (scope,) = index(graph("t = Transpose<perm=[0,1,3,2]>(x)\na = Relu(x)\nb = Add(a, t)\ny = Neg(b)"))
-    assert convs._transposed(scope, "b") and not convs._transposed(scope, "a")
-
-
-@pytest.mark.parametrize(
-    ("weights", "attributes", "rank"),
-    [("float[8,16,3,3]", "", 2), ("float[8,16,3]", "", 1), ("float", "kernel_shape=[3,3]", None), ("float[8,16,K,3]", "", 2)],
-)
-def test_spatial_axes_of_a_convolution(weights, attributes, rank):
-    x = "float[1,16,8]" if weights == "float[8,16,3]" else "float[1,16,8,8]"
-    node = f"y = Conv<{attributes}>(x, k)" if attributes else "y = Conv(x, k)"
-    (scope,) = index(graph(node, inputs=f"{x} x, {weights} k", outputs="float y"))
-    found = conv_rank(scope, 0)
-    assert found == rank or rank is None and found.condition == "shape of the weights" and found.got == "unknown"
-
-
-def test_what_goes_behind_a_pooling():
-    leaf = ConvLeaf(1, "x", POINT, None, None, (1, 1, 1, 1), None, behind=(Moved(3, 0), Moved(4, 1)))
-    assert _nodes_behind(leaf) == [3, 4] and _nodes_behind(OpaqueLeaf("x")) == []
-    inner = JoinTree(7, (leaf, OpaqueLeaf("z")), behind=(Moved(8, 0),))
-    tree = JoinTree(5, (OpaqueLeaf("x"), inner), behind=(Moved(6, 0),), nodes=(5, 6))
-    assert _nodes_behind(tree) == [5, 6, 7, 8, 3, 4]
-    assert conv_leaves(tree) == [leaf] and [item.tensor for item in opaque_leaves(tree)] == ["x", "z"]
-    assert tree_nodes(tree) == [5, 6] and conv_leaves(OpaqueLeaf("x")) == opaque_leaves(leaf) == tree_nodes(OpaqueLeaf("x")) == []
 
 
 CONSTANTS = {

@@ -94,9 +94,3 @@ def function_scope(body: str, shape: str = "2,16,8,8") -> Scope:
         "y = local.net<e = 1>(x, w)", inputs=f"float[{shape}] x", functions=FUNCTION.format(body), imports=', "local": 1'
     )
     return next(scope for scope in index(model) if scope.is_function)
-
-
-def chain(count: int, node: str, first: str, last: str) -> str:
-    """So many nodes behind one another, from tensor `first` to `last`."""
-    names = [first, *(f"{last}{n}" for n in range(1, count)), last]
-    return "\n".join(f"{y} = {node}({x})" for x, y in zip(names, names[1:], strict=False))

@@ -9,7 +9,7 @@ from onnx import helper, numpy_helper
 import convpool
 from convpool.cli.group import run
 from convpool.cli.optimize import command
-from convpool.rules.neighbours.patterns import host_of, only_an_activation
+from convpool.rules.neighbours.patterns import only_an_activation
 from tests.support import rewriting, sessions
 from tests.support.fusing import (
     BEHIND,
@@ -398,19 +398,3 @@ def test_an_activation_that_stands_alone(body, alone):
     inputs = "float[1,16,12,12] x, float[1,16,12,12] z"
     (scope,) = index(graph(f"{body}\ny = Neg(r)", {"c": np.float32(2), "ratio": np.float32(0.5)}, inputs=inputs))
     assert only_an_activation(scope, "r") == alone and not only_an_activation(scope, "x")
-
-
-HOSTS = {  # what gives x: the number of the layer into which runtimes fuse a chain behind it
-    "x1 = Conv(x, w)": 0, "c = Conv(x, w)\nx1 = Add(c, z)": 0, "x1 = Add(x, x)": None,
-    "c = Conv(x, w)\na = Add(c, z)\nx1 = Add(a, z)": None, "x1 = MaxPool<kernel_shape=[1,1]>(x)": None,
-    "x1 = Neg(x)": None,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("body", HOSTS)
-def test_layers_that_fuse_what_stands_behind_them(body):
-    inputs = "float[1,16,12,12] x, float[1,32,10,10] z"
-    (scope,) = index(graph(f"{body}\ny = Relu(x1)", inputs=inputs, outputs="float y"))
-    assert host_of(scope, "x1") == HOSTS[body] and host_of(scope, "x") is None
-    (scope,) = index(graph(f"{body}\ny = Relu(x1)\nv = Neg(x1)", inputs=inputs, outputs="float y, float v"))
-    assert host_of(scope, "x1") is None  # something else reads it
