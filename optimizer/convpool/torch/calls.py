@@ -16,7 +16,7 @@ import contextlib
 import weakref
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -107,21 +107,12 @@ def library_weight(weight: torch.Tensor) -> torch.Tensor:
     return weight.movedim(1, -1).contiguous()
 
 
-class Kept(NamedTuple):
-    """Weights in the library's order, None if they are so already, and transformed.
-
-    alive: tells when the weights are gone, and others may get their address.
-    """
-
-    dense: torch.Tensor | None
-    prepared: torch.Tensor
-    alive: Any = None
-
-
-class Store(dict[Any, Kept]):
+class Store(dict[Any, tuple[torch.Tensor | None, torch.Tensor, Any]]):
     """What is kept inside a `constant_weights`, by call and the weights' address.
 
-    passing: calls whose weights were gone in it, as those are that every forward pass computes.  Nothing more is kept of them.
+    Each is the weights in the library's order, None if they are so already, the same transformed, and what tells when the weights
+    are gone, and others may get their address.  passing: calls whose weights were gone in it, as those are that every forward
+    pass computes.  Nothing more is kept of them.
     """
 
     def __init__(self) -> None:
@@ -199,16 +190,16 @@ class Call:
         Not what a capture makes: its graph may run long after."""
         plan = self.constant = self.constant or Plan(self.problem)
         key = (self, weight.data_ptr())  # the call itself: of one that is gone another has the id
-        found = made = store.get(key)
-        if made is None:
-            dense = library_weight(weight)
-            prepared = torch.empty(plan.prepared_bytes, dtype=torch.uint8, device=self.device)
-            made = Kept(None if dense is weight else dense, prepared)
+        found = store.get(key)
+        if found is None:
+            dense, prepared = library_weight(weight), torch.empty(plan.prepared_bytes, dtype=torch.uint8, device=self.device)
+        else:
+            dense, prepared = weight if found[0] is None else found[0], found[1]
         size, (x_at, b_at, y_at) = plan.workspace_bytes - plan.prepared_bytes, addresses
         space = torch.empty(size, dtype=torch.uint8, device=self.device)
-        operands = (x_at, (weight if made.dense is None else made.dense).data_ptr(), b_at, 0, 0, 0, 0, y_at)
-        flags, memory = 0 if found is None else library.WEIGHTS_PREPARED, (made.prepared.data_ptr(), plan.prepared_bytes)
-        plan.launch_raw(operands, space.data_ptr(), size, raw_stream(self.device.index), flags, *memory)
+        operands, flags = (x_at, dense.data_ptr(), b_at, 0, 0, 0, 0, y_at), 0 if found is None else library.WEIGHTS_PREPARED
+        memory = (space.data_ptr(), size, raw_stream(self.device.index), flags, prepared.data_ptr(), plan.prepared_bytes)
+        plan.launch_raw(operands, *memory)
         if found is None and not torch.cuda.is_current_stream_capturing():
             torch.cuda.current_stream().synchronize()
             of_store = weakref.ref(store)
@@ -219,7 +210,7 @@ class Call:
                     held.pop(key, None)
                     held.passing.add(self)
 
-            store[key] = made._replace(alive=weakref.ref(weight, gone))
+            store[key] = (None if dense is weight else dense, prepared, weakref.ref(weight, gone))
 
 
 _calls: dict[Any, Call | None] = {}
