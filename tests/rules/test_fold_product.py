@@ -113,6 +113,14 @@ def test_graph_outputs_and_inputs_that_a_caller_replaces():
     assert operators(rewrite(model_of(f"{BEHIND}r = Mul(g, a)", replaced), 1, enable="fold_product").graph)["Mul"] == 1
 
 
+@pytest.mark.parametrize(("read", "kept"), [("g", True), ("k", False)])
+def test_what_a_branch_reads_is_there(read, kept):
+    branches = "<then_branch = t () => (float[i2,j2] u) { u = Abs(k) }, else_branch = e () => (float[i3,j3] v) { v = Neg(%s) }>"
+    given = {**GIVEN, "inputs": f"{GIVEN['inputs']}, bool f"}
+    result = rewrite(model_of(f"{BEHIND}k = Mul(g, a)\nr = If(f) {branches % read}", given), 1, enable="fold_product")
+    assert operators(result.graph) == {**DIRECT, "Gemm": 1, "If": 1, **({"Mul": 1} if kept else {})}
+
+
 def test_names_that_are_excluded_and_models_without_a_pair_stay():
     model = model_of(f"{BEHIND}r = Mul(g, a)", GIVEN)
     assert "Mul" not in operators(convpool.optimize(model, target="tensorrt", check=0).model.graph)
