@@ -148,6 +148,16 @@ TRACED = {
         "m = AveragePool<kernel_shape=[2,2], strides=[2,2]>(o)",
         "a = Add(n, one) b = Div(a, two) q = Div(b, two) t = Mul(q, two)",
     ),
+    "of a ceiling": (
+        "k = Pad(x, pads) m = MaxPool<kernel_shape=[2,2], strides=[2,2], ceil_mode=1>(k)",
+        "a = Add(n, one) b = Add(a, two) q = Div(b, two) t = Mul(two, q)",
+    ),
+    "of a decoder": (
+        "l = MaxPool<kernel_shape=[4,4], strides=[4,4]>(x)"
+        'o = Resize<mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor">(l, , s)'
+        "m = Conv<pads=[1,1,1,1]>(o, w)",
+        "q = Div(n, four) t = Mul(q, four)",
+    ),
     "of another level": (
         "k = MaxPool<kernel_shape=[2,2], strides=[2,2]>(x)"
         'm = Resize<mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor">(k, , s)',
@@ -160,6 +170,11 @@ UNTRACED = {
     "of a ceiling": (
         "m = MaxPool<kernel_shape=[2,2], strides=[2,2], ceil_mode=1>(x)",
         TRACED["halves"][1],
+        "2 * (size 2 of 'x' // 2) over (size 2 of 'x' + 1) // 2",
+    ),
+    "of a window behind the map": (
+        "m = MaxPool<kernel_shape=[2,2], strides=[2,2], pads=[0,0,1,1], ceil_mode=1>(x)",
+        TRACED["halves"][1],
         "2 * (size 2 of 'x' // 2) over size 2 of 'm'",
     ),
 }
@@ -169,13 +184,14 @@ def _enlarged(before: str, computed: str):
     sizes = f"h = Shape(x) n = Slice(h, n2, n4) {computed} g = Shape(m) first = Slice(g, n0, n2) sizes = Concat<axis=0>(first, t)"
     resize = 'u = Resize<mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor">(m, , , sizes)'
     constants = {**SCALES, "n0": [0], "n2": [2], "n4": [4], "one": np.array(1), "two": np.array(2), "six": np.array([6, 4])}
+    constants |= {"four": np.array(4), "pads": [0, 0, 1, 0, 0, 0, 1, 2]}
     return graph(f"{before} {sizes} {resize} {CONV}", constants, **OPEN)
 
 
 @pytest.mark.parametrize("name", TRACED)
 def test_sizes_computed_from_those_in_front(name):
     for size in (9, 11, 13, 16):
-        rewrite(_enlarged(*TRACED[name]), size=size, upsampling="fused")
+        rewrite(_enlarged(*TRACED[name]), 1 + (name == "of a decoder"), size=size, upsampling="fused")
 
 
 def test_sizes_behind_many_maps_and_operators_are_found_or_given_up():

@@ -2,7 +2,7 @@
 """The factors of a Resize, from its scales, or from sizes that are computed from shapes.
 
 Each size is a term: a number, or `factor * ((n + offset) // divisor)`, where n is a size of some tensor.  The sizes of the map
-that is resized are traced back to such terms too, through convolutions, poolings and what acts on each element: the same term on
+that is resized are traced back to such terms too, through convolutions, poolings, Pads and what acts on each element: the same term on
 both sides cancels for every n.  So in a U-Net twice the size of a pooled map is a factor of 2, also where the input has an odd
 size.  The size of the skip connection is none: it is n, and the map has n // 2.
 
@@ -20,6 +20,7 @@ from onnx import NodeProto, TensorProto
 from convpool.ir.index import Dim, Scope
 from convpool.ir.protos import attributes, is_op, known_attributes
 from convpool.rules.base import Reject, reject
+from convpool.rules.linear import pad_numbers
 
 MAX_DEPTH = 96
 """Nodes that a size is traced back through at most, of maps and of what computes sizes together."""
@@ -165,6 +166,9 @@ def _traced_through(scope: Scope, node: NodeProto, index: int, axis: int, depth:
         if axis < 2:
             return None if axis and is_op(node, "Conv") else traced(scope, x, axis, depth)
         return _through_window(scope, node, values, axis - 2, rank, traced(scope, x, axis, depth))
+    if is_op(node, "Pad"):
+        numbers = pad_numbers(scope, index, rank)
+        return None if isinstance(numbers, Reject) else traced(scope, x, axis, depth).plus(sum(numbers[0][axis :: rank + 2]))
     if is_op(node, "Resize", "Upsample") and rank > 0:
         factors = scales_of(scope, index, rank, depth)
         factor = None if isinstance(factors, Reject) else factors[axis]
@@ -190,16 +194,24 @@ def _through_window(scope: Scope, node: NodeProto, values: dict, i: int, rank: i
     kernel = values.get("kernel_shape") or (weight[2:] if weight is not None else ())
     strides, dilations = values.get("strides") or [1] * rank, values.get("dilations") or [1] * rank
     pads = values.get("pads") or [0] * (2 * rank)
-    if values.get("ceil_mode", 0) or values.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
+    if values.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
         return None
     if (len(kernel), len(strides), len(dilations), len(pads)) != (rank, rank, rank, 2 * rank) or strides[i] < 1:
         return None
-    k = kernel[i]
+    k, stride = kernel[i], strides[i]
     if not isinstance(k, int):
         return None
-    more = 0 if values.get("auto_pad") == b"VALID" else pads[i] + pads[rank + i]
-    covered = size.plus(more - dilations[i] * (k - 1) - 1)
-    steps = covered and covered.over(strides[i])
+    begin, end = (0, 0) if values.get("auto_pad") == b"VALID" else (pads[i], pads[rank + i])
+    extent = dilations[i] * (k - 1) + 1
+    if stride == 1:
+        return size.plus(begin + end - extent + 1)
+    rest = 0
+    if values.get("ceil_mode", 0):
+        if extent < stride + end:  # the last window may start behind the map, and is none then
+            return None
+        rest = stride - 1
+    covered = size.plus(begin + end - extent + rest)
+    steps = covered and covered.over(stride)
     return steps and steps.plus(1)
 
 
