@@ -32,6 +32,7 @@ from convpool.ir.constants import FOLDABLE
 from convpool.ir.index import Dim, Scope
 from convpool.ir.protos import attributes, is_op
 from convpool.rules.base import Reject, reject
+from convpool.rules.linear import axes_of
 from convpool.rules.resampling.sizes import scales_of, unknown_ratios
 
 CENTRED = ("half_pixel", "pytorch_half_pixel", "half_pixel_symmetric")
@@ -313,7 +314,7 @@ def _repeated(scope: Scope, name: str, axis: int, rank: int) -> Resample | None:
     index = scope.producer.get(name)
     if index is None:
         return None
-    squeezed = is_op(scope.nodes[index], "Unsqueeze") and _axes(scope, index) == (axis,)
+    squeezed = is_op(scope.nodes[index], "Unsqueeze") and axes_of(scope, index, attributes(scope.nodes[index])) == (axis,)
     around: frozenset[int] = frozenset()
     if squeezed:
         before = scope.producer.get(scope.nodes[index].input[0])
@@ -340,7 +341,7 @@ def _squeezed(scope: Scope, name: str, axis: int) -> tuple[str, set[int]] | None
     if index is None:
         return None
     if not is_op(scope.nodes[index], "If"):
-        fits = is_op(scope.nodes[index], "Squeeze") and _axes(scope, index) == (axis,)
+        fits = is_op(scope.nodes[index], "Squeeze") and axes_of(scope, index, attributes(scope.nodes[index])) == (axis,)
         return (scope.nodes[index].input[0], {index}) if fits else None
     other, then = sorted((child for child in scope.children if child.owner == index), key=lambda child: child.path)
     ends = [place for body in (then, other) for place in (body.producer.get(name) for name in body.outputs) if place is not None]
@@ -349,17 +350,8 @@ def _squeezed(scope: Scope, name: str, axis: int) -> tuple[str, set[int]] | None
     squeeze, copy = then.nodes[ends[0]], other.nodes[ends[1]]
     x = squeeze.input[0]
     fits = is_op(squeeze, "Squeeze") and is_op(copy, "Identity") and copy.input[0] == x and scope.defines(x)
-    fits = fits and not then.defines(x) and not other.defines(x) and _axes(then, ends[0]) == (axis,)
+    fits = fits and not then.defines(x) and not other.defines(x) and axes_of(then, ends[0], attributes(squeeze)) == (axis,)
     return (x, {index, *sources(scope, scope.nodes[index].input)}) if fits else None
-
-
-def _axes(scope: Scope, index: int) -> Ints | None:
-    """The axes of a Squeeze or Unsqueeze, where they are known and not counted from the end."""
-    node = scope.nodes[index]
-    given = (
-        attributes(node).get("axes") if scope.opset < 13 else scope.constant_ints(node.input[1]) if len(node.input) > 1 else None
-    )
-    return None if given is None else tuple(given)
 
 
 def _pieces(scope: Scope, first: str, rest: str, axis: int) -> tuple[str | None, set[int]]:

@@ -2,9 +2,9 @@
 """The factors of a Resize, from its scales, or from sizes that are computed from shapes.
 
 Each size is a term: a number, or `factor * ((n + offset) // divisor)`, where n is a size of some tensor.  The sizes of the map
-that is resized are traced back to such terms too, through convolutions, poolings, Pads and what acts on each element: the same term on
-both sides cancels for every n.  So in a U-Net twice the size of a pooled map is a factor of 2, also where the input has an odd
-size.  The size of the skip connection is none: it is n, and the map has n // 2.
+that is resized are traced back to such terms too, through convolutions, poolings, Pads and what acts on each element: the same
+term on both sides cancels for every n.  So in a U-Net twice the size of a pooled map is a factor of 2, also where the input has
+an odd size.  The size of the skip connection is none: it is n, and the map has n // 2.
 
 Casts to floating point and back, and rounding, do not change what is a whole number anyway: a size times a whole factor.
 """
@@ -198,19 +198,14 @@ def _through_window(scope: Scope, node: NodeProto, values: dict, i: int, rank: i
         return None
     if (len(kernel), len(strides), len(dilations), len(pads)) != (rank, rank, rank, 2 * rank) or strides[i] < 1:
         return None
-    k, stride = kernel[i], strides[i]
-    if not isinstance(k, int):
-        return None
+    k, stride, ceiling = kernel[i], strides[i], values.get("ceil_mode", 0)
     begin, end = (0, 0) if values.get("auto_pad") == b"VALID" else (pads[i], pads[rank + i])
-    extent = dilations[i] * (k - 1) + 1
+    extent = dilations[i] * (k - 1) + 1 if isinstance(k, int) else None
+    if extent is None or ceiling and extent < stride + end:  # then the last window may start behind the map, and is none
+        return None
     if stride == 1:
         return size.plus(begin + end - extent + 1)
-    rest = 0
-    if values.get("ceil_mode", 0):
-        if extent < stride + end:  # the last window may start behind the map, and is none then
-            return None
-        rest = stride - 1
-    covered = size.plus(begin + end - extent + rest)
+    covered = size.plus(begin + end - extent + (stride - 1) * ceiling)
     steps = covered and covered.over(stride)
     return steps and steps.plus(1)
 
