@@ -556,14 +556,10 @@ def test_every_mode(name):
         assert [node.op_type for node in result.graph.node] == ["Conv", "Resize"]
 
 
-def test_fixed_sizes_get_the_new_number_of_channels():
-    result = rewrite(pointwise('u = Resize<mode="linear">(x, , , z)\ny = Conv(u, w, b)', {"z": [1, 16, 30, 17]}))
-    assert operators(result.graph)["Resize"] == 1
-
-
-def test_sizes_of_spatial_axes_alone():
-    body = 'u = Resize<mode="linear", axes=[2,3]>(x, , , z)\ny = Conv(u, w, b)'
-    assert set(operators(rewrite(pointwise(body, {"z": [30, 17]}, opset=18)).graph)) == {"Conv", "Resize"}
+@pytest.mark.parametrize(("axes", "sizes"), [("", [1, 16, 30, 17]), (", axes=[2,3]", [30, 17])])
+def test_fixed_sizes_get_the_new_number_of_channels(axes, sizes):
+    result = rewrite(pointwise(f'u = Resize<mode="linear"{axes}>(x, , , z)\ny = Conv(u, w, b)', {"z": sizes}, opset=18))
+    assert operators(result.graph)["Resize"] == 1 and ("Gather" in operators(result.graph)) == (not axes)
 
 
 def test_open_batch_with_computed_sizes():
