@@ -284,7 +284,8 @@ typedef struct {
     int32_t strides[CONVPOOL_MAX_RANK];
     int32_t pads[2 * CONVPOOL_MAX_RANK];
     int32_t dilations[CONVPOOL_MAX_RANK];
-    int32_t reserved[5]; /* zero */
+    int32_t sums;        /* 1: sums over windows in place of means; the adjoint then repeats values */
+    int32_t reserved[4]; /* zero */
 } convpool_box_problem;
 
 /* Device pointers. gate: null; there are no gates any more. The output does not overlap the input. Both run on `stream` (a

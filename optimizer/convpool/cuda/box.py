@@ -26,7 +26,8 @@ class BoxStruct(ctypes.Structure):
         (ctypes.c_int32 * library.MAX_RANK, "kernel strides"),
         (ctypes.c_int32 * (2 * library.MAX_RANK), "pads"),
         (ctypes.c_int32 * library.MAX_RANK, "dilations"),
-        (ctypes.c_int32 * 5, "reserved"),
+        (ctypes.c_int32, "sums"),
+        (ctypes.c_int32 * 4, "reserved"),
     )
 
 
@@ -55,11 +56,15 @@ def problem(
     strides: Sequence[int],
     pads: Sequence[int],
     dilations: Sequence[int],
+    *,
+    sums: bool = False,
 ) -> bytes:
-    """The bytes of a convpool_box_problem.  shape: [N, C, spatial...] of X, whatever its layout; pads: begins, then ends."""
+    """The bytes of a convpool_box_problem.  shape: [N, C, spatial...] of X, whatever its layout; pads: begins, then ends.
+
+    sums: in place of means."""
     rank = len(kernel)
     s = BoxStruct(ctypes.sizeof(BoxStruct), rank, library.DTYPES[dtype], channels_last, shape[0], shape[1])
     s.spatial[:rank] = shape[2:]
     s.kernel[:rank], s.strides[:rank], s.dilations[:rank] = kernel, strides, dilations
-    s.pads[: 2 * rank] = pads
+    s.pads[: 2 * rank], s.sums = pads, sums
     return bytes(s)

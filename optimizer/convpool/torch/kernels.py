@@ -33,14 +33,14 @@ def library_is_there() -> bool:
 
 
 class _Box:
-    """box_mean, or its adjoint, of tensors of one kind: shapes, strides, type, and the window."""
+    """box_mean, or its adjoint, of tensors of one kind: shapes, strides, type, and the window; or of sums in place of means."""
 
-    def __init__(self, adjoint: bool, x: Any, size: Ints, window: tuple[Ints, ...]) -> None:
+    def __init__(self, adjoint: bool, x: Any, size: Ints, window: tuple[Ints, ...], sums: bool) -> None:
         self.format = plain.memory_format(x)
         full, last = (*x.shape[:2], *size), self.format != torch.contiguous_format
         self.shape = full if adjoint else (*x.shape[:2], *plain.pooled_size(size, *window))
         self.strides = torch.empty(self.shape, device="meta", memory_format=self.format).stride()
-        self.problem = box.problem(calls.NAMES[x.dtype], last, full, *window)
+        self.problem = box.problem(calls.NAMES[x.dtype], last, full, *window, sums=sums)
         self.call = box.calls()[adjoint]
         self.copies = not x.is_contiguous(memory_format=self.format)
 
@@ -63,14 +63,14 @@ _boxes: dict[Any, _Box | None] = {}
 _NEW: Any = object()
 
 
-def _box(adjoint: bool, x: torch.Tensor, size: Ints, window: tuple) -> _Box | None:
+def _box(adjoint: bool, x: torch.Tensor, size: Ints, window: tuple, sums: bool = False) -> _Box | None:
     """The call for these tensors, None where PyTorch's operators run; size: of the input of the box mean."""
     size, window = tuple(size), tuple(map(tuple, window))
-    key = (adjoint, x.shape, x.stride(), x.dtype, size, window)
+    key = (adjoint, x.shape, x.stride(), x.dtype, size, window, sums)
     found = _boxes.get(key, _NEW)
     if found is _NEW:
         runs = x.dtype in calls.NAMES and 0 not in x.shape and library_is_there() and min(plain.pooled_size(size, *window)) > 0
-        found = _Box(adjoint, x, size, window) if runs else None
+        found = _Box(adjoint, x, size, window, sums) if runs else None
         if len(_boxes) < calls.KEPT:
             _boxes[key] = found
     return found
@@ -86,6 +86,15 @@ def box_mean_adjoint(grad: torch.Tensor, size: Ints, *window: Ints) -> torch.Ten
     """As `plain.box_mean_adjoint`, by one kernel of the library."""
     found = _box(True, grad, size, window)
     return plain.box_mean_adjoint(grad, size, *window) if found is None else found(grad)
+
+
+def blocks(x: torch.Tensor, scales: Ints, sums: bool) -> torch.Tensor | None:
+    """Each value repeated over a block of `scales`, or the sums over blocks; None where the library has no kernel."""
+    if x.dtype not in calls.NAMES or not library_is_there() or weight_gradient.turn() is None:  # a library of that version
+        return None
+    size = x.shape[2:] if sums else [n * scale for n, scale in zip(x.shape[2:], scales, strict=True)]
+    found = _box(not sums, x, size, (scales, scales, (0, 0) * len(scales), (1,) * len(scales)), True)
+    return None if found is None else found(x)
 
 
 class _WeightGradient:

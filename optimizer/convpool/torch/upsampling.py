@@ -27,9 +27,11 @@ from convpool.torch import calls, gradients, kernels, pairs, plain
 from convpool.torch.functional import Sizes, conv_pads, pair_of, sizes
 
 _TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
-SUM_MACS = {"cpu": 320, "cuda": 1000}
+SUM_MACS = {"cpu": 320, "cuda": 640}
 """Multiply-adds that take as long as making one tap of the summed weights: 256 pixels of 3x3 kernels and a factor of 2, on a GPU
-800.  With 512 of them, forward of 1536 channels takes an H100 as long as PyTorch's two operators in float16."""
+512."""
+LARGE = 1 << 20
+"""Numbers of an upsampled map from which on a kernel of the library makes it."""
 
 
 def _two_operators(x: torch.Tensor, weight: torch.Tensor, bias: Any, scales: Ints, pads: Ints) -> torch.Tensor:
@@ -122,6 +124,33 @@ def _turned(weight: torch.Tensor, factor: int, like: torch.Tensor | None = None)
     return torch.mul(turned, factor, out=torch.empty(turned.shape, dtype=weight.dtype, device=weight.device, memory_format=found))
 
 
+class _Blocks(torch.autograd.Function):
+    """Each value repeated over a block, or the sums over blocks: one another's derivatives."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, scales: Ints, sums: bool) -> torch.Tensor:
+        ctx.scales, ctx.sums = scales, sums
+        made = kernels.blocks(x, scales, sums) if gradients.is_plain(x) else None
+        if made is None and sums:
+            return plain.box_mean(x, scales, scales, (0, 0) * len(scales), (1,) * len(scales)) * math.prod(scales)
+        return F.interpolate(x, scale_factor=[float(s) for s in scales]) if made is None else made
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
+        return _blocks(grads[0], ctx.scales, not ctx.sums), None, None
+
+
+_blocks = super(torch.autograd.Function, _Blocks).apply
+
+
+def _upsampled(x: torch.Tensor, scales: Ints) -> torch.Tensor:
+    """Nearest upsampling; PyTorch's own takes 3 microseconds a MB with the channels last, on an H100."""
+    if x.is_cuda and x.numel() * math.prod(scales) >= LARGE and plain.memory_format(x) == torch.channels_last:
+        if pairs.unwatched(x, x, "meta") and max(scales) > 1:
+            return _blocks(x, scales, False)
+    return F.interpolate(x, scale_factor=[float(s) for s in scales])
+
+
 def _pays(x: torch.Tensor, weight: torch.Tensor, scales: Ints) -> bool:
     """Return True if the sums of weights take less than they save; those that stay are made once."""
     kernel, pixels = tuple(weight.shape[2:]), x.shape[0] * math.prod(x.shape[2:])
@@ -134,7 +163,7 @@ def upsample_conv_of(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor |
     """The call of a rewritten graph: an upsampling by whole factors, then a convolution of stride 1.  pads: begins, then ends."""
     x, weight, bias = pairs.cast_for_autocast((x, weight, bias))
     if max(weight.shape[2:]) == 1 and weight.shape[0] <= 2 * weight.shape[1]:  # less work, though more channels are repeated
-        return F.interpolate(_convolved(x, weight, bias, pads), scale_factor=[float(s) for s in scales])
+        return _upsampled(_convolved(x, weight, bias, pads), scales)
     if min(x.shape) == 0 or not x.is_floating_point() or not _pays(x, weight, scales):
         return _two_operators(x, weight, bias, scales, pads)
     if not pairs.unwatched(x, weight, "meta"):
@@ -176,7 +205,7 @@ def upsample_conv2d(
 
     Differentiable to any order; autocast works.  PyTorch's two operators run under torch.compile, torch.func and torch.export,
     and where summing the weights costs more than it saves: below 256 pixels of all samples for 3x3 and a factor of 2, on a
-    GPU 800.  Inside `constant_weights` a GPU sums them once.
+    GPU 512.  Inside `constant_weights` a GPU sums them once.
 
     Raises OptionError for sizes that describe no upsampling, and what PyTorch's operators raise.
     """

@@ -33,6 +33,7 @@ std::string check_scalars(const convpool_box_problem &d) {
     if (d.layout != CONVPOOL_CHANNELS_FIRST && d.layout != CONVPOOL_CHANNELS_LAST) return mismatch("layout", d.layout, "0 or 1");
     if (d.n < 1 || d.n >= kMostElements) return mismatch("n", d.n, "1 or more, below 2^31");
     if (d.c < 1 || d.c >= kMostElements) return mismatch("c", d.c, "1 or more, below 2^31");
+    if (d.sums != 0 && d.sums != 1) return mismatch("sums", d.sums, "0 or 1");
     for (int32_t value : d.reserved)
         if (value != 0) return mismatch("reserved", value, "0");
     return {};
@@ -110,6 +111,7 @@ convpool_status run(const convpool_box_problem *d, const void *in, const void *g
         p.begin[i] = checked.begin[i];
         if (adjoint && !spread) p.begin[i] = checked.dilation[i] * (checked.kernel[i] - 1) - checked.begin[i];
     }
+    if (d->sums != 0) count = 1;
     p.mean.count = static_cast<float>(count);
     p.mean.inverse_count = 1.f / static_cast<float>(count);
     p.mean.count_is_power_of_two = (count & (count - 1)) == 0;

@@ -94,25 +94,28 @@ template <class Element> __global__ void __launch_bounds__(kThreads) fuse_weight
     }
 }
 
-// The same for phases, of weights in whole chunks: a thread makes a chunk of one tap.
+// The same for phases, of weights in whole chunks: a thread makes a chunk of a row of taps.
 template <class Element>
 __global__ void __launch_bounds__(kThreads) merge_phases_kernel(const __grid_constant__ WeightParams p, uint32_t items) {
     constexpr Precision kPrecision = kChunked<Element>;
     constexpr int kPerChunk = Traits<kPrecision>::kPerChunk;
     const uint32_t item = blockIdx.x * kThreads + threadIdx.x;
     if (item >= items) return;
-    const uint32_t chunk = item % p.chunks, place = item / p.chunks, taps = p.fused_h * p.fused_w;
-    const uint32_t tap = place % taps, m = place / taps;
-    const TapRange rows = p.rows.summed(tap / p.fused_w), columns = p.columns.summed(tap % p.fused_w);
+    const uint32_t chunk = item % p.chunks, place = item / p.chunks, row = place % p.fused_h, m = place / p.fused_h;
+    const TapRange rows = p.rows.summed(row);
     const uint4 *const w = static_cast<const uint4 *>(p.w) + static_cast<int64_t>(m) * p.kh * p.kw * p.chunks + chunk;
-    float sum[kPerChunk] = {}, value[kPerChunk];
-    for (int a = rows.begin; a < rows.end; ++a)
-        for (int b = columns.begin; b < columns.end; ++b) {
-            unpack_chunk<kPrecision>(w[(a * p.kw + b) * p.chunks], value);
+    for (int column = 0; column < p.fused_w; ++column) {
+        const TapRange columns = p.columns.summed(column);
+        float sum[kPerChunk] = {}, value[kPerChunk];
+        for (int a = rows.begin; a < rows.end; ++a)
+            for (int b = columns.begin; b < columns.end; ++b) {
+                unpack_chunk<kPrecision>(w[(a * p.kw + b) * p.chunks], value);
 #pragma unroll
-            for (int i = 0; i < kPerChunk; ++i) sum[i] += value[i];
-        }
-    store_chunk<Element>(p.out, item, p.format, pack_chunk<kPrecision>(sum));
+                for (int i = 0; i < kPerChunk; ++i) sum[i] += value[i];
+            }
+        const int64_t at = (static_cast<int64_t>(place) * p.fused_w + column) * p.chunks + chunk;
+        store_chunk<Element>(p.out, at, p.format, pack_chunk<kPrecision>(sum));
+    }
 }
 
 // Box means of a channels-last X, by chunks of channels.
@@ -505,7 +508,7 @@ cudaError_t load_passes(Precision precision, PrologueForm form) {
 cudaError_t launch_fuse_weights(const WeightParams &params, Precision precision, cudaStream_t stream) {
     const int per_chunk = precision == Precision::kF16 || precision == Precision::kBF16 ? 8 : 4;
     const int row = params.fused_h * params.fused_w * params.chunks * per_chunk;
-    const int64_t items = int64_t{params.m} * row / per_chunk;
+    const int64_t items = int64_t{params.m} * params.fused_h * params.chunks;
     const bool chunked = params.phases && params.chunks * per_chunk == params.c && items <= UINT32_MAX - kThreads &&
                          reinterpret_cast<uintptr_t>(params.w) % 16 == 0;
     cudaLaunchConfig_t config{};
