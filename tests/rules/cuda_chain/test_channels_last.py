@@ -15,13 +15,10 @@ from convpool.cli.group import run
 from convpool.cli.optimize import command
 from convpool.errors import OptionError
 from convpool.ir import schema
-from convpool.options import options_for
-from convpool.rules.base import Context, Reject
-from convpool.rules.cuda_chain import conv as chain_conv
 from convpool.rules.cuda_chain.layouts import SUMS
 from tests.support import sessions
 from tests.support.cuda_target import NARROW, TAIL, for_cuda, layouts, wide
-from tests.support.models import graph, index, operators, random_feeds, weights
+from tests.support.models import graph, operators, random_feeds, weights
 from tests.support.random_chains import KINDS, make_chain
 from tests.support.rewriting import IF_BODY, IF_INPUTS, PAIR, POOL, RTOL
 
@@ -295,30 +292,6 @@ def test_unknown_ranks_and_sizes(inputs):
     feeds = {"x": weights((2, 16, 32, 32))}
     (wanted,), (got,) = (sessions.run(item, feeds) for item in (model, result.model))
     np.testing.assert_allclose(got, wanted, rtol=0, atol=4 * RTOL * np.abs(wanted).max())
-
-
-CONVOLUTIONS = {  # weights and their type: whether the kernels take such a convolution in a chain of nodes
-    ((32, 16, 3, 3), "float32"): True, ((32, 12, 3, 3), "float32"): True, ((32, 6, 3, 3), "float32"): False,
-    ((32, 12, 3, 3), "float16"): False, ((32, 8, 3, 3), "float16"): True, ((32, 16, 3, 3), "float64"): False,
-    ((32, 3, 3, 3), "float32"): True, ((32, 3, 5, 5), "float32"): False, ((32, 2, 4, 8), "float32"): True,
-    ((32, 1, 5, 13), "float32"): False, ((32, 5, 1, 1), "float32"): False,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("shape", "kind"), CONVOLUTIONS)
-def test_convolutions_of_a_chain(shape, kind):
-    """Take 16 bytes of channels, or an image: 4 channels and 64 weights per filter at most."""
-    name = {"float32": "float", "float16": "float16", "float64": "double"}[kind]
-    model = graph(
-        "y = Conv(x, k)", {"k": np.ones(shape, kind)}, inputs=f"{name}[1,{shape[1]},16,16] x", outputs=f"{name}[a,b,c,d] y"
-    )
-    context = Context(options_for("cuda"), 17, lambda name: False, {})
-    assert isinstance(chain_conv._conv(index(model)[0], 0, context), Reject) != CONVOLUTIONS[shape, kind]
-
-
-def test_channels_that_the_kernels_read_at_once():
-    kinds = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE)
-    assert [chain_conv.chunk(kind) for kind in kinds] == [4, 8, 8, 2]
 
 
 def between(pooling: str, channels: int = 32, kind: str = "float") -> onnx.ModelProto:
