@@ -15,9 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
-    "optimizer": 27250,
+    "optimizer": 27270,
     "plugin": 17565,
-    "tests": 38880,
+    "tests": 38895,
     "benchmarks": 8505,
     "tools": 1000,
     "examples": 1180,

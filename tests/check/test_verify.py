@@ -17,6 +17,7 @@ from convpool.check import session as runners
 from convpool.check.inputs import to_float32
 from convpool.cli.group import run
 from convpool.cli.optimize import command
+from convpool.cli.verify import verify_command
 from convpool.errors import ModelError, OptionError, VerificationError
 from convpool.ir.index import index_model
 from convpool.ir.model import LoadedModel, load
@@ -82,6 +83,20 @@ def test_last_bits_that_decide_over_a_quantisation_step_pass(seed):
     result = convpool.optimize(pair(body=body, constants=constants, inputs="float[2,16,64,64] x"), seed=seed)
     output = result.report.verification.outputs[0]
     assert output.passed and output.max_abs_error in (0.0, pytest.approx(0.13, rel=1e-5))
+
+
+@pytest.mark.parametrize("rtol", [None, 1e-3])
+def test_indices_near_one_another_are_others(tmp_path, rtol):
+    """Unless a caller gives a tolerance."""
+    models = [graph("y = Add(x, p)", {"p": [shift]}, inputs="int64[4] x", outputs="int64[4] y") for shift in (5000, 5002)]
+    found = convpool.verify(*models, rtol=rtol)
+    assert (found.passed, found.outputs[0].max_abs_error) == (rtol is not None, 2)
+    assert found.allowed.endswith("whole numbers the same") == (rtol is None)
+    paths = [str(tmp_path / f"{number}.onnx") for number in range(2)]
+    for model, path in zip(models, paths, strict=True):
+        onnx.save(model, path)
+    given = [] if rtol is None else ["--rtol", str(rtol)]
+    assert run(verify_command, "convpool-verify", [*paths, "-q", *given]) == (rtol is None)
 
 
 def test_given_tolerances_hold_to_the_letter():
@@ -384,7 +399,7 @@ def test_the_share_that_is_not_finite_is_told(capsys, tmp_path):
 
 def test_the_command_writes_nothing_that_is_not_proven(capsys, tmp_path):
     path, report = tmp_path / "model.onnx", tmp_path / "report.json"
-    onnx.save(change(pair(), "w", lambda w: w * np.inf), path)
+    onnx.save(change(pair(), "w", lambda w: w * np.nan), path)
     assert run(command, "convpool-optimize", [str(path), "--report", str(report)]) == 1
     captured = capsys.readouterr()
     assert "NOT COMPARABLE" in captured.out and "DIFFERS" not in captured.out

@@ -139,6 +139,9 @@ class Tolerance:
         return f"{self.rtol:g} of each value + {absolute}"
 
 
+EXACT = Tolerance(0.0, 0.0)
+
+
 def array_errors(
     name: str, reference: np.ndarray, result: np.ndarray, tolerance: Tolerance, original: np.ndarray | None = None
 ) -> OutputErrors:
@@ -187,9 +190,15 @@ class Judge:
     The tolerance decides, and nothing else, unless `add` gets what a more lenient judgement needs.
     """
 
-    def __init__(self, names: list[str], tolerance: Tolerance, *, own_error_counts: bool = False) -> None:
-        """names: of the outputs.  own_error_counts: an output passes that is no further off than twice the original's own is."""
+    def __init__(
+        self, names: list[str], tolerance: Tolerance, *, own_error_counts: bool = False, exact_integers: bool = False
+    ) -> None:
+        """names: of the outputs.  own_error_counts: an output passes that is no further off than twice the original's own is.
+
+        exact_integers: whole numbers have no tolerance; classes and indices next to one another may mean anything.
+        """
         self._names, self._tolerance, self._own_error_counts = names, tolerance, own_error_counts
+        self._exact_integers, self._allowed = exact_integers, str(tolerance)
         self._results: dict[str, OutputErrors] = {}
         self._not_finite: dict[str, list[float]] = {}
         self._compared: Counter[str] = Counter()
@@ -251,7 +260,7 @@ class Judge:
         r, *others = (a.astype(np.float64) for a in arrays)
         if not all(np.isfinite(a).all() for a in (r, *others)) or r.size == 0:
             return False
-        allowed = self._tolerance.of(r)
+        allowed = self._tolerance_of(reference).of(r)
         own, *changes = (np.abs(a - r) for a in others)
         beyond = max(int((change > allowed).sum()) for change in changes)
         far = max(float(change.max()) for change in changes)
@@ -266,7 +275,7 @@ class Judge:
         """
         outputs = [self._with_share(output) for output in self._results.values()]
         passed = all(output.passed for output in outputs) and (self.compared or may_be_empty)
-        return Verification(passed, reference, inputs, shapes, outputs, str(self._tolerance))
+        return Verification(passed, reference, inputs, shapes, outputs, self._allowed)
 
     def _with_share(self, output: OutputErrors) -> OutputErrors:
         shares = self._not_finite[output.name]
@@ -282,7 +291,14 @@ class Judge:
         if reference.dtype.kind not in "fiub" and reference.dtype.name != "bfloat16" and reference.shape == result.shape:
             same = bool(np.array_equal(reference, result))
             return _exact(name, same, reference.size)
-        return array_errors(name, reference, result, self._tolerance, original if self._own_error_counts else None)
+        tolerance = self._tolerance_of(reference)
+        return array_errors(name, reference, result, tolerance, original if self._own_error_counts else None)
+
+    def _tolerance_of(self, reference: np.ndarray) -> Tolerance:
+        if not self._exact_integers or reference.dtype.kind not in "iu":
+            return self._tolerance
+        self._allowed = f"{self._tolerance}, whole numbers the same"
+        return EXACT
 
     def _sequence(self, name: str, reference: Any, original: Any, result: Any) -> OutputErrors:
         """Sequences element by element; maps and missing optionals by equality."""

@@ -85,8 +85,10 @@ def compare_runners(
     names = [name for name in first.output_names if name in second.output_names]
     if not names:
         raise OptionError(f"no output in common; got {', '.join(first.output_names)} and {', '.join(second.output_names)}")
-    default_rtol, relative_atol = PRECISION_TOLERANCES[precision or least_exact((first.precision, second.precision))]
-    judge = Judge(names, Tolerance(default_rtol if rtol is None else rtol, relative_atol, atol))
+    precision = precision or least_exact((first.precision, second.precision))
+    default_rtol, relative_atol = PRECISION_TOLERANCES[precision]
+    exact = precision == "fp32" and rtol is None and atol is None
+    judge = Judge(names, Tolerance(default_rtol if rtol is None else rtol, relative_atol, atol), exact_integers=exact)
     maker = _input_maker(first, second, data, dict(input_shapes or {}), seed)
     done, notes = 0, [""]
 
@@ -170,6 +172,7 @@ def verify(
     | float32, float64 | 1e-3 | 1e-4 | errors of 6e-8 grow with depth; wrong rewrites give 1e-1 |
     | float16 | 2e-2 | 1e-2 | 16 units in the last place |
     | bfloat16 | 1e-1 | 5e-2 | likewise |
+    | integers of models without half precision | 0 | 0 | classes and indices have no distance |
 
     A half-precision output also passes when it is no further from float32 than twice the original's
     own is.
@@ -232,7 +235,8 @@ def compare_models(
     default_rtol, relative_atol = TOLERANCES[narrow[-1]] if narrow else FLOAT32_TOLERANCE
     tolerance = Tolerance(default_rtol if rtol is None else rtol, relative_atol, atol)
     by_default = rtol is None and atol is None
-    judge, own_judge = (Judge(reference.output_names, tolerance, own_error_counts=by_default and bool(narrow)) for _ in range(2))
+    lenience = {"own_error_counts": by_default and bool(narrow), "exact_integers": by_default and not narrow}
+    judge, own_judge = (Judge(reference.output_names, tolerance, **lenience) for _ in range(2))
     candidate: OnnxruntimeRunner | None = None
     done, notes, run = 0, [""], partial(_values, (reference, native))
 
