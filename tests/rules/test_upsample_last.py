@@ -441,6 +441,7 @@ REFUSED = {
     "mode of Pad": (UP + 'v = Pad<mode="wrap">(u, z)\n', BEHIND, BORDER, "mode of Pad; got wrap"),
     "value of Pad": (UP + "v = Pad(u, z, five)\n", BEHIND, BORDER, "mode of Pad; got constant"),
     "MaxPool": (UP + "v = MaxPool<kernel_shape=[2,2]>(u)\n", BEHIND, {}, "between resize and convolution; got MaxPool"),
+    "crops": (UP + "a = Slice(u, k, l, k)\nv = Slice(a, k, l, l)\n", BEHIND, {"k": [2], "l": [3]}, "convolution; got Slice"),
     "training": (UP + "t = Constant<value_int=1>()\nv = Dropout(u, r, t)\n", BEHIND, {"r": np.float32(0.5)}, "training_mode"),
     "groups": (UP + OTHER + "v = Concat<axis=1>(u, q)\n", "y = Conv<group=2>(v, w)", {}, "a convolution of several maps; got 2"),
 }

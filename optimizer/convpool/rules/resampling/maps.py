@@ -166,11 +166,14 @@ class Walk:
         return not isinstance(found := pad_numbers(self._scope, index, self._rank), Reject) and not any(found[0])
 
     def _blocked(self, index: int) -> None:
-        """Note a node that nothing moves past, where a resampling stands behind it."""
+        """Note a node that nothing moves past, where a resampling stands in front of it, or of a crop or QuantizeLinear there."""
         scope, node = self._scope, self._scope.nodes[index]
         if is_op(node, "Conv", "ConvTranspose", "MatMul", "Gemm") or not node.input:
             return
         before = scope.producer.get(node.input[0])
+        for _ in range(MAX_DEPTH):
+            if before is not None and is_op(scope.nodes[before], "Pad", "QuantizeLinear", "Slice", "Transpose"):
+                before = scope.producer.get(scope.nodes[before].input[0])
         if before is not None and is_op(scope.nodes[before], "Resize", "Upsample"):
             self.rejects.append(
                 reject(scope, index, "between resize and convolution", node.op_type, "operators that act on each element alike")
