@@ -144,7 +144,7 @@ class Walk:
             result = self._groups(index, depth)
         elif is_op(node, "BatchNormalization", *UNARY, *BROADCASTING):
             result = self._elementwise(index, depth)
-        elif is_op(node, "Pad") and self._pads_nothing(index):
+        elif is_op(node, "Pad") and not isinstance(pads := pad_numbers(scope, index, self._rank), Reject) and not any(pads[0]):
             result = self.map(node.input[0], depth + 1)
         else:
             result = None
@@ -161,9 +161,6 @@ class Walk:
             both = replace(found, input=first.input, up=up, growth=float(up.copies), nodes=nodes)
             return Map((replace(parts[0], resample=both),), nodes)
         return Map((Part(0, channel_count(self._scope, tensor), Leaf(found.input), found),), found.nodes)
-
-    def _pads_nothing(self, index: int) -> bool:
-        return not isinstance(found := pad_numbers(self._scope, index, self._rank), Reject) and not any(found[0])
 
     def _blocked(self, index: int) -> None:
         """Note a node that nothing moves past, where a resampling stands in front of it, or of a crop or QuantizeLinear there."""
