@@ -142,7 +142,7 @@ def _numbers(names: Sequence[str], outputs: Outputs) -> list[np.ndarray]:
 NO_MEMORY = "model: not enough memory to check it; give smaller input_shapes (--input-shape)"
 NUDGE = 2.0**-18
 """Relative change of the inputs by which discontinuities are found."""
-NUDGED_RUNS = 4
+NUDGED_RUNS = 8
 
 
 def verify(
