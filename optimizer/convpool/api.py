@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, NodeProto
+from onnx import ModelProto
 
 from convpool.autotune import Tuner, given_shapes
 from convpool.check.inputs import Arrays, InputMaker, feeds, fit_shapes, load_arrays
@@ -25,7 +25,7 @@ from convpool.ir import schema
 from convpool.ir.files import external_size
 from convpool.ir.model import LoadedModel, load, passes_full_check, static_shapes, with_sizes
 from convpool.ir.model import check as check_model
-from convpool.ir.protos import graphs_within, is_op, known_attributes, label, model_nodes, opset_of, subgraphs
+from convpool.ir.protos import all_nodes, graphs_within, is_op, known_attributes, label, model_nodes, opset_of
 from convpool.ir.save import save, self_contained, serialize
 from convpool.options import PASS_OF_SWITCH, OptimizeOptions, check_arguments, ended, options_for
 from convpool.pipeline import Pipeline, Reached, Stays, in_reach
@@ -384,16 +384,5 @@ def _sparse_constants(model: ModelProto) -> int:
 
 def _operators(model: ModelProto) -> dict[str, int]:
     """How often each operator occurs, the bodies of convpool's own left out."""
-    counts: Counter[str] = Counter()
-
-    def visit(nodes: Iterable[NodeProto]) -> None:
-        for node in nodes:
-            counts[node.op_type] += 1
-            for _, _, graph in subgraphs(node):
-                visit(graph.node)
-
-    visit(model.graph.node)
-    for function in model.functions:
-        if function.domain != schema.DOMAIN:
-            visit(function.node)
-    return dict(sorted(counts.items()))
+    holders = (model.graph, *(function for function in model.functions if function.domain != schema.DOMAIN))
+    return dict(sorted(Counter(node.op_type for holder in holders for node in all_nodes(holder)).items()))

@@ -75,12 +75,8 @@ def count(scopes: Sequence[Scope]) -> ModelMacs:
         around = constants[id(scope.parent)] if scope.parent is not None else set()
         constants[id(scope)] = known = around - scope.inputs | _initializers(scope)
         for node in scope.nodes:
-            if (
-                node.op_type == "Constant"
-                or node.input
-                and known.issuperset(filter(None, node.input))
-                and not any(subgraphs(node))
-            ):
+            constant = node.input and known.issuperset(filter(None, node.input)) and not any(subgraphs(node))
+            if constant or node.op_type == "Constant":
                 known.update(node.output)
             elif node.op_type in COUNTED and (node.domain in STANDARD_DOMAINS or is_own(node)):
                 sizes = _factors(scope, node, batches)

@@ -156,7 +156,9 @@ class Pipeline:
             rules = [rule for rule in stage.rules if self._runs(rule)]
             while rules and self._round(stage, rules) and stage.repeats:
                 pass
-        self._accumulate()
+        wanted = self._context.options.accumulation
+        if wanted is not None and self._editor.accumulate(wanted, self._excluded):
+            self.changed = True
         self.macs_after = count(self._graphs.scopes()) if self.changed else self.macs_before
         if self.changed:
             self._editor.finish(self._graphs.scopes())
@@ -168,12 +170,6 @@ class Pipeline:
         kept: list[tuple[Rule, Site, Reject | None, Times]] = []
         plans = [found.plan for scope in self._graphs.scopes() for found in self._plans(scope, [rule], kept)]
         return plans, tuple((site, verdict) for _, site, verdict, _ in kept if verdict is not None)
-
-    def _accumulate(self) -> None:
-        """Let the operator's nodes sum as the options say."""
-        wanted = self._context.options.accumulation
-        if wanted is not None and self._editor.accumulate(wanted, self._excluded):
-            self.changed = True
 
     def _runs(self, rule: Rule) -> bool:
         options = self._context.options
@@ -200,7 +196,8 @@ class Pipeline:
 
     def _plans(self, scope: Scope, rules: list[Rule], kept: list) -> list[Found]:
         """Plans for one scope that share no node.  A site in the way of another is seen again in the next round."""
-        sites = [(rule, site) for rule in self._rules_for(scope, rules) for site in rule.sites(scope, self._context)]
+        may_have = [rule for rule in rules if not rule.needs or not scope.op_types.isdisjoint(rule.needs)]
+        sites = [(rule, site) for rule in may_have for site in rule.sites(scope, self._context)]
         verdicts = [(rule, site, self._verdict(rule, site)) for rule, site in sites]
         if self._tuner:
             self._tuner.expect(sum(isinstance(verdict, Plan) and rule.has_alternatives for rule, _, verdict in verdicts))
@@ -225,10 +222,6 @@ class Pipeline:
             if verdict is not None:
                 kept.append((rule, site, verdict if isinstance(verdict, Reject) else None, times))
         return plans
-
-    def _rules_for(self, scope: Scope, rules: list[Rule]) -> list[Rule]:
-        """The rules that a scope may have a site of."""
-        return [rule for rule in rules if not rule.needs or not scope.op_types.isdisjoint(rule.needs)]
 
     def _verdict(self, rule: Rule, site: Site) -> Plan | Reject | Excluded | None:
         """Decide what is to be done or said of a site; None for nothing."""

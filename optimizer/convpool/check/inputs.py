@@ -11,10 +11,11 @@ import math
 import os
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from numbers import Integral
 
 import numpy as np
-from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
+from onnx import AttributeProto, ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from convpool.errors import ConvpoolError, ModelError, OptionError
 from convpool.ir.index import Dim
@@ -28,25 +29,16 @@ def overhang(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> str:
         return ""
     inferred = infer_shapes(at_shapes(model, shapes))
     for graph in graphs_within(inferred.graph) if inferred is not None else ():
-        types = {value.name: value.type for value in (*graph.input, *graph.value_info)}
-        for node in graph.node:
-            if is_op(node, "AveragePool") and node.input[0] in types and (found := _overhang(node, types[node.input[0]])):
-                return found
-    return ""
-
-
-def _overhang(node: NodeProto, kind: TypeProto) -> str:
-    values = known_attributes(node) or {}
-    kernel = values.get("kernel_shape", [])
-    dims = kind.tensor_type.shape.dim[2:]
-    if len(dims) != len(kernel) or values.get("auto_pad", b"").startswith(b"SAME"):
-        return ""
-    pads = values.get("pads") or [0] * 2 * len(kernel)
-    dilations = values.get("dilations") or [1] * len(kernel)
-    sizes = [dim.dim_value for dim in dims]
-    for k, d, size, before, after in zip(kernel, dilations, sizes, pads, pads[len(kernel) :], strict=False):
-        if size and (k - 1) * d + 1 > size + before + after:
-            return f"{named(node)}: window; got {list(kernel)} on a map of {sizes}; give larger inputs"
+        shapes_of_all = {value.name: value.type.tensor_type.shape.dim for value in (*graph.input, *graph.value_info)}
+        for node in (node for node in graph.node if is_op(node, "AveragePool")):
+            values, sizes = known_attributes(node) or {}, [dim.dim_value for dim in shapes_of_all.get(node.input[0], ())[2:]]
+            kernel = values.get("kernel_shape", [])
+            if len(sizes) != len(kernel) or values.get("auto_pad", b"").startswith(b"SAME"):
+                continue
+            pads, dilations = values.get("pads") or [0] * 2 * len(kernel), values.get("dilations") or [1] * len(kernel)
+            for k, d, size, before, after in zip(kernel, dilations, sizes, pads, pads[len(kernel) :], strict=False):
+                if size and (k - 1) * d + 1 > size + before + after:
+                    return f"{named(node)}: window; got {list(kernel)} on a map of {sizes}; give larger inputs"
     return ""
 
 
@@ -181,9 +173,8 @@ class InputMaker:
         return sorted(OPEN_SIZES, key=lambda size: overhangs[OPEN_SIZES.index(size)])
 
     def _has_open_sizes(self) -> bool:
-        return any(
-            value.name not in self._shapes and any(not isinstance(dim, int) for dim in _dims(value)[1:]) for value in self._feeds
-        )
+        unknown = [value for value in self._feeds if value.name not in self._shapes]
+        return any(not isinstance(dim, int) for value in unknown for dim in _dims(value)[1:])
 
     def _named_sizes(self) -> dict[str, int]:
         """Sizes of symbolic dimensions: as given for another input, or 1 for a name that is some input's first axis alone."""
@@ -208,9 +199,8 @@ class InputMaker:
             dims = self._shape(value, open_size)
             dtype = _dtype(value)
             if (size := math.prod(dims) * max(dtype.itemsize, 8)) > MAX_INPUT_BYTES:
-                raise ModelError(
-                    f"input '{value.name}': shape {dims}; got {size} bytes, expected at most {MAX_INPUT_BYTES} to check"
-                )
+                got = f"shape {dims}; got {size} bytes"
+                raise ModelError(f"input '{value.name}': {got}, expected at most {MAX_INPUT_BYTES} to check")
             array = random_array(rng, dtype, dims)
             arrays[value.name] = array if scale == 1 or array.dtype.kind in "OSUiub" else array * array.dtype.type(scale)
         return arrays
@@ -465,32 +455,19 @@ def float_types(model: ModelProto) -> set[int]:
 
 def to_float32(model: LoadedModel) -> ModelProto:
     """A float32 copy of the model, its external data read in where it has to be converted."""
-    result = ModelProto()
-    result.CopyFrom(model.proto)
+    result = deepcopy(model.proto)
     for tensor in tensors(result):
         if tensor.data_type in _OTHER_TYPES:
             name = tensor.name
             tensor.CopyFrom(numpy_helper.from_array(model.read(tensor).astype(np.float32), name))
-    for graph in graphs_within(result.graph):
-        for value in (*graph.input, *graph.output, *graph.value_info):
-            _convert_type(value.type)
-    for node in model_nodes(result):
-        for attribute in node.attribute:
-            if attribute.name in TYPE_ATTRIBUTES and attribute.i in _OTHER_TYPES:
-                if attribute.type == AttributeProto.INT:
-                    attribute.i = TensorProto.FLOAT
-    for function in result.functions:
-        for value in function.value_info:
-            _convert_type(value.type)
-    return result
-
-
-def _convert_type(kind: TypeProto) -> None:
-    which = kind.WhichOneof("value")
-    if which == "tensor_type":
-        if kind.tensor_type.elem_type in _OTHER_TYPES:
+    values = [value for graph in graphs_within(result.graph) for value in (*graph.input, *graph.output, *graph.value_info)]
+    for value in (*values, *(value for function in result.functions for value in function.value_info)):
+        kind = value.type
+        while (which := kind.WhichOneof("value")) in ("sequence_type", "optional_type"):
+            kind = getattr(kind, which).elem_type
+        if which == "tensor_type" and kind.tensor_type.elem_type in _OTHER_TYPES:
             kind.tensor_type.elem_type = TensorProto.FLOAT
-    elif which == "sequence_type":
-        _convert_type(kind.sequence_type.elem_type)
-    elif which == "optional_type":
-        _convert_type(kind.optional_type.elem_type)
+    for attribute in (attribute for node in model_nodes(result) for attribute in node.attribute):
+        if attribute.name in TYPE_ATTRIBUTES and attribute.type == AttributeProto.INT and attribute.i in _OTHER_TYPES:
+            attribute.i = TensorProto.FLOAT
+    return result

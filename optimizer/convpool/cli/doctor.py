@@ -87,17 +87,17 @@ def _driver() -> Finding:
     cuda.cuDriverGetVersion(ctypes.byref(version))
     number = f"CUDA {version.value // 1000}.{version.value % 1000 // 10}"
     smi = shutil.which("nvidia-smi")
-    if smi:
-        query = [smi, "--query-gpu=driver_version", "--format=csv,noheader"]
-        try:
-            asked = subprocess.run(query, capture_output=True, text=True, timeout=30)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            return Finding("driver", NOTE, f"{number}; nvidia-smi: {error}", "see what keeps nvidia-smi from answering")
-        lines = (asked.stdout + asked.stderr).splitlines() or [f"status {asked.returncode}"]
-        if asked.returncode:
-            return Finding("driver", NOTE, f"{number}; nvidia-smi: {lines[0]}", "see what keeps nvidia-smi from answering")
-        number += f", driver {lines[0]}"
-    return Finding("driver", OK, number)
+    if not smi:
+        return Finding("driver", OK, number)
+    query = [smi, "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        asked = subprocess.run(query, capture_output=True, text=True, timeout=30)
+        failed, said = asked.returncode != 0, (asked.stdout + asked.stderr).splitlines() or [f"status {asked.returncode}"]
+    except (OSError, subprocess.TimeoutExpired) as error:
+        failed, said = True, [str(error)]
+    if failed:
+        return Finding("driver", NOTE, f"{number}; nvidia-smi: {said[0]}", "see what keeps nvidia-smi from answering")
+    return Finding("driver", OK, f"{number}, driver {said[0]}")
 
 
 def _covered(cc: int, architectures: list[int]) -> bool:
@@ -136,17 +136,10 @@ def _library(gpus: list[tuple[str, int]]) -> list[Finding]:
     findings = [Finding("library", OK, built)]
     uncovered = [(name, cc) for name, cc in gpus if not _covered(cc, architectures)]
     wanted = ",".join(sorted({str(cc) for _, cc in uncovered}))
-    findings.append(
-        Finding(
-            "architectures",
-            MISSING if uncovered else OK,
-            ", ".join(f"sm_{a}" for a in architectures) + ("".join(f"; none for {name} ({cc / 10})" for name, cc in uncovered)),
-            f"`CONVPOOL_CUDA_ARCHITECTURES={wanted} pip install --force-reinstall --no-deps ./plugin` in convpool's repository"
-            if uncovered
-            else "",
-        )
-    )
-    return findings
+    there = ", ".join(f"sm_{a}" for a in architectures) + "".join(f"; none for {name} ({cc / 10})" for name, cc in uncovered)
+    command = f"`CONVPOOL_CUDA_ARCHITECTURES={wanted} pip install --force-reinstall --no-deps ./plugin` in convpool's repository"
+    state, advice = (MISSING, command) if uncovered else (OK, "")
+    return [*findings, Finding("architectures", state, there, advice)]
 
 
 def _plugin(library: Finding) -> Finding:
@@ -183,26 +176,14 @@ def _packages() -> list[Finding]:
     arrays = ", ".join(v for v in (pycuda, _version("cupy-cuda13x", "cupy-cuda12x", "cupy"), _version("torch")) if v)
     onnxruntime = _version("onnxruntime", "onnxruntime-gpu")
     tensorrt = _version("tensorrt", "tensorrt-cu12", "tensorrt-cu13")  # lean and RTX build no engines with plugins
-    return [
-        Finding(
-            "array library",
-            OK if arrays else MISSING,
-            arrays or "found neither pycuda nor CuPy nor PyTorch",
-            "" if arrays else "pip install pycuda (needs a CUDA toolkit), or CuPy or PyTorch",
-        ),
-        Finding(
-            "TensorRT",
-            OK if tensorrt else NOTE,
-            tensorrt or "no Python package found",
-            "" if tensorrt else "only needed to build engines: pip install tensorrt",
-        ),
-        Finding(
-            "onnxruntime",
-            OK if onnxruntime else MISSING,
-            onnxruntime or "not found",
-            "" if onnxruntime else "pip install onnxruntime: every check runs models in it",
-        ),
-    ]
+    neither, needed = "found neither pycuda nor CuPy nor PyTorch", "pip install pycuda (needs a CUDA toolkit), or CuPy or PyTorch"
+    engines, runs = "only needed to build engines: pip install tensorrt", "pip install onnxruntime: every check runs models in it"
+    rows = (
+        ("array library", arrays, MISSING, neither, needed),
+        ("TensorRT", tensorrt, NOTE, "no Python package found", engines),
+        ("onnxruntime", onnxruntime, MISSING, "not found", runs),
+    )
+    return [Finding(what, OK, there) if there else Finding(what, *missing) for what, there, *missing in rows]
 
 
 def _runs(gpus: list[tuple[str, int]]) -> Finding:
@@ -220,22 +201,12 @@ def _runs(gpus: list[tuple[str, int]]) -> Finding:
 def findings() -> list[Finding]:
     """Everything `convpool doctor` shows, top to bottom."""
     gpus = _gpus()
-    found = [
-        Finding(
-            "convpool", OK, f"{_version('convpool') or 'not installed, runs from its folder'}, Python {sys.version.split()[0]}"
-        ),
-        _driver(),
-    ]
+    installed = _version("convpool") or "not installed, runs from its folder"
     names = ", ".join(f"{name} (compute capability {cc / 10})" for name, cc in gpus)
-    too_old = bool(gpus) and max(cc for _, cc in gpus) < 75
-    found.append(
-        Finding(
-            "GPU",
-            OK if gpus and not too_old else MISSING,
-            names or "no GPU found",
-            "a GPU of compute capability 7.5 or later runs the kernels; the optimizer needs none" if not gpus or too_old else "",
-        )
-    )
+    needed = "a GPU of compute capability 7.5 or later runs the kernels; the optimizer needs none"
+    state, advice = (OK, "") if max((cc for _, cc in gpus), default=0) >= 75 else (MISSING, needed)
+    found = [Finding("convpool", OK, f"{installed}, Python {sys.version.split()[0]}"), _driver()]
+    found.append(Finding("GPU", state, names or "no GPU found", advice))
     library_findings = _library(gpus)
     found += library_findings
     if gpus and library_findings[0].state == OK:

@@ -118,8 +118,7 @@ def opset_of(imports: Iterable[OperatorSetIdProto]) -> int:
 def value_names(model: ModelProto) -> set[str]:
     """Every tensor and node name anywhere in the model, functions included, also of tensors that are only noted."""
     names: set[str] = set()
-
-    def visit(proto: GraphProto | FunctionProto) -> None:
+    for proto in (proto for holder in (model.graph, *model.functions) for proto in graphs_within(holder)):
         names.update(value.name for value in proto.value_info)
         if isinstance(proto, GraphProto):
             names.update(value.name for value in (*proto.input, *proto.output, *proto.initializer))
@@ -130,12 +129,6 @@ def value_names(model: ModelProto) -> set[str]:
             names.add(node.name)
             names.update(node.input)
             names.update(node.output)
-            for _, _, graph in subgraphs(node):
-                visit(graph)
-
-    visit(model.graph)
-    for function in model.functions:
-        visit(function)
     return names
 
 

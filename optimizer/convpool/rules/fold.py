@@ -29,19 +29,9 @@ from convpool.rules.linear import Step, known_step, op_of
 MAX_BYTES = 2**20
 """Largest constant that may be larger than what it is computed from."""
 KEPT = (
-    "Constant",
-    "DequantizeLinear",
-    "DynamicQuantizeLinear",
-    "Bernoulli",
-    "Dropout",
-    "Identity",
-    "Multinomial",
-    "QuantizeLinear",
-    "RandomNormal",
-    "RandomNormalLike",
-    "RandomUniform",
-    "RandomUniformLike",
-)
+    "Bernoulli Constant DequantizeLinear Dropout DynamicQuantizeLinear Identity Multinomial QuantizeLinear "
+    "RandomNormal RandomNormalLike RandomUniform RandomUniformLike"
+).split()
 """Standard operators that are not computed: random ones, those that mark what is quantized, and those that go otherwise."""
 
 

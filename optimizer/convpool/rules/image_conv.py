@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 from onnx import NodeProto
@@ -67,15 +68,18 @@ class ImageConv(PairRule):
         """A plan for one ConvAvgPool, or why the convolution stays."""
         scope, index = site.scope, site.conv
         of_image = site.pattern == KINDS["image_conv"]
-        leaf = _offloadable(site, of_image, context)
+        leaf = constant_leaf(scope, index, context)
         if isinstance(leaf, Reject):
             return leaf
+        wrong = _of_an_image(scope, leaf, context.options.limits) if of_image else _plain(scope, leaf, context)
+        if wrong is not None:
+            return wrong
         count = macs(site)
         pooled = behind_pooling(scope, index) if of_image else None
         if pooled is not None and not context.excluded(pooled.names[1]):
-            plan = _with_pooling(pooled, context)
-            if plan is not None:
-                return replace(plan, pattern=site.pattern, lowerings=(operator_lowering(plan.pooling, leaf, count),))
+            with suppress(AttributeReference):
+                if isinstance(plan := check_pair(pooled, context), PairPlan):
+                    return replace(plan, pattern=site.pattern, lowerings=(operator_lowering(plan.pooling, leaf, count),))
         leaf = with_pads_in_front(scope, leaf)
         for where, pad, _ in pads_upstream(scope, leaf.input):
             if pad is None:
@@ -95,24 +99,6 @@ def _kind(scope: Scope, node: NodeProto, context: Context) -> str:
     return "image_conv" if node.input[0] in scope.inputs and not many else "plain_conv"
 
 
-def _offloadable(site: PairSite, of_image: bool, context: Context) -> ConvLeaf | Reject:
-    """The convolution, or why it stays: conditions (2) to (9)."""
-    leaf = constant_leaf(site.scope, site.conv, context)
-    if isinstance(leaf, Reject):
-        return leaf
-    wrong = _of_an_image(site.scope, leaf, context.options.limits) if of_image else _plain(site.scope, leaf, context)
-    return leaf if wrong is None else wrong
-
-
-def _with_pooling(pooled: PairSite, context: Context) -> PairPlan | None:
-    """The plan of a convolution with the AveragePool in front of it, None where the pooling stays."""
-    try:
-        plan = check_pair(pooled, context)
-    except AttributeReference:
-        return None
-    return plan if isinstance(plan, PairPlan) else None
-
-
 def _of_an_image(scope: Scope, leaf: ConvLeaf, limits: Limits) -> Reject | None:
     """Conditions (5) and (6)."""
     channels = leaf.weight_shape[1]
@@ -130,13 +116,11 @@ def _plain(scope: Scope, leaf: ConvLeaf, context: Context) -> Reject | None:
         return reject(scope, leaf.node, "kernel_shape", list(leaf.conv.kernel_shape), "more than one element")
     for what, channels in (("input channels", leaf.weight_shape[1]), ("output channels", leaf.weight_shape[0])):
         if channels < limits.wide_channels or channels % limits.channel_multiple:
-            return reject(
-                scope, leaf.node, what, channels, f"at least {limits.wide_channels}, a multiple of {limits.channel_multiple}"
-            )
+            expected = f"at least {limits.wide_channels}, a multiple of {limits.channel_multiple}"
+            return reject(scope, leaf.node, what, channels, expected)
     result = scope.nodes[leaf.node].output[0]
-    shape = next(
-        (s for s in (scope.info(result).shape, context.sizes.get(result)) if s and all(isinstance(d, int) for d in s)), None
-    )
+    shapes = (scope.info(result).shape, context.sizes.get(result))
+    shape = next((shape for shape in shapes if shape and all(isinstance(dim, int) for dim in shape)), None)
     results = math.prod(shape) if shape else 0
     macs = results * leaf.weight_shape[1] * leaf.conv.taps if shape else None
     if context.enabled("norm_conv") and normalizes(scope, leaf.input, leaf.conv.rank):

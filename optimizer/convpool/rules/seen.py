@@ -107,15 +107,12 @@ def _way(scope: Scope, start: int, ends: set[str]) -> list[int]:
                 readers = [reader for reader in scope.readers.get(name, ()) if _stands_for(scope.nodes[reader]) in AVERAGES]
                 return way[::-1] + readers[:1]
             for reader in scope.readers.get(name, ()):
-                if reader != start and reader not in before and not _ends_search(scope.nodes[reader]):
+                # Behind these is no longer the map of the convolution in front.
+                ends_search = _stands_for(scope.nodes[reader]) in ("Shape", "Size", "Conv", "ConvTranspose")
+                if reader != start and reader not in before and not ends_search:
                     before[reader] = index
                     queue.append(reader)
     return []
-
-
-def _ends_search(node: NodeProto) -> bool:
-    """Return True if a node's output is no longer the map of the convolution in front."""
-    return _stands_for(node) in ("Shape", "Size", "Conv", "ConvTranspose")
 
 
 def _judge(scope: Scope, way: list[int], seen: Seen) -> None:
@@ -226,6 +223,4 @@ def notes(seen: Seen, sites: Sequence[SiteReport], int8: int) -> list[str]:
 def unmatched(patterns: Iterable[str], matched: Iterable[str]) -> list[str]:
     """A warning for each pattern of `exclude` that matches no name."""
     known = set(matched)
-    return [
-        f"exclude: {pattern!r} matches no convolution, pooling or Concat here" for pattern in patterns if pattern not in known
-    ]
+    return [f"exclude: {name!r} matches no convolution, pooling or Concat here" for name in patterns if name not in known]
