@@ -35,9 +35,10 @@ def read_names(monkeypatch):
     return names
 
 
-@pytest.mark.parametrize(("lowering", "expected"), [("direct", set()), ("convavgpool", {"w"}), ("fused", {"w"})])
-def test_only_weights_that_change_are_read(tmp_path, read_names, lowering, expected):
-    assert convpool.optimize(make(tmp_path), check=0, lowering=lowering).changed and set(read_names) == expected
+@pytest.mark.parametrize("lowering", ["direct", "convavgpool", "fused"])
+def test_only_weights_of_pairs_are_read(tmp_path, read_names, lowering):
+    """Direct writes them as they are, but not infinite ones."""
+    assert convpool.optimize(make(tmp_path), check=0, lowering=lowering).changed and set(read_names) == {"w"}
 
 
 def test_no_tensor_is_read_where_nothing_matches(tmp_path, read_names):
