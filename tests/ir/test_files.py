@@ -37,7 +37,6 @@ def read_names(monkeypatch):
 
 @pytest.mark.parametrize("lowering", ["direct", "convavgpool", "fused"])
 def test_only_weights_of_pairs_are_read(tmp_path, read_names, lowering):
-    """Direct writes them as they are, but not infinite ones."""
     assert convpool.optimize(make(tmp_path), check=0, lowering=lowering).changed and set(read_names) == {"w"}
 
 
