@@ -47,6 +47,7 @@ def device(request):
 @pytest.fixture(params=[False, True], ids=["operators", "nodes"])
 def nodes(request, monkeypatch):
     """Let the host's time count for all or nothing: PyTorch's operators alone, or convpool's nodes wherever there are any."""
+    monkeypatch.setattr(eager, "_pools_weights", lambda *given: False)
     monkeypatch.setattr(eager, "HOST_US", {False: 0, True: 0})
     monkeypatch.setattr(eager, "PAIR_US", dict.fromkeys((False, True), 0 if request.param else 1e9))
     monkeypatch.setattr(eager, "CONVOLUTION_US", 0 if request.param else 1e9)
@@ -150,7 +151,8 @@ class Step(torch.nn.Module):
 @pytest.mark.parametrize(
     ("channels", "size", "operators", "taken"), [(64, 128, 0, 2), (64, 32, 200, 0), (8, 8, 0, 0), (8, 8, 200, 0)]
 )
-def test_pairs_are_worth_their_nodes_where_the_gpu_takes_longest(channels, size, operators, taken):
+def test_pairs_are_worth_their_nodes_where_the_gpu_takes_longest(channels, size, operators, taken, monkeypatch):
+    monkeypatch.setattr(eager, "_pools_weights", lambda *given: False)
     assert sum(gaining(Step(channels, operators), (64, channels, size, size))) == taken
     assert sum(gaining(Step(channels, operators), (4, channels, size, size), scale=16)) == taken
     assert not any(gaining(Step(channels, operators), (64, channels, size, size), 0))
@@ -163,13 +165,21 @@ def test_second_derivatives_are_worth_their_nodes_on_large_maps(size, operators,
     assert sum(gaining(Step(8, operators, 3), (64, 8, size, size), 1)) == taken
 
 
-def test_the_pairs_that_gain_most_are_taken_first():
+@pytest.mark.parametrize(("channels", "size", "taken"), [(64, 32, 2), (8, 8, 2), (512, 4, 0)])
+def test_pairs_by_pooled_weights_take_the_host_no_longer(channels, size, taken):
+    """Also in a step that waits for the host, where the maps are larger than the weights."""
+    assert sum(gaining(Step(channels, 200), (64, channels, size, size))) == taken
+
+
+def test_the_pairs_that_gain_most_are_taken_first(monkeypatch):
+    monkeypatch.setattr(eager, "_pools_weights", lambda *given: False)
     net = torch.nn.Sequential(*(torch.nn.Conv2d(*channels, 3, padding=1) for channels in ((8, 16), (16, 128), (128, 16))))
     assert gaining(net, (64, 8, 64, 64)) == [False, True, False]
 
 
-def test_a_step_of_a_network_with_normalised_weights_stays():
+def test_a_step_of_a_network_with_normalised_weights_stays(monkeypatch):
     """SNGAN: its host time is that of the normalisation, and the GPU's far less.  1x1 shortcuts take the host no longer."""
+    monkeypatch.setattr(eager, "_pools_weights", lambda *given: False)
     assert gaining(networks.sngan64(), (64, 3, 64, 64)) == [False, False, True] * 5
 
 
@@ -200,6 +210,31 @@ def test_1x1_convolutions_change_places_by_operators_in_eager_steps(upsampled, k
     torch.compile(torch.nn.Sequential(*layers).to("meta"), backend=backend)(torch.randn(2, 4, 8, 8, device="meta"))
     operators = [torch.conv2d, F.interpolate] if upsampled else [F.avg_pool2d, torch.conv2d]
     assert found == (operators if kernel == 1 and in_steps else [upsample_conv_of if upsampled else pooled_conv_of])
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+@pytest.mark.parametrize("kind", ["padding", "even kernel", "no padding"])
+def test_pairs_as_convolutions_by_pooled_weights(kind, rank, monkeypatch):
+    """An eager step on a GPU runs this for large maps; here a CPU does."""
+    monkeypatch.setattr(eager, "_operators", lambda *given: None)
+    targets = []
+
+    def backend(module, inputs):
+        graph, _ = _copy(module.graph)
+        assert _planned(graph, OptimizeOptions(), Captured(""))[0]
+        run = eager.ready(module, graph, in_steps=True)
+        targets.extend(node.target for node in run.__self__.graph.nodes if node.op == "call_function")
+        return run
+
+    torch.manual_seed(3)
+    net = torch.nn.Sequential(CONVS[rank](6, 9, **OPTIONS[kind]), POOLS[rank](2)).double()
+    x = torch.randn(64 if rank == 1 else 8, 6, *[12] * rank, dtype=torch.float64)
+    torch._dynamo.reset()
+    changed = torch.compile(net, backend=backend)
+    got, expected = ([m(x), *torch.autograd.grad(m(x).sin().sum(), list(net.parameters()))] for m in (changed, net))
+    assert pooled_conv_of not in targets and len(targets) == 3
+    for mine, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,8 @@ def ready(module: fx.GraphModule, graph: fx.Graph, *, first: bool = False, in_st
     """A function that runs the module's rewritten graph: pairs are PyTorch's operators on a CPU, and calls of kernels elsewhere.
 
     In training with a penalty large ones on a CPU have derivatives of convpool's.  first: weights are computed first.  in_steps:
-    1x1 convolutions change places with upsamplings, and without a penalty with poolings, by PyTorch's operators on a GPU too."""
+    1x1 convolutions change places with upsamplings, and without a penalty with poolings, by PyTorch's operators on a GPU too, and
+    pairs of larger kernels on large maps are convolutions by pooled weights."""
     penalty = torch.is_grad_enabled() and may_have_penalty(graph)
     for node in list(graph.nodes):
         operators = _upsampled_last(*node.args) if in_steps and node.target is upsample_conv_of else None
@@ -65,6 +66,8 @@ def ready(module: fx.GraphModule, graph: fx.Graph, *, first: bool = False, in_st
             tensors, geometry = node.args[:3], frozen(node.args[3:])
             x, weight = value_of(tensors[0]), value_of(tensors[1])
             operators = _operators(tensors, geometry, in_steps and not penalty)
+            if operators is None and in_steps and not penalty and _pools_weights(x, weight):
+                operators = _by_pooled_weights(graph, node, tensors, geometry)
             if operators is None or penalty and _macs(weight, x) > SECOND_MACS * math.prod((*geometry[1], *geometry[4])):
                 node.target, node.args, operators = pooled_conv_of, (tensors, geometry), None
         if operators is None:
@@ -108,6 +111,24 @@ def _operators(tensors: Sequence[Any], geometry: tuple, in_steps: bool) -> list[
     return [*made, (CONVS[rank], weight, bias, steps, zeros[:rank], spread, groups)]
 
 
+def _pools_weights(x: Any, weight: Any) -> bool:
+    """Return True if an eager step on a GPU may run a pair as one convolution by pooled weights: they are the smaller part."""
+    known = isinstance(x, torch.Tensor) and isinstance(weight, torch.Tensor) and max(weight.shape[2:]) > 1
+    return known and math.prod(plain.hints(x.shape)) >= 4 * weight.numel()
+
+
+def _by_pooled_weights(graph: fx.Graph, node: fx.Node, tensors: Sequence[Any], geometry: tuple) -> list[tuple] | None:
+    """A pair as one convolution of the strides of both, by the means of the weights over the pooling's windows."""
+    (_, weight, bias), (kernel, strides, pads, dilations, steps, zeros, spread, groups) = tensors, geometry[:8]
+    rank = len(kernel)
+    if any(n != 1 for n in (*strides, *dilations, *spread)) or any(zeros) or pads[:rank] != pads[rank:] or geometry[10]:
+        return None
+    with graph.inserting_before(node):
+        padded = graph.call_function(F.pad, (weight, torch_pads([k - 1 for k in kernel] * 2)))
+        pooled = graph.call_function(POOLS[rank], (padded, kernel, 1))
+    return [(CONVS[rank], pooled, bias, steps, pads[:rank], spread, groups)]
+
+
 def _macs(weight: Any, y: Any) -> float:
     """Multiply-adds of a convolution with a result y; endless where one is not known."""
     if not isinstance(weight, torch.Tensor) or not isinstance(y, torch.Tensor):
@@ -144,7 +165,8 @@ def gaining(graph: fx.Graph, pairs: Mapping[fx.Node, str], scale: float = 1.0) -
         device = passes * _us(CONVOLUTION if convolved else OPERATOR, size, macs)
         swaps = convolved and max(weight.shape[2:]) == 1  # PyTorch's operators in the other order
         if node in pairs and pairs[node] == "pool_first":
-            host = 0 if swaps and not penalty else PAIR_US[penalty] * recorded
+            by_operators = not penalty and (swaps or _pools_weights(value_of(node.args[0]), weight))
+            host = 0 if by_operators else PAIR_US[penalty] * recorded
             found.append((SAVED * device + second, host, len(operators), node))
         elif node in pairs:
             channels, given = weight.shape[:2]
