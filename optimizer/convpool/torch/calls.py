@@ -108,7 +108,7 @@ def library_weight(weight: torch.Tensor) -> torch.Tensor:
 
 
 class Store(dict[Any, tuple[torch.Tensor | None, torch.Tensor, Any]]):
-    """What is kept inside a `constant_weights`, by call and the weights' address.
+    """Results kept inside a `constant_weights`, by call and the weights' address.
 
     Each is the weights in the library's order, None if they are so already, the same transformed, and what tells when the weights
     are gone, and others may get their address.  passing: calls whose weights were gone in it, as those are that every forward
@@ -122,7 +122,7 @@ class Store(dict[Any, tuple[torch.Tensor | None, torch.Tensor, Any]]):
 
 _kept: ContextVar[Store | None] = ContextVar("convpool_constant_weights", default=None)
 current = _kept.get
-"""What is kept inside a `constant_weights`, None outside."""
+"""The results that a `constant_weights` keeps, None outside."""
 
 
 @contextlib.contextmanager

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What keeps the nodes of a graph from moving: operators that change a tensor in place, and contexts of forward.
+"""Find what keeps the nodes of a graph from moving: operators that change a tensor in place, and contexts of forward.
 
 A node that moves reads its inputs later than before.  That is the same only if nothing changes them in between.  Tensors that
 share memory form a group; one in which something is changed is harmless where each member but the last is read by the next one

@@ -194,7 +194,7 @@ def _us(terms: tuple[float, float, float], size: float, macs: float) -> float:
 
 
 def _step_us(operators: Sequence[tuple[bool, float, float]], penalty: bool) -> float:
-    """What a step takes: forward, backward, and the backward of both; operators: recorded or not, the host's time, the GPU's."""
+    """The time of a step: forward, backward, and the backward of both; operators: recorded or not, the host's time, the GPU's."""
     host = device = 0.0
     for number, share in enumerate(SHARES[penalty]):
         for recorded, host_us, device_us in operators if number % 2 == 0 else reversed(operators):

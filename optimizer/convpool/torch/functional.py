@@ -66,7 +66,7 @@ def conv_pads(padding: Any, kernel: Ints, strides: Ints, dilations: Ints) -> Int
 def pooled_first(
     conv: ConvSpec, pool: Ints, strides: Ints, padding: Ints, shifted: bool, accumulation: str = "default"
 ) -> tuple | None:
-    """What `pooled_conv` takes behind its tensors: window, convolution, no activations.  None where PyTorch's two operators run.
+    """The arguments behind `pooled_conv`'s tensors: window, convolution, no activations.  None where PyTorch's two operators run.
 
     padding: of the pooling.  shifted: whether the convolution has a bias."""
     if all(s == 1 for s in strides):
@@ -76,7 +76,7 @@ def pooled_first(
 
 
 def pair_of(conv: ConvSpec, pool: Ints, strides: Ints, accumulation: str = "default") -> tuple:
-    """What `pooled_conv` takes behind its tensors: window, convolution, no activations."""
+    """The arguments of `pooled_conv` behind its tensors: window, convolution, no activations."""
     box, rest = pool_first.__wrapped__(conv, PoolSpec(pool, strides, (0, 0) * len(pool), (1,) * len(pool)))
     window = (box.kernel_shape, box.strides, box.pads, box.dilations)
     return (*window, rest.strides, rest.pads, rest.dilations, conv.group, *plain.NOTHING, ACCUMULATIONS[accumulation])

@@ -144,7 +144,7 @@ def _of_few_channels(
 
 
 def is_plain(t: torch.Tensor) -> bool:
-    """Whether the library's kernels may run on a tensor at once: on the current GPU, and nothing intercepts operators."""
+    """Return True if the library's kernels may run on a tensor at once: on the current GPU, and nothing intercepts operators."""
     if not t.is_cuda or type(t) not in (torch.Tensor, torch.nn.Parameter) or torch._C._len_torch_dispatch_stack():
         return False
     return not torch._C._are_functorch_transforms_active() and not is_batched(t) and t.get_device() == torch.cuda.current_device()

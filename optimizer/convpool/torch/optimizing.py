@@ -343,7 +343,7 @@ def export_onnx(module: torch.nn.Module, args: tuple, path: str | os.PathLike[st
 
 
 def _left_alone(module: nn.Module, report: ModuleReport) -> bool:
-    """Whether a module's calls cannot be captured; the report then says why."""
+    """True where a module's calls cannot be captured; the report then says why."""
     if isinstance(module, torch.jit.ScriptModule):
         why = "a ScriptModule; got TorchScript, expected a module in Python"
     elif isinstance(module, torch._dynamo.OptimizedModule):
