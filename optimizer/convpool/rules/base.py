@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from convpool.algebra.geometry import Refusal
+from convpool.algebra.geometry import PoolSpec, Refusal
 from convpool.ir.index import Scope
 from convpool.ir.protos import label, named
 from convpool.options import OptimizeOptions
@@ -64,6 +64,13 @@ def malformed(scope: Scope, node: int, values: dict[str, Any], rank: int) -> Rej
         if (got := values.get(name)) and (len(got) != count or min(got) < least):
             return reject(scope, node, name, list(got), f"{count} numbers of at least {least}")
     return None
+
+
+def windows(values: dict[str, Any], rank: int) -> PoolSpec:
+    """The windows that a node's attributes `values` give, which are not `malformed`; no pads where `auto_pad` adds them."""
+    pads = values.get("pads") if values.get("auto_pad", b"NOTSET") == b"NOTSET" else None
+    kernel, strides, dilations = (tuple(values.get(name) or (1,) * rank) for name in ("kernel_shape", "strides", "dilations"))
+    return PoolSpec(kernel, strides, tuple(pads or (0,) * (2 * rank)), dilations)
 
 
 @dataclass(frozen=True)
@@ -132,6 +139,18 @@ class Plan:
     def timed(self) -> tuple[frozenset[int], str] | None:
         """The nodes that are timed against the plan's alternatives, and the tensor that they give; None where none are."""
         return None
+
+
+@dataclass(frozen=True)
+class NodePlan(Plan):
+    """A change to one node."""
+
+    node: int
+
+    @property
+    def own(self) -> frozenset[int]:
+        """The node."""
+        return frozenset((self.node,))
 
 
 class Rule(ABC):

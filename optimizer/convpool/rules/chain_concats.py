@@ -21,7 +21,7 @@ from convpool.ir.edit import Edit
 from convpool.ir.index import Scope
 from convpool.ir.protos import is_op, known_attributes
 from convpool.report import Log
-from convpool.rules.base import Context, Plan, Rule, Site
+from convpool.rules.base import Context, NodePlan, Rule, Site
 
 
 @dataclass(frozen=True)
@@ -32,16 +32,10 @@ class ConcatSite(Site):
 
 
 @dataclass(frozen=True)
-class ConcatPlan(Plan):
+class ConcatPlan(NodePlan):
     """A Concat with other inputs."""
 
-    node: int
     inputs: tuple[str, ...]
-
-    @property
-    def own(self) -> frozenset[int]:
-        """The Concat."""
-        return frozenset((self.node,))
 
 
 class ChainConcats(Rule):

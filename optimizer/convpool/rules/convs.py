@@ -23,7 +23,7 @@ from convpool.ir.index import Scope, spatial_size
 from convpool.ir.protos import FLOATS, AttributeReference, attributes, is_op, known_attributes
 from convpool.ir.schema import POOL_DILATIONS_OPSET
 from convpool.options import Limits
-from convpool.rules.base import Context, Reject, malformed, reject, rejection
+from convpool.rules.base import Context, Reject, malformed, reject, rejection, windows
 from convpool.rules.linear import Step, known_step, op_of, pad_numbers
 
 
@@ -220,7 +220,8 @@ def conv_leaf(scope: Scope, index: int, rank: int) -> ConvLeaf | Reject:
     kernel = tuple(values.get("kernel_shape") or (weight_shape[2:] if weight_shape else ()))
     if len(kernel) != rank or not all(isinstance(dim, int) for dim in kernel):
         return reject(scope, index, "shape of the weights", weight_shape, f"a static kernel with {rank} axes")
-    if (wrong := malformed(scope, index, {**values, "kernel_shape": kernel}, rank)) is not None:
+    values["kernel_shape"] = kernel
+    if (wrong := malformed(scope, index, values, rank)) is not None:
         return wrong
     if weight_shape is not None and kernel != tuple(weight_shape[2:]):
         return reject(scope, index, "kernel_shape", list(kernel), f"{list(weight_shape[2:])}, as the weights have")
@@ -229,16 +230,13 @@ def conv_leaf(scope: Scope, index: int, rank: int) -> ConvLeaf | Reject:
     channels = weight_shape[:2] if weight_shape is not None else (None, None)
     known = all(isinstance(dim, int) for dim in channels)
     m, c = (dim if isinstance(dim, int) else NOMINAL_CHANNELS for dim in channels)
-    strides = tuple(values.get("strides") or (1,) * rank)
-    dilations = tuple(values.get("dilations") or (1,) * rank)
-    size = spatial_size(scope, node.input[0], rank)
+    spec, size = windows(values, rank), spatial_size(scope, node.input[0], rank)
     auto_pad = values.get("auto_pad", b"NOTSET").decode(errors="replace")
-    pads = tuple(values.get("pads") or (0,) * (2 * rank)) if auto_pad == "NOTSET" else (0,) * (2 * rank)
     if auto_pad.startswith("SAME"):
-        if size is None and any(s > 1 for s in strides):
+        if size is None and max(spec.strides) > 1:
             return reject(scope, index, "auto_pad", f"{auto_pad} with strides on an unknown size", "explicit pads")
-        pads = same_pads(auto_pad, kernel, strides, dilations, size)
-    conv = ConvSpec(kernel, strides, pads, dilations, int(values.get("group", 1)))
+        spec = replace(spec, pads=same_pads(auto_pad, kernel, spec.strides, spec.dilations, size))
+    conv = ConvSpec(kernel, spec.strides, spec.pads, spec.dilations, int(values.get("group", 1)))
     bias = node.input[2] if len(node.input) > 2 else ""
     if known and bias and (shape := scope.info(bias).shape) is not None and shape != (m,):
         if all(isinstance(dim, int) for dim in shape):

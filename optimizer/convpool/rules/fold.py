@@ -23,7 +23,7 @@ from onnx import NodeProto, TensorProto, helper
 from convpool.ir.edit import Edit
 from convpool.ir.index import Scope
 from convpool.ir.protos import is_op, subgraphs
-from convpool.rules.base import Context, Plan, Rule, Site
+from convpool.rules.base import Context, NodePlan, Rule, Site
 from convpool.rules.linear import Step, known_step, op_of
 
 MAX_BYTES = 2**20
@@ -36,21 +36,15 @@ KEPT = (
 
 
 @dataclass(frozen=True)
-class FoldPlan(Plan):
+class FoldPlan(NodePlan):
     """A node whose results become constants, with what it is computed from; or one that reads other tensors.
 
     values: results by name, for a node that goes; inputs: else what it reads from now on; before: nodes that may be unread then.
     """
 
-    node: int
     values: tuple[tuple[str, np.ndarray], ...]
     inputs: tuple[str, ...]
     before: frozenset[int]
-
-    @property
-    def own(self) -> frozenset[int]:
-        """The node."""
-        return frozenset((self.node,))
 
 
 class Fold(Rule):

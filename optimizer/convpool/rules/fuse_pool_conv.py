@@ -16,7 +16,7 @@ from dataclasses import replace
 from convpool.algebra.geometry import PoolSpec
 from convpool.ir.index import Scope, spatial_size
 from convpool.ir.protos import attributes, is_op
-from convpool.rules.base import Context, Reject, malformed, reject, rejection
+from convpool.rules.base import Context, Reject, malformed, reject, rejection, windows
 from convpool.rules.convs import Pooling, against_node, conv_leaf, conv_rank
 from convpool.rules.pool_first.pairs import PairPlan, PairRule, PairSite, macs, operator_lowering
 
@@ -85,21 +85,18 @@ def whole_windows(scope: Scope, index: int, rank: int) -> PoolSpec | Reject:
     """The window of AveragePool `index`: conditions (2) to (4)."""
     node = scope.nodes[index]
     values = attributes(node)
-    kernel = tuple(values["kernel_shape"])
-    ones, zeros = (1,) * rank, (0,) * (2 * rank)
     if (wrong := malformed(scope, index, values, rank)) is not None:
         return wrong
-    strides, dilations = tuple(values.get("strides") or ones), tuple(values.get("dilations") or ones)
-    pads = tuple(values.get("pads") or zeros)
-    if strides != kernel:
-        return reject(scope, index, "strides", list(strides), f"kernel_shape, {list(kernel)}")
+    spec = windows(values, rank)
+    kernel, pads = spec.kernel_shape, spec.pads
+    if spec.strides != kernel:
+        return reject(scope, index, "strides", list(spec.strides), f"kernel_shape, {list(kernel)}")
     if values.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
         return reject(scope, index, "auto_pad", values["auto_pad"].decode(errors="replace"), "explicit pads")
-    pads = zeros if values.get("auto_pad") == b"VALID" else pads
     if any(pads) and not values.get("count_include_pad", 0):
         return reject(scope, index, "padding left out of the mean", list(pads), "count_include_pad = 1")
-    if any(d > 1 for d in dilations):
-        return reject(scope, index, "dilations", list(dilations), "ones")
+    if max(spec.dilations) > 1:
+        return reject(scope, index, "dilations", list(spec.dilations), "ones")
     size = spatial_size(scope, node.input[0], rank)
     if size is not None and any(n + pads[i] + pads[rank + i] < kernel[i] for i, n in enumerate(size)):
         return reject(scope, index, "window", list(kernel), f"no larger than the padded feature map, {list(size)}")
@@ -109,4 +106,4 @@ def whole_windows(scope: Scope, index: int, rank: int) -> PoolSpec | Reject:
         )
         if not whole:
             return reject(scope, index, "ceil_mode", "a partial window or an unknown size", "whole windows")
-    return PoolSpec(kernel, strides, pads, dilations)
+    return spec

@@ -30,7 +30,7 @@ from convpool.ir.edit import Edit
 from convpool.ir.index import Scope, spatial_size
 from convpool.ir.protos import attributes, label
 from convpool.report import Log
-from convpool.rules.base import Context, Plan, Reject, Rule, Site, reject, rejection
+from convpool.rules.base import Context, NodePlan, Reject, Rule, Site, reject, rejection
 from convpool.rules.pool_first.rule import ENOUGH
 from convpool.rules.seen import verdict_of
 
@@ -38,10 +38,9 @@ PATTERN = "conv_avg_pool"
 
 
 @dataclass(frozen=True)
-class LowerPlan(Plan):
+class LowerPlan(NodePlan):
     """A node of the operator, what it does, and its new form.  box: the convolution and the pooling behind it, if any."""
 
-    node: int
     parts: Parts
     before: PoolSpec | UpsampleSpec
     conv: ConvSpec
@@ -49,11 +48,6 @@ class LowerPlan(Plan):
     weight: Constant | None
     box: tuple[ConvSpec, PoolSpec] | None
     fallback: Reject | None = None
-
-    @property
-    def own(self) -> frozenset[int]:
-        """The node."""
-        return frozenset((self.node,))
 
     @property
     def convolutions(self) -> tuple[int, ...]:

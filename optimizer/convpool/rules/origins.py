@@ -24,7 +24,7 @@ from convpool.algebra.geometry import ConvSpec, PoolSpec
 from convpool.ir.index import Scope
 from convpool.ir.protos import is_op, known_attributes
 from convpool.ir.schema import is_operator, layout_of, specs_of
-from convpool.rules.base import Reject, malformed
+from convpool.rules.base import Reject, malformed, windows
 from convpool.rules.convs import conv_leaf
 from convpool.rules.linear import known_step, op_of
 
@@ -90,7 +90,7 @@ def spatial_sizes(scope: Scope, name: str, rank: int) -> Sizes:
         tensor = pending.pop()
         if (tensor, rank) in known:
             continue
-        sources, windows = _sources(scope, tensor, rank)
+        sources, through = _sources(scope, tensor, rank)
         missing = [source for source in sources if (source, rank) not in known and source not in entered]
         entered.add(tensor)
         if missing:
@@ -98,7 +98,7 @@ def spatial_sizes(scope: Scope, name: str, rank: int) -> Sizes:
             continue
         own = _own(scope, tensor, rank)
         if all((source, rank) in known for source in sources):  # not so in a circle
-            own = _behind(own, [known[source, rank] for source in sources], windows)
+            own = _behind(own, [known[source, rank] for source in sources], through)
         known[tensor, rank] = own
     return known[name, rank]
 
@@ -112,14 +112,14 @@ def _own(scope: Scope, tensor: str, rank: int) -> Sizes:
     return tuple(n if isinstance(n, int) else (n or (tensor, axis), 1, 1) for axis, n in zip(range(-rank, 0), last, strict=True))
 
 
-def _behind(own: Sizes, sources: list[Sizes], windows: Windows) -> Sizes:
+def _behind(own: Sizes, sources: list[Sizes], through: Windows) -> Sizes:
     """Sizes of a result: as they are known where they are numbers, else by its sources and windows."""
     sizes: list[Size] = []
     for axis, size in enumerate(own):
         given = {source[axis] for source in sources} - {1}
         if isinstance(size, tuple) and len(given) == 1 and isinstance(found := given.pop(), tuple):
             origin, extent, stride = found
-            for window in windows:
+            for window in through:
                 e, s = window[axis]
                 extent, stride = extent - stride + stride * e, stride * s
             size = (origin, extent, stride)
@@ -135,9 +135,9 @@ def _sources(scope: Scope, tensor: str, rank: int) -> tuple[list[str], Windows]:
     node, values = scope.nodes[index], known_attributes(scope.nodes[index])
     if values is None:
         return [], []
-    windows = _windows(scope, index, values, rank)
-    if windows is not None:
-        return [node.input[0]], windows
+    through = _windows(scope, index, values, rank)
+    if through is not None:
+        return [node.input[0]], through
     op = op_of(node)
     if is_op(node, *SEVERAL):
         return list(node.input), []
@@ -158,7 +158,6 @@ def _sources(scope: Scope, tensor: str, rank: int) -> tuple[list[str], Windows]:
 def _windows(scope: Scope, index: int, values: dict[str, Any], rank: int) -> Windows | None:
     """Return the effect on sizes of a node with these attributes; None if no window, or unknown."""
     node = scope.nodes[index]
-    names = ("kernel_shape", "strides", "pads", "dilations")
     if is_operator(node) and not layout_of(node):
         pool, conv = specs_of(values)
         return [_window(pool), _window(conv)] if isinstance(pool, PoolSpec) else None
@@ -172,13 +171,9 @@ def _windows(scope: Scope, index: int, values: dict[str, Any], rank: int) -> Win
         return None if isinstance(leaf, Reject) else [_window(leaf.conv)]
     if values.get("ceil_mode", 0) and any(stride > 1 for stride in strides) or malformed(scope, index, values, rank) is not None:
         return None
-    given = values if values.get("auto_pad", b"NOTSET") == b"NOTSET" else {**values, "pads": ()}
-    defaults = ((), (1,) * rank, (0,) * (2 * rank), (1,) * rank)
-    return [_window(PoolSpec(*(tuple(given.get(key) or default) for key, default in zip(names, defaults, strict=True))))]
+    return [_window(windows(values, rank))]
 
 
 def _window(spec: ConvSpec | PoolSpec) -> list[tuple[int, int]]:
-    r = spec.rank
-    return [
-        (spec.dilations[i] * (spec.kernel_shape[i] - 1) + 1 - spec.pads[i] - spec.pads[r + i], spec.strides[i]) for i in range(r)
-    ]
+    r, extents = spec.rank, spec.extents
+    return [(extents[i] - spec.pads[i] - spec.pads[r + i], spec.strides[i]) for i in range(r)]

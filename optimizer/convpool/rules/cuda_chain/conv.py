@@ -29,7 +29,7 @@ from convpool.ir.edit import Edit
 from convpool.ir.index import Scope
 from convpool.ir.protos import attributes, is_op, known_attributes, label
 from convpool.report import Log
-from convpool.rules.base import Context, Plan, Reject, Rule, Site, reject, rejection
+from convpool.rules.base import Context, NodePlan, Plan, Reject, Rule, Site, reject, rejection
 from convpool.rules.convs import (
     KERNEL_TYPES,
     POINT,
@@ -92,20 +92,14 @@ class ChainConv(PairRule):
 
 
 @dataclass(frozen=True)
-class PoolPlan(Plan):
+class PoolPlan(NodePlan):
     """An AveragePool that becomes a node of the operator, whose convolution is the identity."""
 
-    node: int
     window: PoolSpec
     channels: int
     elem_type: int
 
     operator_version = schema.VERSION
-
-    @property
-    def own(self) -> frozenset[int]:
-        """The pooling."""
-        return frozenset((self.node,))
 
 
 class ChainPool(Rule):

@@ -42,7 +42,7 @@ from convpool.algebra.geometry import Ints, PoolSpec
 from convpool.algebra.parts import holds
 from convpool.ir.index import Scope, spatial_size
 from convpool.ir.protos import FLOATS, STANDARD_DOMAINS, attributes, is_op, known_attributes
-from convpool.rules.base import Reject, malformed, reject
+from convpool.rules.base import Reject, malformed, reject, windows
 from convpool.rules.convs import Pooling, conv_leaf
 from convpool.rules.pool_first import means
 
@@ -67,34 +67,30 @@ def average_pool(scope: Scope, index: int, rank: int, size: Ints | None) -> Pool
     """An AveragePool whose windows lie inside of the map, or why they do not."""
     node = scope.nodes[index]
     values = attributes(node)
-    kernel = tuple(values["kernel_shape"])
-    if len(kernel) != rank:
-        return reject(scope, index, "kernel_shape", kernel, f"{rank} dimensions, as the convolution has")
+    if len(values["kernel_shape"]) != rank:
+        return reject(scope, index, "kernel_shape", tuple(values["kernel_shape"]), f"{rank} dimensions, as the convolution has")
     if (wrong := malformed(scope, index, values, rank)) is not None:
         return wrong
-    ones, zeros = (1,) * rank, (0,) * (2 * rank)
-    strides, dilations = tuple(values.get("strides") or ones), tuple(values.get("dilations") or ones)
+    spec = windows(values, rank)
     auto_pad = values.get("auto_pad", b"NOTSET").decode(errors="replace")
-    pads = tuple(values.get("pads") or zeros) if auto_pad == "NOTSET" else zeros
-    spec = PoolSpec(kernel, strides, pads, dilations)
     ceil = bool(values.get("ceil_mode", 0)) and not auto_pad.startswith("SAME")
     if (wrong := _padded(scope, index, spec, size, ceil)) is not None:
         return wrong
-    windows = list(spec.extents)
+    known = list(zip(size or (), spec.extents, spec.strides, strict=size is not None))
     if auto_pad.startswith("SAME"):
         # SAME gives ceil(size / stride) windows; none of them is padded where they all fit.
-        if size is None and any(w > 1 or s > 1 for w, s in zip(windows, strides, strict=True)):
+        if size is None and max(*spec.extents, *spec.strides) > 1:
             return reject(scope, index, "auto_pad", f"{auto_pad} on an unknown size", "no padding")
-        for n, window, stride in zip(size or (), windows, strides, strict=size is not None):
+        for n, window, stride in known:
             if (math.ceil(n / stride) - 1) * stride + window > n:
                 return reject(scope, index, "auto_pad", f"{auto_pad}, which pads size {n}", "no padding")
     elif ceil:
-        if size is None and any(s > 1 for s in strides):
+        if size is None and max(spec.strides) > 1:
             return reject(scope, index, "ceil_mode", "1 on an unknown size", "windows that all lie inside")
-        for n, window, stride in zip(size or (), windows, strides, strict=size is not None):
+        for n, window, stride in known:
             if (n - window) % stride:
                 return reject(scope, index, "ceil_mode", f"a partial window on size {n}", "windows that all lie inside")
-    return Pooling(index, (index,), node.input[0], node.output[0], "pool", PoolSpec(kernel, strides, zeros, dilations))
+    return Pooling(index, (index,), node.input[0], node.output[0], "pool", replace(spec, pads=(0,) * (2 * rank)))
 
 
 def box_filter(scope: Scope, index: int, rank: int, size: Ints | None) -> Pooling | Reject | None:
@@ -115,7 +111,7 @@ def box_filter(scope: Scope, index: int, rank: int, size: Ints | None) -> Poolin
     assert leaf.weight is not None
     if math.isclose(factor, 1, rel_tol=leaf.weight.unit_roundoff):
         factor = 1.0
-    spec = PoolSpec(conv.kernel_shape, conv.strides, (0,) * (2 * rank), conv.dilations)
+    spec = replace(spec, pads=(0,) * (2 * rank))
     return Pooling(index, (index,), node.input[0], node.output[0], "box_filter", spec, factor=factor)
 
 
@@ -135,9 +131,8 @@ def _box_weight(scope: Scope, index: int) -> float | None:
 
 def _padded(scope: Scope, index: int, spec: PoolSpec, size: Ints | None, ceil: bool) -> Reject | None:
     """Why windows do not fit the map, or reach into the padding that `spec` gives."""
-    windows = list(spec.extents)
-    if size is not None and any(n < w for n, w in zip(size, windows, strict=True)):
-        return reject(scope, index, "window", windows, f"no larger than the feature map, {list(size)}")
+    if size is not None and any(n < w for n, w in zip(size, spec.extents, strict=True)):
+        return reject(scope, index, "window", list(spec.extents), f"no larger than the feature map, {list(size)}")
     # Pads that no window reaches change nothing: exporters to opset 9, which has no ceil_mode, write such at the ends.
     without = replace(spec, pads=(0,) * len(spec.pads))
     reached = size is None or any(spec.pads[: spec.rank]) or spec.output_size(size) != without.output_size(size)
