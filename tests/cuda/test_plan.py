@@ -176,8 +176,8 @@ def test_the_chosen_tactic_is_the_default_one(pretended, workspace):
 
 
 def test_a_measured_choice_is_told_from_one_by_rule(pretended):
-    assert pretended.info(pretended.made(layer())).chosen_by == BY_MEASUREMENT
-    assert pretended.info(pretended.made(layer(n=63))).chosen_by == BY_RULE
+    assert pretended.info(pretended.made(layer(accumulation="packed"))).chosen_by == BY_MEASUREMENT
+    assert pretended.info(pretended.made(layer(accumulation="packed", n=63))).chosen_by == BY_RULE
 
 
 def test_the_rule_has_a_time_for_every_tactic(pretended):
@@ -395,8 +395,8 @@ def test_prepare_loads_what_a_launch_needs(pretended):
 def test_log_tells_every_shape_once(pretended, log, lines):
     program = (
         "import sys\nfrom pathlib import Path\nfrom tests.cuda import test_plan as t\n"
-        "p = t.Pretended(Path(sys.argv[1])); p.device(0, 100)\n"
-        "for plan in (p.made(t.layer()), p.made(t.layer()), p.made(t.layer(n=3, bias=True, activation='relu'), 'generic')):\n"
+        "p, packed = t.Pretended(Path(sys.argv[1])), t.layer(accumulation='packed'); p.device(0, 100)\n"
+        "for plan in (p.made(packed), p.made(packed), p.made(t.layer(n=3, bias=True, activation='relu'), 'generic')):\n"
         "    p.launch(plan)\n"
     )
     environment = {**os.environ, "CONVPOOL_LOG": log}
@@ -405,6 +405,6 @@ def test_log_tells_every_shape_once(pretended, log, lines):
     told = [line for line in done.stderr.splitlines() if line.startswith("convpool: ")]
     assert len(told) == lines
     if lines:
-        assert told[0].startswith("convpool: f16 n64 c128 m128 32x32 channels last, pool 2x2 ")
+        assert told[0].startswith("convpool: f16 (packed) n64 c128 m128 32x32 channels last, pool 2x2 ")
         assert "conv_avgpool_direct_fused" in told[0] and "(measured), expected " in told[0]
         assert ", bias, relu: conv_avgpool_generic (named), expected " in told[1]
