@@ -18,53 +18,43 @@ namespace own = convpool::tensorrt::own_v2;
 #endif
 namespace sdk = nvinfer1;
 
-#define SAME_SIZE(type) static_assert(sizeof(own::type) == sizeof(sdk::type), #type)
+// macro(type, name) of each of up to 20 names.
+#define ONCE(...) __VA_ARGS__
+#define MORE(...) ONCE(ONCE(ONCE(ONCE(__VA_ARGS__))))
+#define EACH(macro, type, ...) MORE(MORE(MORE(MORE(NEXT(macro, type, __VA_ARGS__)))))
+#define NEXT(macro, type, name, ...) \
+    macro(type, name);               \
+    __VA_OPT__(AGAIN EMPTY()()(macro, type, __VA_ARGS__))
+#define EMPTY()
+#define AGAIN() NEXT
+#define SAME_SIZE(space, type) static_assert(sizeof(space::type) == sizeof(sdk::type), #type)
 #define SAME_OFFSET(type, member) static_assert(offsetof(own::type, member) == offsetof(sdk::type, member), #type "::" #member)
 #define SAME_NUMBER(type, name) \
     static_assert(static_cast<int>(own::type::name) == static_cast<int>(sdk::type::name), #type "::" #name)
+#define SAME_SIZES(...) EACH(SAME_SIZE, own, __VA_ARGS__)
+#define SAME_OFFSETS(type, ...) EACH(SAME_OFFSET, type, __VA_ARGS__)
+#define SAME_NUMBERS(type, ...) EACH(SAME_NUMBER, type, __VA_ARGS__)
 
-SAME_SIZE(Dims);
-SAME_OFFSET(Dims, nbDims);
-SAME_OFFSET(Dims, d);
-SAME_SIZE(PluginTensorDesc);
-SAME_OFFSET(PluginTensorDesc, type);
-SAME_OFFSET(PluginTensorDesc, format);
-SAME_OFFSET(PluginTensorDesc, scale);
-SAME_SIZE(DynamicPluginTensorDesc);
-SAME_OFFSET(DynamicPluginTensorDesc, min);
-SAME_OFFSET(DynamicPluginTensorDesc, max);
-SAME_SIZE(PluginFieldCollection);
-SAME_OFFSET(PluginFieldCollection, fields);
-SAME_SIZE(DimsExprs);
-SAME_OFFSET(DimsExprs, d);
-SAME_SIZE(IDimensionExpr);
-SAME_SIZE(IExprBuilder);
+SAME_SIZES(Dims, PluginTensorDesc, DynamicPluginTensorDesc, PluginFieldCollection, DimsExprs, IDimensionExpr, IExprBuilder);
+SAME_OFFSETS(Dims, nbDims, d);
+SAME_OFFSETS(PluginTensorDesc, type, format, scale);
+SAME_OFFSETS(DynamicPluginTensorDesc, min, max);
+SAME_OFFSETS(PluginFieldCollection, fields);
+SAME_OFFSETS(DimsExprs, d);
 static_assert(sizeof(own::PluginField) == sizeof(sdk::PluginField), "PluginField");  // no standard layout in every SDK
-SAME_NUMBER(DataType, kFLOAT);
-SAME_NUMBER(DataType, kHALF);
-SAME_NUMBER(TensorFormat, kLINEAR);
-SAME_NUMBER(TensorFormat, kHWC8);
-SAME_NUMBER(TensorFormat, kDHWC8);
-SAME_NUMBER(TensorFormat, kHWC);
-SAME_NUMBER(PluginFieldType, kFLOAT32);
-SAME_NUMBER(PluginFieldType, kINT32);
-SAME_NUMBER(DimensionOperation, kSUM);
-SAME_NUMBER(DimensionOperation, kFLOOR_DIV);
+SAME_NUMBERS(DataType, kFLOAT, kHALF);
+SAME_NUMBERS(TensorFormat, kLINEAR, kHWC8, kDHWC8, kHWC);
+SAME_NUMBERS(PluginFieldType, kFLOAT32, kINT32);
+SAME_NUMBERS(DimensionOperation, kSUM, kFLOOR_DIV);
 #if CONVPOOL_TENSORRT_SDK_MAJOR >= 10
-SAME_OFFSET(DynamicPluginTensorDesc, opt);
-SAME_SIZE(InterfaceInfo);
-SAME_OFFSET(InterfaceInfo, kind);
-SAME_OFFSET(InterfaceInfo, major);
-SAME_OFFSET(InterfaceInfo, minor);
-SAME_NUMBER(APILanguage, kCPP);
-SAME_NUMBER(APILanguage, kPYTHON);
-SAME_NUMBER(DataType, kBF16);
-SAME_NUMBER(PluginFieldType, kINT64);
-SAME_NUMBER(PluginCapabilityType, kCORE);
-SAME_NUMBER(PluginCapabilityType, kBUILD);
-SAME_NUMBER(PluginCapabilityType, kRUNTIME);
-SAME_NUMBER(TensorRTPhase, kBUILD);
-SAME_NUMBER(TensorRTPhase, kRUNTIME);
+SAME_SIZES(InterfaceInfo);
+SAME_OFFSETS(DynamicPluginTensorDesc, opt);
+SAME_OFFSETS(InterfaceInfo, kind, major, minor);
+SAME_NUMBERS(APILanguage, kCPP, kPYTHON);
+SAME_NUMBERS(DataType, kBF16);
+SAME_NUMBERS(PluginFieldType, kINT64);
+SAME_NUMBERS(PluginCapabilityType, kCORE, kBUILD, kRUNTIME);
+SAME_NUMBERS(TensorRTPhase, kBUILD, kRUNTIME);
 #endif
 
 namespace {
@@ -88,12 +78,11 @@ constexpr bool same_result(own::IDimensionExpr const *(OwnClass::*)(OwnArguments
                            sdk::IDimensionExpr const *(SdkClass::*)(SdkArguments...)) {
     return sizeof...(OwnArguments) == sizeof...(SdkArguments);
 }
+#define SAME_RESULTS(type, ...) EACH(SAME_RESULT, type, __VA_ARGS__)
 #define SAME_RESULT(type, method) \
     static_assert(same_result(&own::type::method, &sdk::apiv::type::method), "result of " #type "::" #method)
-SAME_RESULT(VDimensionExpr, isConstant);
-SAME_RESULT(VDimensionExpr, getConstantValue);
-SAME_RESULT(VExprBuilder, constant);
-SAME_RESULT(VExprBuilder, operation);
+SAME_RESULTS(VDimensionExpr, isConstant, getConstantValue);
+SAME_RESULTS(VExprBuilder, constant, operation);
 // constant()'s parameter: as wide as what getConstantValue gives.
 template <typename Class, typename R, typename A> A argument_of(R (Class::*)(A));
 static_assert(std::is_same_v<decltype(argument_of(&own::VExprBuilder::constant)),
@@ -116,6 +105,7 @@ void compare(const char *name, long own_slot, long sdk_slot) {
     std::printf("%s: slot; got %ld, expected the SDK's %ld\n", name, own_slot, sdk_slot);
 }
 
+#define SLOTS(type, ...) EACH(SLOT, type, __VA_ARGS__)
 #define SLOT(type, method) compare(#type "::" #method, slot(&own::type::method), slot(&sdk::type::method))
 
 // Overloaded names: found by their parameters, which each namespace spells with its own types.
@@ -166,78 +156,32 @@ void check_infos() {
 }
 
 void check_slots() {
-    SLOT(IPluginV3, getAPILanguage);
-    SLOT(IPluginV3, getInterfaceInfo);
-    SLOT(IPluginV3, getCapabilityInterface);
-    SLOT(IPluginV3, clone);
-    SLOT(IPluginV3OneCore, getPluginName);
-    SLOT(IPluginV3OneCore, getPluginVersion);
-    SLOT(IPluginV3OneCore, getPluginNamespace);
-    SLOT(IPluginV3OneBuild, configurePlugin);
-    SLOT(IPluginV3OneBuild, getOutputDataTypes);
-    SLOT(IPluginV3OneBuild, getOutputShapes);
-    SLOT(IPluginV3OneBuild, supportsFormatCombination);
-    SLOT(IPluginV3OneBuild, getNbOutputs);
-    SLOT(IPluginV3OneBuild, getWorkspaceSize);
-    SLOT(IPluginV3OneBuild, getValidTactics);
-    SLOT(IPluginV3OneBuild, getNbTactics);
-    SLOT(IPluginV3OneBuild, getTimingCacheID);
-    SLOT(IPluginV3OneBuild, getFormatCombinationLimit);
-    SLOT(IPluginV3OneBuild, getMetadataString);
-    SLOT(IPluginV3OneRuntime, setTactic);
-    SLOT(IPluginV3OneRuntime, onShapeChange);
-    SLOT(IPluginV3OneRuntime, enqueue);
-    SLOT(IPluginV3OneRuntime, attachToContext);
-    SLOT(IPluginV3OneRuntime, getFieldsToSerialize);
-    SLOT(IPluginCreatorV3One, createPlugin);
-    SLOT(IPluginCreatorV3One, getFieldNames);
-    SLOT(IPluginCreatorV3One, getPluginName);
-    SLOT(IPluginCreatorV3One, getPluginVersion);
-    SLOT(IPluginCreatorV3One, getPluginNamespace);
+    SLOTS(IPluginV3, getAPILanguage, getInterfaceInfo, getCapabilityInterface, clone);
+    SLOTS(IPluginV3OneCore, getPluginName, getPluginVersion, getPluginNamespace);
+    SLOTS(IPluginV3OneBuild, configurePlugin, getOutputDataTypes, getOutputShapes, supportsFormatCombination, getNbOutputs,
+          getWorkspaceSize, getValidTactics, getNbTactics, getTimingCacheID, getFormatCombinationLimit, getMetadataString);
+    SLOTS(IPluginV3OneRuntime, setTactic, onShapeChange, enqueue, attachToContext, getFieldsToSerialize);
+    SLOTS(IPluginCreatorV3One, createPlugin, getFieldNames, getPluginName, getPluginVersion, getPluginNamespace);
 }
 #else
 void check_infos() {}  // from 10 on
 
 void check_slots() {
-    SLOT(IPluginV2, getTensorRTVersion);
-    SLOT(IPluginV2, getPluginType);
-    SLOT(IPluginV2, getPluginVersion);
-    SLOT(IPluginV2, getNbOutputs);
-    SLOT(IPluginV2, getOutputDimensions);
-    SLOT(IPluginV2, supportsFormat);
-    SLOT(IPluginV2, configureWithFormat);
-    SLOT(IPluginV2, initialize);
-    SLOT(IPluginV2, terminate);
-    SLOT(IPluginV2, getWorkspaceSize);
-    SLOT(IPluginV2, enqueue);
-    SLOT(IPluginV2, getSerializationSize);
-    SLOT(IPluginV2, serialize);
-    SLOT(IPluginV2, destroy);
-    SLOT(IPluginV2, clone);
-    SLOT(IPluginV2, setPluginNamespace);
-    SLOT(IPluginV2, getPluginNamespace);
-    SLOT(IPluginV2Ext, getOutputDataType);
-    SLOT(IPluginV2Ext, isOutputBroadcastAcrossBatch);
-    SLOT(IPluginV2Ext, canBroadcastInputAcrossBatch);
-    SLOT(IPluginV2Ext, configurePlugin);
-    SLOT(IPluginV2Ext, attachToContext);
-    SLOT(IPluginV2Ext, detachFromContext);
+    SLOTS(IPluginV2, getTensorRTVersion, getPluginType, getPluginVersion, getNbOutputs, getOutputDimensions, supportsFormat,
+          configureWithFormat, initialize, terminate, getWorkspaceSize, enqueue, getSerializationSize, serialize, destroy, clone,
+          setPluginNamespace, getPluginNamespace);
+    SLOTS(IPluginV2Ext, getOutputDataType, isOutputBroadcastAcrossBatch, canBroadcastInputAcrossBatch, configurePlugin,
+          attachToContext, detachFromContext);
     OVERLOAD(pick, DimsExprs, IPluginV2DynamicExt, getOutputDimensions, int32_t, DimsExprs const *, int32_t, IExprBuilder &);
-    SLOT(IPluginV2DynamicExt, supportsFormatCombination);
+    SLOTS(IPluginV2DynamicExt, supportsFormatCombination);
     OVERLOAD(pick, void, IPluginV2DynamicExt, configurePlugin, DynamicPluginTensorDesc const *, int32_t,
              DynamicPluginTensorDesc const *, int32_t);
     OVERLOAD(pick_const, size_t, IPluginV2DynamicExt, getWorkspaceSize, PluginTensorDesc const *, int32_t,
              PluginTensorDesc const *, int32_t);
     OVERLOAD(pick, int32_t, IPluginV2DynamicExt, enqueue, PluginTensorDesc const *, PluginTensorDesc const *, void const *const *,
              void *const *, void *, CUstream_st *);
-    SLOT(IPluginCreator, getTensorRTVersion);
-    SLOT(IPluginCreator, getPluginName);
-    SLOT(IPluginCreator, getPluginVersion);
-    SLOT(IPluginCreator, getFieldNames);
-    SLOT(IPluginCreator, createPlugin);
-    SLOT(IPluginCreator, deserializePlugin);
-    SLOT(IPluginCreator, setPluginNamespace);
-    SLOT(IPluginCreator, getPluginNamespace);
+    SLOTS(IPluginCreator, getTensorRTVersion, getPluginName, getPluginVersion, getFieldNames, createPlugin, deserializePlugin,
+          setPluginNamespace, getPluginNamespace);
 }
 #endif
 
