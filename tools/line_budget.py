@@ -15,9 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
-    "optimizer": 27160,
+    "optimizer": 27207,
     "plugin": 17261,
-    "tests": 38930,
+    "tests": 38960,
     "benchmarks": 8505,
     "tools": 1000,
     "examples": 1180,

@@ -572,6 +572,36 @@ y = Conv(u, w, b)"""
     rewrite(pointwise(body, {"n0": [0], "n2": [2], "t": [30, 17]}, inputs="float[N,16,12,12] x"), size=3)
 
 
+ROUGH = {  # a map in front of a Resize to the size of x
+    "rounded up": "m = Conv<strides=[4,4], pads=[1,1,1,1]>(x, k)",
+    "rounded down": "m = MaxPool<kernel_shape=[2,2], strides=[2,2]>(x)",
+    "resized": f"""l = MaxPool<kernel_shape=[4,4], strides=[4,4]>(x) i = Shape(x) r = Slice(i, n2, n4) d = Div(r, two)
+f = Slice(i, n0, n2) z = Concat<axis=0>(f, d) o = {NEAREST}(l, , , z) m = MaxPool<kernel_shape=[2,2], pads=[0,0,1,1]>(o)""",
+    "tokens": """l = Conv<strides=[4,4], pads=[1,1,1,1]>(x, k) i = Shape(l) a = Transpose<perm=[0,2,3,1]>(l)
+p = Gather(i, j) r = Slice(i, n2, n4) e = Gather(i, j0) f = Unsqueeze(e, n0) g = Unsqueeze(p, n0)
+c = Reshape(a, flat) d = Mul(c, half) o = Concat<axis=0>(f, r, g) q = Reshape(d, o) m = Transpose<perm=[0,3,1,2]>(q)""",
+}
+
+
+@pytest.mark.parametrize("mode", ('mode="linear"', NEAREST[7:-1], 'mode="cubic", coordinate_transformation_mode="align_corners"'))
+@pytest.mark.parametrize("name", ROUGH)
+def test_factors_that_depend_on_what_is_rounded(name, mode):
+    sizes = "h = Shape(x) n = Slice(h, n2, n4) v = Shape(m) first = Slice(v, n0, n2) t = Concat<axis=0>(first, n)"
+    values = {"n0": [0], "n2": [2], "n4": [4], "k": (16, 16, 3, 3), "j": np.array(1), "j0": np.array(0), "two": np.array(2)}
+    values |= {"flat": [0, -1, 16], "half": np.float32(0.5)}
+    given = pointwise(f"{ROUGH[name]} {sizes} u = Resize<{mode}>(m, , , t) {POINTWISE}", values, inputs="float[N,16,H,W] x")
+    for size in (8, 9, 11, 13):
+        result = rewrite(given, size=size)
+        assert [node.op_type for node in result.graph.node][-1] == "Resize"
+
+
+def test_sizes_of_another_origin_stay():
+    sizes = "h = Shape(z) n = Slice(h, n2, n4) v = Shape(x) first = Slice(v, n0, n2) t = Concat<axis=0>(first, n)"
+    values, inputs = {"n0": [0], "n2": [2], "n4": [4]}, "float[N,16,H,W] x, float[N,16,A,B] z"
+    given = pointwise(f'{sizes} u = Resize<mode="linear">(x, , , t) {POINTWISE}', values, inputs=inputs)
+    assert "scales; got size 2 of 'z' over size 2 of 'x', size 3 of 'z' over" in reason(given)
+
+
 def test_computed_weights_move_as_they_are():
     inputs = "float[1,16,12,12] x, float[8,16,1,1] w, float[8] b"
     result = rewrite(pointwise(resized('mode="linear"') + POINTWISE, inputs=inputs))

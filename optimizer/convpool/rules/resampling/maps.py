@@ -30,7 +30,8 @@ from convpool.ir.protos import attributes, is_op
 from convpool.rules.base import Reject, reject
 from convpool.rules.convs import channel_count
 from convpool.rules.linear import Step, known_step, pad_numbers, varies_over_space
-from convpool.rules.resampling.resize import Resample, recognise, sources
+from convpool.rules.resampling.resize import Resample, recognise, sources, unknown_scales
+from convpool.rules.resampling.sizes import unknown_ratios
 
 UNARY = (
     "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cast", "CastLike", "Ceil", "Celu", "Clip", "Cos",
@@ -130,7 +131,7 @@ class Walk:
         node = scope.nodes[index]
         found = recognise(scope, index, self._rank)
         if isinstance(found, Resample):
-            found = against(scope, found, whole=self._whole) or found
+            found = against(scope, found, self._rank, whole=self._whole) or found
         if isinstance(found, Reject):
             self.rejects.append(found)
             return plain
@@ -347,8 +348,10 @@ class Walk:
         )
 
 
-def against(scope: Scope, found: Resample, *, whole: bool) -> Reject | None:
+def against(scope: Scope, found: Resample, rank: int, *, whole: bool) -> Reject | None:
     """The reason why a convolution behind a resampling stays there."""
+    if whole and found.up is None and unknown_ratios(scope, found.node, rank):
+        return unknown_scales(scope, found.node, rank)
     if whole and found.up is None:
         values = attributes(scope.nodes[found.node])
         got = [values[name].decode() for name in ("mode", "coordinate_transformation_mode", "nearest_mode") if name in values]

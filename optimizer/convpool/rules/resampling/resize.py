@@ -33,7 +33,7 @@ from convpool.ir.index import Dim, Scope
 from convpool.ir.protos import attributes, is_op
 from convpool.rules.base import Reject, reject
 from convpool.rules.linear import axes_of
-from convpool.rules.resampling.sizes import scales_of, unknown_ratios
+from convpool.rules.resampling.sizes import rough_scales, scales_of, unknown_ratios
 
 CENTRED = ("half_pixel", "pytorch_half_pixel", "half_pixel_symmetric")
 """Coordinates for which each element of an upsampled map lies nearest to one of the input, for every whole factor."""
@@ -94,10 +94,9 @@ def _resize(scope: Scope, index: int, rank: int) -> Resample | Reject:
     if any(scale != 1 for scale in scales[:2]):
         return reject(scope, index, "scales of batch and channels", _shown(scales[:2]), "1 and 1")
     spatial = scales[2:]
-    if any(scale is None or scale <= 0 for scale in spatial):
-        got = unknown_ratios(scope, index, rank) or _shown(spatial)
-        return reject(scope, index, "scales", got, "known ones, the same for every size")
-    known = [scale for scale in spatial if scale is not None]
+    known = rough_scales(scope, index, rank, spatial)
+    if known is None:
+        return unknown_scales(scope, index, rank, spatial)
     mode = values.get("mode", b"nearest").decode(errors="replace")
     old = scope.opset < 11
     coordinates = values.get("coordinate_transformation_mode", b"asymmetric" if old else b"half_pixel").decode(errors="replace")
@@ -108,7 +107,7 @@ def _resize(scope: Scope, index: int, rank: int) -> Resample | Reject:
     if mode == "nearest":
         rounding = values.get("nearest_mode", b"floor" if old else b"round_prefer_floor").decode(errors="replace")
         up = None
-        if all(scale.denominator == 1 for scale in known) and any(scale > 1 for scale in known):
+        if None not in spatial and all(scale.denominator == 1 for scale in known) and any(scale > 1 for scale in known):
             factors = tuple(int(scale) for scale in known)
             up = UpsampleSpec(factors) if _repeats(coordinates, rounding, factors) else None
         return Resample(index, node.input[0], up, True, growth, nodes)
@@ -116,6 +115,12 @@ def _resize(scope: Scope, index: int, rank: int) -> Resample | Reject:
         if values.get(name, 0):
             return reject(scope, index, name, 1, 0)
     return Resample(index, node.input[0], None, False, growth, nodes)
+
+
+def unknown_scales(scope: Scope, index: int, rank: int, scales: Sequence[Fraction | None] = ()) -> Reject:
+    """The reason why a Resize stays whose factors differ from size to size."""
+    got = unknown_ratios(scope, index, rank) or _shown(scales)
+    return reject(scope, index, "scales", got, "known ones, the same for every size")
 
 
 def _shown(scales: Sequence[Fraction | None]) -> list[object]:

@@ -11,6 +11,7 @@ Casts to floating point and back, and rounding, do not change what is a whole nu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -124,17 +125,39 @@ def _is_same(scope: Scope, one: SizeOf, other: SizeOf) -> bool:
     return known[0] is not None and known[0] == known[1]
 
 
-def unknown_ratios(scope: Scope, index: int, rank: int) -> str:
-    """The spatial sizes of a Resize over those of its map, in words, for a reason."""
+def _sizes_beside(scope: Scope, index: int, rank: int) -> dict[int, tuple[Term, SizeOf]]:
+    """The computed sizes of a Resize whose factors are not known, and those of its map, by axis."""
     node = scope.nodes[index]
     terms = size_terms(scope, node.input[3]) if len(node.input) > 3 and node.input[3] else None
     axes = [axis % (rank + 2) for axis in (known_attributes(node) or {}).get("axes", range(rank + 2))]
-    shown = [
-        f"{'unknown' if term is None else term} over {traced(scope, node.input[0], axis)}"
+    return {
+        axis: (term, traced(scope, node.input[0], axis))
         for term, axis in zip(terms or (), axes, strict=False)
-        if axis > 1 and not isinstance(term, Fraction) and _ratio(scope, term, node.input[0], axis) is None
+        if axis > 1 and _ratio(scope, term, node.input[0], axis) is None
+    }
+
+
+def unknown_ratios(scope: Scope, index: int, rank: int) -> str:
+    """The spatial sizes of a Resize over those of its map, in words, for a reason."""
+    shown = [
+        f"{'unknown' if term is None else term} over {own}"
+        for term, own in _sizes_beside(scope, index, rank).values()
+        if not isinstance(term, Fraction)
     ]
     return ", ".join(dict.fromkeys(shown))
+
+
+def rough_scales(scope: Scope, index: int, rank: int, scales: Sequence[Fraction | None]) -> list[Fraction] | None:
+    """Spatial factors, those of large maps where `scales` depend on what is rounded; None where one may be any."""
+    found, beside = [], _sizes_beside(scope, index, rank) if None in scales else {}
+    for axis, scale in enumerate(scales, 2):
+        term, own = beside.get(axis, (None, None))
+        if scale is None and isinstance(term, SizeOf) and own is not None and own.factor > 0 and _is_same(scope, term, own):
+            scale = term.factor / term.divisor * own.divisor / own.factor
+        if scale is None or scale <= 0:
+            return None
+        found.append(scale)
+    return found
 
 
 # ---- sizes of maps ------------------------------------------------------------------------------------------------------
@@ -171,9 +194,25 @@ def _traced_through(scope: Scope, node: NodeProto, index: int, axis: int, depth:
         return None if isinstance(numbers, Reject) else traced(scope, x, axis, depth).plus(sum(numbers[0][axis :: rank + 2]))
     if is_op(node, "Resize", "Upsample") and rank > 0:
         factors = scales_of(scope, index, rank, depth)
-        factor = None if isinstance(factors, Reject) else factors[axis]
-        return traced(scope, x, axis, depth).times(factor) if factor is not None and factor.denominator == 1 else None
+        if isinstance(factors, Reject):
+            return None
+        if (factor := factors[axis]) is not None:
+            return traced(scope, x, axis, depth).times(factor) if factor.denominator == 1 else None
+        axes = [number % (rank + 2) for number in values.get("axes", range(rank + 2))]
+        return _sized(size_terms(scope, node.input[3], depth), axes.index(axis))
+    if is_op(node, "Reshape"):
+        terms = size_terms(scope, node.input[1], depth)
+        copied = terms is not None and axis < min(len(terms), len(shape)) and terms[axis] == 0 and not values.get("allowzero", 0)
+        return traced(scope, x, axis, depth) if copied else _sized(terms, axis)
+    if is_op(node, "Transpose"):
+        return traced(scope, x, tuple(values.get("perm", range(len(shape))[::-1]))[axis], depth)
     return None
+
+
+def _sized(terms: list[Term] | None, axis: int) -> SizeOf | None:
+    """The term of an axis, where a tensor gets its shape from these."""
+    term = terms[axis] if terms is not None and axis < len(terms) else None
+    return term if isinstance(term, SizeOf) else None
 
 
 def _wide(scope: Scope, node: NodeProto, axis: int) -> list[tuple[str, int]]:
