@@ -246,45 +246,39 @@ def ended(switches: Mapping[str, bool | None], *, options: bool = False) -> list
     return lines
 
 
-@dataclass(frozen=True)
-class Target:
-    """The rules that run, the lowering asked for, and what stands for the operator where the plugin has no fast kernel.
-
-    direct_without_kernel: whether AveragePool and Conv may.  TensorRT 8.6 is slower with them than with one fused convolution
-    where a convolution has groups, and in 3-D slower than with the original.  keep_int8: leave convolutions behind
-    DequantizeLinear, which TensorRT runs in INT8; any rewrite would make float kernels of them.  plain_prologues: see `Limits`.
-    metadata: what a changed model gets in its metadata_props, so that it says what it is for.  devices: where a convolution
-    beside a resampling has to be faster: "cpu" by the cost model, "gpu" as was measured there, "tensorrt" as in its engines.
-    """
-
-    passes: frozenset[str]
-    lowering: str
-    direct_without_kernel: bool = True
-    keep_int8: bool = False
-    plain_prologues: bool = False
-    metadata: tuple[tuple[str, str], ...] = ()
-    devices: tuple[str, ...] = ("cpu", "gpu")
-
-
 def _rules_of(target: str) -> frozenset[str]:
     return frozenset(entry.name for entry in RULES if target in entry.targets)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """The rules that run, the lowering asked for, and what stands for the operator where the plugin has no fast kernel.
+
+    passes: names of rules.  lowering: one of `algebra.lowering.REQUESTS`.
+    direct_without_kernel: whether AveragePool and Conv may.  TensorRT 8.6 is slower with them than with one fused convolution
+    where a convolution has groups, and in 3-D slower than with the original.  keep_int8: leave convolutions behind
+    DequantizeLinear, which TensorRT runs in INT8; any rewrite would make float kernels of them.
+    metadata: what a changed model gets in its metadata_props, so that it says what it is for.  devices: where a convolution
+    beside a resampling has to be faster: "cpu" by the cost model, "gpu" as was measured there, "tensorrt" as in its engines.
+    """
+
+    passes: frozenset[str] = _rules_of("any")
+    lowering: str = "convavgpool"
+    direct_without_kernel: bool = True
+    keep_int8: bool = False
+    limits: Limits = DEFAULT_LIMITS
+    metadata: tuple[tuple[str, str], ...] = ()
+    devices: tuple[str, ...] = ("cpu", "gpu")
+
+
 TARGETS: dict[str, Target] = {
-    "any": Target(_rules_of("any"), "convavgpool"),
-    "cpu": Target(_rules_of("cpu"), "auto", devices=("cpu",)),
-    "tensorrt": Target(
-        _rules_of("tensorrt"),
-        "convavgpool",
-        direct_without_kernel=False,
-        keep_int8=True,
-        devices=("gpu", "tensorrt"),
-    ),
+    "any": Target(),
+    "cpu": Target(passes=_rules_of("cpu"), lowering="auto", devices=("cpu",)),
+    "tensorrt": Target(passes=_rules_of("tensorrt"), direct_without_kernel=False, keep_int8=True, devices=("gpu", "tensorrt")),
     "cuda": Target(
-        _rules_of("cuda"),
-        "convavgpool",
+        passes=_rules_of("cuda"),
         direct_without_kernel=False,
-        plain_prologues=True,
+        limits=replace(DEFAULT_LIMITS, plain_prologues=True),
         devices=("gpu",),
         metadata=(("convpool.target", "cuda"),),
     ),
@@ -292,28 +286,19 @@ TARGETS: dict[str, Target] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizeOptions:
+class OptimizeOptions(Target):
     """How a model is rewritten.
 
-    passes: names of rules.  lowering: one of `algebra.lowering.REQUESTS`.  exclude: glob patterns of names that stay.
-    direct_without_kernel, keep_int8, metadata: see `Target`.  pinned: nodes of the main graph that stay, by name, each with
-    the reason.
-    devices: see `Target`.  upsampling: the form to take where it is admitted, whatever it costs.
+    exclude: glob patterns of names that stay.  pinned: nodes of the main graph that stay, by name, each with the reason.
+    upsampling: the form to take where it is admitted, whatever it costs.
     for_torch: whether the model stands for a graph of PyTorch's, which has a node for upsampled convolutions, and weights of each
     call.
     accumulation: one of `algebra.parts.ACCUMULATIONS` for the operator's nodes; None leaves those of the file as they are.
     """
 
-    passes: frozenset[str] = TARGETS["any"].passes
-    lowering: str = TARGETS["any"].lowering
-    direct_without_kernel: bool = TARGETS["any"].direct_without_kernel
-    keep_int8: bool = TARGETS["any"].keep_int8
     exclude: tuple[str, ...] = ()
-    limits: Limits = field(default_factory=lambda: DEFAULT_LIMITS)
     pinned: Mapping[str, Refusal] = field(default_factory=dict)
-    metadata: tuple[tuple[str, str], ...] = ()
     accumulation: str | None = None
-    devices: tuple[str, ...] = TARGETS["any"].devices
     upsampling: str | None = None
     for_torch: bool = False
 
@@ -349,19 +334,10 @@ def options_for(
     enable, disable = _names("enable", enable), _names("disable", disable)
     if both := sorted(enable & disable):
         raise OptionError(f"disable: got {both[0]!r}, which enable names too; expected it in one of them")
-    given = TARGETS[target]
     on = {name for name, value in (switches or {}).items() if value} | enable
     off = {name for name, value in (switches or {}).items() if value is False} - enable | disable
-    chosen = OptimizeOptions(
-        passes=(given.passes | on) - off,
-        direct_without_kernel=given.direct_without_kernel,
-        keep_int8=given.keep_int8,
-        exclude=(exclude,) if isinstance(exclude, str) else tuple(exclude),
-        limits=replace(DEFAULT_LIMITS, plain_prologues=given.plain_prologues),
-        metadata=given.metadata,
-        devices=given.devices,
-    )
-    return replace(chosen, lowering=given.lowering if lowering is None else lowering)
+    chosen = OptimizeOptions(**vars(TARGETS[target]), exclude=(exclude,) if isinstance(exclude, str) else tuple(exclude))
+    return replace(chosen, passes=(chosen.passes | on) - off, lowering=chosen.lowering if lowering is None else lowering)
 
 
 def _names(what: str, given: Iterable[str]) -> frozenset[str]:

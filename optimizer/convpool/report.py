@@ -7,7 +7,6 @@ A Log collects the reports while the rules run.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 
@@ -137,16 +136,13 @@ class Report:
     """True if the result differs from the model."""
 
     def to_json(self, indent: int | None = 2) -> str:
-        """The report as JSON text; infinite errors become null, verification is null if there was none."""
-        return json.dumps(_finite(asdict(self)), indent=indent) + "\n"
+        """The report as JSON text; verification is null if there was none."""
+        return json_text(asdict(self), indent)
 
 
-def _finite(value: object) -> object:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def json_text(content: dict, indent: int | None = 2) -> str:
+    """`content` as JSON, with null for numbers that are not finite."""
+    return json.dumps(json.loads(json.dumps(content), parse_constant=lambda _: None), indent=indent) + "\n"
 
 
 class Log:

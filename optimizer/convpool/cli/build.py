@@ -13,7 +13,6 @@ from typing import Any
 
 import click
 from rich.markup import escape
-from rich.progress import Progress as ProgressBar
 from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -25,17 +24,18 @@ from convpool.cli.group import (
     SHAPE,
     NamedShape,
     SectionedCommand,
+    StepBar,
     comparison_options,
     complete_file,
-    json_text,
     run,
     write_report,
 )
 from convpool.cli.table import make_console, show_verification
-from convpool.errors import OptionError, printable
+from convpool.errors import OptionError
 from convpool.ir.files import check_output
 from convpool.ir.model import load
 from convpool.options import DEFAULT_LIMITS
+from convpool.report import json_text
 from convpool.tensorrt import PRECISIONS, BuildOptions, BuildReport, EngineMismatchError, Profile, Tuning, build
 from convpool.tensorrt.build_options import LOWERINGS, Progress
 from convpool.tensorrt.pipeline import check_can_run
@@ -177,8 +177,12 @@ def build_command(
     outputs = [Path(path) for path in (output, report_path, given["timing_cache"]) if path and path != "-"]
     for number, path in enumerate(outputs):
         check_output(path, {**read, "another output": outputs[:number]})
-    with _Progress(quiet) as progress:
-        options = _options(_profile(dict(least), dict(typical), dict(largest)), progress.update, **given)
+    with StepBar(SpinnerColumn(), TextColumn("building"), TimeElapsedColumn(), hidden=quiet) as bar:
+
+        def tell(phase: str, done: int, total: int) -> None:
+            bar.update(done, None, f"{phase} {done}/{total}" if total else phase)
+
+        options = _options(_profile(dict(least), dict(typical), dict(largest)), tell, **given)
         if options.checked or options.autotune:
             check_can_run(options, "--check 0", "--autotune")
         try:
@@ -260,24 +264,3 @@ def _times_table(tuning: Tuning) -> Table:
         if lowering not in tuning.times_us:
             table.add_row(lowering, "", "", escape(f"left out: {reason}"))
     return table
-
-
-class _Progress:
-    """TensorRT's progress on stderr; nothing if `hidden` or where stderr is no terminal."""
-
-    def __init__(self, hidden: bool) -> None:
-        columns = (SpinnerColumn(), TextColumn("building"), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
-        console = make_console(stderr=True)
-        self._bar = ProgressBar(*columns, console=console, transient=True, disable=hidden or not console.is_terminal)
-        self._task = self._bar.add_task("", total=None)
-
-    def __enter__(self) -> _Progress:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def update(self, phase: str, done: int, total: int) -> None:
-        """Show the phase that TensorRT reports."""
-        self._bar.update(self._task, description=printable(f"{phase} {done}/{total}" if total else phase))

@@ -8,7 +8,6 @@ It holds all commands under one name.  convpool-optimize and the like are the sa
 from __future__ import annotations
 
 import io
-import json
 import math
 import re
 import sys
@@ -87,15 +86,17 @@ def complete_file(ctx: click.Context, param: click.Parameter, incomplete: str) -
     return [CompletionItem(incomplete, type="file")]
 
 
-class StepBar:
-    """A bar on stderr, with the step to its left, or `first` there; nothing if `hidden` or where stderr is no terminal."""
+STEPS = (BarColumn(), MofNCompleteColumn())
+"""The columns of a bar for a known number of steps."""
 
-    def __init__(self, first: ProgressColumn | None = None, *, hidden: bool) -> None:
+
+class StepBar:
+    """A line on stderr of these columns and the step; nothing if `hidden` or where stderr is no terminal."""
+
+    def __init__(self, *columns: ProgressColumn, hidden: bool) -> None:
         console = make_console(stderr=True)
         self._shown = console.is_terminal and not hidden
-        step = TextColumn("{task.description}", markup=False)
-        columns = (first, BarColumn(), MofNCompleteColumn(), step) if first else (step, BarColumn(), MofNCompleteColumn())
-        self._bar = Progress(*columns, console=console, transient=True)
+        self._bar = Progress(*columns, TextColumn("{task.description}", markup=False), console=console, transient=True)
         self._task = self._bar.add_task("", total=None)
 
     def __enter__(self) -> StepBar:
@@ -107,8 +108,8 @@ class StepBar:
         if self._shown:
             self._bar.stop()
 
-    def update(self, done: int, total: int, what: str) -> None:
-        """Show that step number `done` of `total` is under way, and what it is."""
+    def update(self, done: int, total: int | None, what: str) -> None:
+        """Show that step number `done` of `total`, None for an unknown number, is under way, and what it is."""
         self._bar.update(self._task, completed=done, total=total, description=printable(what))
 
 
@@ -248,11 +249,6 @@ def write_report(path: str | None, text: str) -> None:
         click.echo(text, nl=False)
     elif path:
         write_atomically(path, text.encode())
-
-
-def json_text(content: dict) -> str:
-    """`content` as JSON, with null for numbers that are not finite."""
-    return json.dumps(json.loads(json.dumps(content), parse_constant=lambda _: None), indent=2) + "\n"
 
 
 COMMANDS = {

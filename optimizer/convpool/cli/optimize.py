@@ -22,6 +22,7 @@ from convpool.cli.group import (
     DATA,
     SEED,
     SHAPE,
+    STEPS,
     NamedShape,
     SectionedCommand,
     StepBar,
@@ -243,7 +244,7 @@ def command(
         check_output(Path(report_path), {"a model's name": [Path(path) for path in (model, out) if path and path != "-"], **read})
     console = make_console(stderr=out is None or report_path == "-")
     try:
-        with StepBar(hidden=quiet) as progress:
+        with StepBar(*STEPS, hidden=quiet) as progress:
             result = optimize(
                 loaded, check=0 if no_check else check, input_shapes=dict(shapes), progress=progress.update, **options
             )

@@ -177,10 +177,8 @@ def _model(summary: Summary) -> str:
         return "multiply-adds unknown"
     change = f" -> {_count(after)} multiply-adds ({(after - before) / max(before, 1):+.0%})".replace("%", " %")
     sample = " a sample" if summary.batch > 1 else ""
-    shapes = ", ".join(f"{name}:{'x'.join(map(str, shape))}" for name, shape in summary.counted_shapes.items())
-    return escape(
-        _count(before) + (change if after != before else " multiply-adds") + sample + (f", with input {shapes}" if shapes else "")
-    )
+    shapes = f", with input {shapes_text(summary.counted_shapes)}" if summary.counted_shapes else ""
+    return escape(_count(before) + (change if after != before else " multiply-adds") + sample + shapes)
 
 
 def _kept(report: Report, verbose: bool) -> list[str]:

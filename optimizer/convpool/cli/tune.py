@@ -18,7 +18,7 @@ from rich.progress import TimeElapsedColumn
 from convpool.algebra.parts import ACCUMULATIONS, LAYOUTS
 from convpool.api import optimize
 from convpool.check.session import evaluate
-from convpool.cli.group import SHAPE, NamedShape, SectionedCommand, StepBar, complete_file, load_model
+from convpool.cli.group import SHAPE, STEPS, NamedShape, SectionedCommand, StepBar, complete_file, load_model
 from convpool.errors import ConvpoolError, OptionError, printable
 from convpool.ir import schema
 from convpool.ir.files import check_output, write_atomically
@@ -89,7 +89,7 @@ def command(
         for name, problem in problems_of(model, dict(shapes), precision, layout).items()
     ]
     rows = []
-    with StepBar(TimeElapsedColumn(), hidden=quiet) as bar:
+    with StepBar(TimeElapsedColumn(), *STEPS, hidden=quiet) as bar:
         measure, device = _measuring(), current_device()
         for number, (name, problem) in enumerate(problems):
             bar.update(number, len(problems), name)

@@ -17,12 +17,13 @@ import click
 from convpool.check.inputs import load_arrays
 from convpool.check.session import Runner, prepare
 from convpool.check.verify import compare_runners
-from convpool.cli.group import DATA, SHAPE, SectionedCommand, comparison_options, complete_file, json_text, run, write_report
+from convpool.cli.group import DATA, SHAPE, SectionedCommand, comparison_options, complete_file, run, write_report
 from convpool.cli.table import make_console, show_verification
 from convpool.errors import OptionError, VerificationError
 from convpool.ir.files import check_output
 from convpool.ir.model import load
 from convpool.onnxruntime.runner import open_on_cuda
+from convpool.report import json_text
 from convpool.tensorrt import PRECISIONS
 from convpool.tensorrt.runner import is_engine, open_runner
 

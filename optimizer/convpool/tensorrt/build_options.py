@@ -112,10 +112,10 @@ class BuildOptions:
             return
         if not self.plugin:
             raise OptionError("accumulation: got packed without the plugin, expected one of them")
-        for name, fits in (("precision", self.precision != "tf32"), ("lowering", self.lowering in (None, "convavgpool"))):
-            if not fits:
-                expected = "fp16 or bf16" if name == "precision" else "convavgpool"
-                raise OptionError(f"accumulation: got packed with {name} {getattr(self, name)}, expected {name} {expected}")
+        if self.precision == "tf32":
+            raise OptionError("accumulation: got packed with precision tf32, expected precision fp16 or bf16")
+        if self.lowering not in (None, "convavgpool"):
+            raise OptionError(f"accumulation: got packed with lowering {self.lowering}, expected lowering convavgpool")
 
     @property
     def checked(self) -> bool:

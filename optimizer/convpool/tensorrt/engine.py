@@ -45,7 +45,7 @@ class TensorInfo:
     name: str
     shape: Shape
     dtype: np.dtype
-    profiles: tuple[tuple[Shape, Shape, Shape], ...] = ()
+    profiles: tuple[tuple[Shape, ...], ...] = ()
     format: str = "LINEAR"
 
 
@@ -156,21 +156,17 @@ class Engine:
             OptionError: Names, shapes or types do not fit.
             TensorRTError: The run fails.
         """
-        loaded = self._load()
         shapes = self.bind(inputs, stream)
-        results = {}
-        context, memory = loaded.context, loaded.memory
-        active = stream or memory.stream
-        if not context.execute_async_v3(gpu_arrays.stream_handle(active)):
-            raise TensorRTError(f"engine: the run failed; got {logger(self._module()).explain() or 'no message'}")
-        for name, shape in shapes.items():
-            if on_device:
-                results[name] = loaded.buffers[name].memory
-            else:
-                results[name] = np.empty(shape, loaded.outputs[name].dtype)
-                memory.download(results[name], loaded.buffers[name].memory, active)
-        if not on_device:
-            memory.synchronize(active)
+        self.execute(stream)
+        loaded = self._load()
+        buffers = {name: loaded.buffers[name].memory for name in shapes}
+        if on_device:
+            return buffers
+        active = stream or loaded.memory.stream
+        results = {name: np.empty(shape, loaded.outputs[name].dtype) for name, shape in shapes.items()}
+        for name, array in results.items():
+            loaded.memory.download(array, buffers[name], active)
+        loaded.memory.synchronize(active)
         return results
 
     def bind(self, inputs: Mapping[str, Any], stream: Any = None) -> dict[str, Shape]:
@@ -183,7 +179,8 @@ class Engine:
         self._choose_profile({name: tuple(value.shape) for name, value in values.items()}, stream)
         loaded.given = values
         for name, value in values.items():
-            self._expect(loaded.context.set_input_shape(name, tuple(value.shape)), name, f"shape {list(value.shape)}")
+            accepted = loaded.context.set_input_shape(name, tuple(value.shape))
+            self._expect(accepted, f"tensor '{name}': shape {list(value.shape)} is refused")
             if isinstance(value, np.ndarray):
                 buffer = self._buffer(name, value.nbytes)
                 loaded.memory.upload(buffer, value, stream)
@@ -209,17 +206,17 @@ class Engine:
     def execute(self, stream: Any = None) -> None:
         """Run on what `bind` has set, without waiting; may be captured into a CUDA graph."""
         loaded = self._load()
-        if not loaded.context.execute_async_v3(gpu_arrays.stream_handle(stream or loaded.memory.stream)):
-            raise TensorRTError(f"engine: the run failed; got {logger(self._module()).explain() or 'no message'}")
+        done = loaded.context.execute_async_v3(gpu_arrays.stream_handle(stream or loaded.memory.stream))
+        self._expect(done, "the run failed")
 
     def _set_address(self, name: str, pointer: int) -> None:
-        self._expect(self._load().context.set_tensor_address(name, pointer), name, f"address {pointer:#x}")
+        accepted = self._load().context.set_tensor_address(name, pointer)
+        self._expect(accepted, f"tensor '{name}': address {pointer:#x} is refused")
 
-    def _expect(self, accepted: bool, name: str, what: str) -> None:
-        """Raise TensorRTError for what TensorRT does not take: it would run on with what it had before."""
-        if not accepted:
-            reason = logger(self._module()).explain() or "no message"
-            raise TensorRTError(f"engine: tensor '{name}': {what} is refused; got {reason}")
+    def _expect(self, done: bool, fault: str) -> None:
+        """Raise TensorRTError for what TensorRT does not do: it would run on with what it had before."""
+        if not done:
+            raise TensorRTError(f"engine: {fault}; got {logger(self._module()).explain() or 'no message'}")
 
     def _module(self) -> ModuleType:
         if self._trt is None:
@@ -246,8 +243,7 @@ class Engine:
         if engine is None:
             raise TensorRTError(f"engine: cannot be loaded by TensorRT {trt.__version__}; got {log.explain(missing)}")
         context = engine.create_execution_context()
-        if context is None:
-            raise TensorRTError(f"engine: no execution context; got {log.explain() or 'no message'}")
+        self._expect(context is not None, "no execution context")
         inputs, outputs = _tensor_infos(trt, engine)
         self._loaded = _Loaded(runtime, engine, context, memory, inputs, outputs)
         return self._loaded
@@ -312,20 +308,11 @@ def _tensor_infos(trt: ModuleType, engine: Any) -> tuple[dict[str, TensorInfo], 
         _check_memory(trt, engine, name)
         shape, dtype = tuple(engine.get_tensor_shape(name)), _numpy_type(engine, name)
         order = str(engine.get_tensor_format(name)).rpartition(".")[2]
-        if engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT:
-            inputs[name] = TensorInfo(name, shape, dtype, _profiles_of(engine, name), order)
-        else:
-            outputs[name] = TensorInfo(name, shape, dtype, (), order)
+        is_input = engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT
+        numbers = range(engine.num_optimization_profiles if is_input else 0)
+        profiles = [tuple(map(tuple, engine.get_tensor_profile_shape(name, number))) for number in numbers]
+        (inputs if is_input else outputs)[name] = TensorInfo(name, shape, dtype, tuple(profiles), order)
     return inputs, outputs
-
-
-def _profiles_of(engine: Any, name: str) -> tuple[tuple[Shape, Shape, Shape], ...]:
-    """An input's smallest, typical and largest shape in every profile."""
-    found = []
-    for number in range(engine.num_optimization_profiles):
-        least, typical, largest = engine.get_tensor_profile_shape(name, number)
-        found.append((tuple(least), tuple(typical), tuple(largest)))
-    return tuple(found)
 
 
 def _check_memory(trt: ModuleType, engine: Any, name: str) -> None:
