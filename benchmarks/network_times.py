@@ -28,7 +28,7 @@ import numpy as np
 import onnx
 
 from convpool import optimize
-from convpool.check.session import make_session
+from convpool.check.session import Session
 from convpool.cuda.timing import input_sets, summarize
 from convpool.errors import ConvpoolError, first_line
 from convpool.ir import schema
@@ -213,7 +213,7 @@ def time_network(name: str, options: Options) -> Row:
     inputs = random_inputs(model)
     if inside:
         inputs = {key: x.astype(np.float16).astype(np.float32) for key, x in inputs.items()}
-    session = make_session(LoadedModel(model, None, 0), optimize=True)
+    session = Session(LoadedModel(model, None, 0), optimize=True)
     reference = dict(zip([output.name for output in session.get_outputs()], session.run(None, inputs), strict=True))
     found: dict[str, dict[str, Any]] = {}
     engines: dict[str, Engine] = {}

@@ -35,7 +35,7 @@ import numpy as np
 import onnx
 
 from benchmarks import network_times
-from convpool.check.session import make_session
+from convpool.check.session import Session
 from convpool.ir.files import write_atomically
 from convpool.ir.model import LoadedModel
 from convpool.tensorrt import Engine, build_engine
@@ -113,7 +113,7 @@ def check_model(name: str, digits: str | None, level: int) -> list[dict]:
     with tempfile.TemporaryDirectory() as folder:
         for shapes, inputs in sets.items():
             model = make_model(name, batch if shapes == "static" else "N")
-            session = make_session(LoadedModel(model, None, 0), optimize=True)
+            session = Session(LoadedModel(model, None, 0), optimize=True)
             names = [output.name for output in session.get_outputs()]
             runtime = [dict(zip(names, session.run(None, x), strict=True)) for x in inputs]
             exact = [run_float64(model, x) for x in inputs]

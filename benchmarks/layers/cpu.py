@@ -96,8 +96,7 @@ def _compiled() -> Any:
 def _onnxruntime(row: Row, w: np.ndarray) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     from onnx import TensorProto, helper, numpy_helper
 
-    from convpool.check.session import make_session
-    from convpool.ir.model import LoadedModel
+    from convpool.check.session_process import open_session
 
     conv = helper.make_node("Conv", ["x", "w"], ["t"], strides=[row.stride] * 2, pads=[row.pad] * 4)
     pool = helper.make_node("AveragePool", ["t"], ["y"], kernel_shape=[row.pool] * 2, strides=[row.pool_stride] * 2)
@@ -105,7 +104,7 @@ def _onnxruntime(row: Row, w: np.ndarray) -> Callable[[np.ndarray, np.ndarray], 
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, (row.n, row.m, *row.out_size))
     graph = helper.make_graph([conv, pool], "layer", [x], [y], [numpy_helper.from_array(w, "w")])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    session = make_session(LoadedModel(model, None, 0), optimize=True, spin=True)
+    session = open_session(model.SerializeToString(), None, optimize=True, spin=True)
     return lambda x, w: session.run(None, {"x": x})[0]
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from onnx import ModelProto
 
-from convpool.check.inputs import Arrays, InputMaker, feeds
+from convpool.check.inputs import Arrays, InputMaker, feeds, shapes_of
 from convpool.check.session import OnnxruntimeRunner, Session, evaluate, time_sessions
 from convpool.errors import ModelError
 from convpool.ir.model import LoadedModel, load, with_sizes
@@ -114,8 +114,7 @@ def measure(
         times = time_sessions(sessions, inputs, ROUNDS, BUDGET_S)
     except Exception as error:  # onnxruntime's exceptions share no base class
         raise ModelError(f"onnxruntime cannot time the models: {error}") from error
-    used = {name: list(array.shape) for name, array in inputs.items()}
-    return Speed(times["original"], times["result"], threads, used)
+    return Speed(times["original"], times["result"], threads, shapes_of(inputs))
 
 
 def physical_cores() -> int:

@@ -16,7 +16,7 @@ import pytest
 
 from convpool import optimize
 from convpool.algebra.parts import FUSED_VARIANTS
-from convpool.check.session import make_session
+from convpool.check.session import Session
 from convpool.ir import schema
 from convpool.ir.model import LoadedModel
 from convpool.tensorrt import Engine, build_engine, prepare
@@ -76,9 +76,9 @@ def lowered(name: str, lowering: str) -> onnx.ModelProto:
 
 def run_onnxruntime(model: onnx.ModelProto, precision: str, inputs) -> dict[str, np.ndarray]:
     if precision in KINDS:
-        model = prepare.self_contained(model)
+        model = prepare.self_contained(model, None)
         prepare.cast_floats(model, KINDS[precision])
-    session = make_session(LoadedModel(model, None, 0), optimize=False)
+    session = Session(LoadedModel(model, None, 0), optimize=False)
     return dict(zip([output.name for output in session.get_outputs()], session.run(None, inputs), strict=True))
 
 
@@ -184,7 +184,7 @@ def run_exactly(model: onnx.ModelProto, precision: str, sets: list) -> list[dict
     """Results in float64; where fp16 is judged, by onnxruntime in float32, a thousand times as exact and fast enough."""
     if precision != "fp16":
         return [run_float64(model, one) for one in sets]
-    session = make_session(LoadedModel(model, None, 0), optimize=True)
+    session = Session(LoadedModel(model, None, 0), optimize=True)
     names = [output.name for output in session.get_outputs()]
     return [dict(zip(names, session.run(None, one), strict=True)) for one in sets]
 

@@ -11,7 +11,7 @@ import pytest
 from benchmarks import host_time, network_times, tensorrt_engines
 from benchmarks import onnxruntime_times as times
 from benchmarks.network_times import NETWORKS, Options, time_network
-from convpool.check.session import make_session
+from convpool.check.session import Session
 from convpool.cuda.timing import summarize
 from convpool.ir.model import LoadedModel
 from convpool.tensorrt import PRECISIONS, TensorRTError
@@ -33,7 +33,7 @@ class FakeEngine:
     """TensorRT, played by onnxruntime, off by a factor; channels last at both ends if inside."""
 
     def __init__(self, model, inside: bool, factor: float) -> None:
-        self.session, self.inside, self.factor = make_session(LoadedModel(model, None, 0), optimize=True), inside, factor
+        self.session, self.inside, self.factor = Session(LoadedModel(model, None, 0), optimize=True), inside, factor
 
     def run(self, inputs):
         if self.inside:

@@ -17,7 +17,7 @@ from benchmarks.layers.record import new_record
 from benchmarks.layers.rows import LAYOUTS, Row
 from benchmarks.layers.run import Options, Run, protocol
 from benchmarks.layers.tensorrt_worker import _data, _ends, build
-from convpool.check.session import make_session
+from convpool.check.session import Session
 from convpool.errors import ConvpoolError
 from convpool.ir import schema
 from convpool.ir.model import LoadedModel
@@ -38,7 +38,7 @@ def test_a_form_computes_the_layer(row, form, last):
     model = ort.channels_last(model) if last else model
     onnx.checker.check_model(model, full_check=True)
     given = np.ascontiguousarray(np.moveaxis(x, 1, -1)) if last else x
-    (got,) = make_session(LoadedModel(model, None, 0), optimize=False).run(None, {"x": given})
+    (got,) = Session(LoadedModel(model, None, 0), optimize=False).run(None, {"x": given})
     np.testing.assert_allclose(np.moveaxis(got, -1, 1) if last else got, reference(x, w, row), rtol=1e-4, atol=1e-4)
     counts = {"naive": 1, "fused": 0, "direct": 1, "convavgpool": 0}
     assert sum(node.op_type == "AveragePool" for node in model.graph.node) == counts[form]

@@ -10,11 +10,11 @@ from convpool.check import inputs as module
 from convpool.check.inputs import (
     OPEN_SIZES,
     SCALES,
-    FixedInputMaker,
     InputMaker,
     feeds,
     load_arrays,
     random_array,
+    typed_inputs,
 )
 from convpool.errors import ModelError, OptionError
 from tests.support.models import graph
@@ -125,8 +125,8 @@ def test_seeds_and_numbers_give_other_inputs():
 
 
 def test_inputs_without_a_model():
-    types = {"x": np.dtype("float16"), "n": np.dtype("int64")}
-    found = FixedInputMaker(types, None, {"x": [2, 3], "n": [4]}, 5)
+    types, shapes = {"x": np.dtype("float16"), "n": np.dtype("int64")}, {"x": [2, 3], "n": [4]}
+    found = InputMaker(typed_inputs(types, shapes), None, shapes, 5)
     arrays, outputs = found.runnable(0, lambda arrays: [len(arrays)])
     assert {name: (array.dtype, array.shape) for name, array in arrays.items()} == {
         "x": (np.dtype("float16"), (2, 3)),
@@ -134,8 +134,8 @@ def test_inputs_without_a_model():
     }
     assert outputs == [2] and found.scale == 1.0
     assert arrays["x"].tolist() != found.runnable(1, lambda _: [])[0]["x"].tolist()
-    given = {"x": np.zeros(1)}
-    assert FixedInputMaker(types, given, {}, 0).runnable(0, lambda arrays: []) == (given, [])
+    given = {"x": np.zeros((1, 1), np.float16), "n": np.zeros(1, np.int64)}
+    assert InputMaker(typed_inputs(types, shapes), given, {}, 0).runnable(0, lambda arrays: []) == (given, [])
 
 
 ZERO = np.zeros((2, 3, 4, 5), np.float32)

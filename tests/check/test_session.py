@@ -203,7 +203,7 @@ def test_sessions_are_those_of_onnxruntime():
     feeds = random_feeds(model)
     for options in ({"optimize": False}, {"optimize": True, "threads": 1, "spin": True}):
         here, there = (
-            session.make_session(LoadedModel(model, None, 0), **options),
+            session_process.open_session(model.SerializeToString(), None, **options),
             Session(LoadedModel(model, None, 0), **options),
         )
         assert [(i.name, i.type) for i in there.get_inputs()] == [(i.name, i.type) for i in here.get_inputs()]
@@ -309,7 +309,7 @@ def test_where_no_process_can_be_started_models_run_here(monkeypatch, python):
     found = convpool.optimize(graph(PAIR), lowering="direct", time=True)
     assert found.report.verification.passed and found.report.speed is not None and isinstance(session._place, session._Here)
     gc.collect()
-    assert not session._place._sessions._made
+    assert not session._place._made
 
 
 @pytest.mark.parametrize("stage", ["make", "run"])

@@ -14,7 +14,7 @@ from convpool.algebra import reference
 from convpool.algebra.expand import UpsampleSpec
 from convpool.algebra.geometry import ConvSpec, PoolSpec
 from convpool.algebra.parts import FUSED_VARIANTS, OPERATORS
-from convpool.check.session import make_session
+from convpool.check.session import Session
 from convpool.errors import ModelError
 from convpool.ir import schema
 from convpool.ir import schema as domains
@@ -88,7 +88,7 @@ def test_function_computes_the_reference(bias, opset):
     feed = {"x": x * 6, "w": w, "b": b}  # sixes, so that means over 6 elements are integers, to the rounding of 1/6
     if not bias:
         del feed["b"]
-    got = make_session(LoadedModel(model([2, 4, 10, 11], bias=bias, opset=opset), None, 0), optimize=False).run(None, feed)
+    got = Session(LoadedModel(model([2, 4, 10, 11], bias=bias, opset=opset), None, 0), optimize=False).run(None, feed)
     expected = reference.conv_avg_pool(feed["x"], w, b if bias else None, POOL, CONV)
     np.testing.assert_allclose(got[0], expected, rtol=0, atol=1e-4)
 
@@ -207,7 +207,7 @@ def check_against_reference(op_type: str, opset: int, channels_last: int = 0) ->
     saturates = parts.epilogue in ("Tanh", "Sigmoid")
     if saturates:  # weights, bias and residual so small that the result is not 1 everywhere
         feed |= {name: feed[name] / (64 if whole else 8) for name in ("W", "B", "R") if name in feed}
-    got = make_session(LoadedModel(found, None, 0), optimize=False).run(None, feed)[0]
+    got = Session(LoadedModel(found, None, 0), optimize=False).run(None, feed)[0]
     tensors = [feed.get(name) for name in ("scale", "shift", "R")]
     before, conv = WINDOWS[parts.upsamples]
     expected = reference.fused_conv_avg_pool(feed["X"], feed["W"], feed["B"], before, conv, parts, *tensors, channels_last)
@@ -276,7 +276,7 @@ def test_one_function_serves_nodes_of_both_layouts():
     feed = {"x": rng.standard_normal((2, 4, 6, 7)).astype(np.float32), "w": rng.standard_normal((4, 1, 1, 2)).astype(np.float32)}
     conv = ConvSpec((1, 1), (1, 1), (0,) * 4, (1, 1), 2)
     once = reference.conv_avg_pool(feed["x"], feed["w"], None, POOL, conv)
-    got = make_session(LoadedModel(found, None, 0), optimize=False).run(None, feed)[0]
+    got = Session(LoadedModel(found, None, 0), optimize=False).run(None, feed)[0]
     np.testing.assert_allclose(got, reference.conv_avg_pool(once, feed["w"], None, POOL, conv), rtol=0, atol=1e-5)
 
 
@@ -294,7 +294,7 @@ def test_the_border_is_zero_and_not_what_the_prologue_makes_of_zero():
     imports = [helper.make_opsetid("", 17), helper.make_opsetid(schema.DOMAIN, 2)]
     found = helper.make_model(body, opset_imports=imports, ir_version=8, functions=schema.functions_for({node.op_type}, 17))
     feed = {"X": one, "W": one, "B": np.zeros(1), "scale": np.array([2.0]), "shift": shift}
-    session = make_session(LoadedModel(found, None, 0), optimize=False)
+    session = Session(LoadedModel(found, None, 0), optimize=False)
     assert session.run(None, {key: value.astype(np.float32) for key, value in feed.items()})[0].tolist() == got.tolist()
 
 
@@ -303,7 +303,7 @@ def test_moving_to_another_domain_takes_the_fused_variants_along():
     domains.move_to_domain(found, "trt.plugins")
     assert found.graph.node[0].domain == found.functions[0].domain == "trt.plugins"
     assert {entry.domain for entry in found.opset_import} == {"", "trt.plugins"}
-    make_session(LoadedModel(found, None, 0), optimize=False)
+    Session(LoadedModel(found, None, 0), optimize=False)
 
 
 def test_moving_to_a_domain_where_fused_variants_are_already():
@@ -318,7 +318,7 @@ def test_moving_to_a_domain_where_fused_variants_are_already():
     domains.move_to_domain(found, "trt.plugins")
     assert [(entry.domain, entry.version) for entry in found.opset_import] == [("", 17), ("trt.plugins", 2)]
     assert [(function.domain, function.name) for function in found.functions] == [("trt.plugins", "ReluConvAvgPoolAdd")]
-    make_session(LoadedModel(found, None, 0), optimize=False)
+    Session(LoadedModel(found, None, 0), optimize=False)
 
 
 def change(found: onnx.ModelProto, what: str) -> None:

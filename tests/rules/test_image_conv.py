@@ -10,7 +10,7 @@ from onnx import helper, numpy_helper
 
 import convpool
 from convpool.algebra.geometry import ConvSpec, PoolSpec
-from convpool.check.session import make_session
+from convpool.check.session import Session
 from convpool.cli.group import run
 from convpool.cli.optimize import command
 from convpool.ir import schema
@@ -101,7 +101,7 @@ def test_zero_pads_in_front_go_with_it():
     result = rewrite(model, 2, "convavgpool", enable="image_conv")
     assert made(result) == ["ConvAvgPool"] * 2 and windows(result.graph.node[0])["pads"] == [1, 2, 1, 0]
     feeds = random_feeds(model)
-    optimized = make_session(LoadedModel(result, None, 0), optimize=True).run(None, feeds)
+    optimized = Session(LoadedModel(result, None, 0), optimize=True).run(None, feeds)
     np.testing.assert_allclose(optimized[0], sessions.run(model, feeds)[0], rtol=1e-4, atol=1e-3)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from convpool import optimize
 from convpool.algebra.parts import FUSED_VARIANTS
-from convpool.check.session import make_session
+from convpool.check.session import Session
 from convpool.errors import ModelError, OptionError
 from convpool.ir import schema
 from convpool.ir.model import LoadedModel
@@ -31,7 +31,7 @@ def _gpu():
 
 
 def reference(model, inputs) -> np.ndarray:
-    return make_session(LoadedModel(model, None, 0), optimize=False).run(None, inputs)[0]
+    return Session(LoadedModel(model, None, 0), optimize=False).run(None, inputs)[0]
 
 
 def open_layer(**arguments):
@@ -453,7 +453,7 @@ def half_channels_last(model, name: str, inputs: dict) -> Engine:
     from convpool.tensorrt.package import logger
 
     load_plugin()
-    ready = prepare.for_parser(prepare.self_contained(model), 8, plugin=True, allow_tf32=False)
+    ready = prepare.for_parser(prepare.self_contained(model, None), 8, plugin=True, allow_tf32=False)
     prepare.half_weights(ready, onnx.TensorProto.FLOAT16)
     prepare.set_constant_weights(ready, True)
     builder = trt.Builder(logger(trt))

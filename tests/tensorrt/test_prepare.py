@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from convpool import optimize
 from convpool.algebra.parts import FUSED_VARIANTS
-from convpool.check.session import make_session
+from convpool.check.session import Session
 from convpool.cuda import CudaError, tactics
 from convpool.errors import ModelError, OptionError
 from convpool.ir import schema
@@ -35,7 +35,7 @@ def pretend_gpu(monkeypatch, capability: int | None) -> None:
 
 
 def run(model: onnx.ModelProto, inputs) -> list[np.ndarray]:
-    return make_session(LoadedModel(model, None, 0), optimize=False).run(None, inputs)
+    return Session(LoadedModel(model, None, 0), optimize=False).run(None, inputs)
 
 
 @pytest.mark.parametrize("name", ["wgan_gp_small", "stargan_v2_small", "densenet_small"])
@@ -43,7 +43,7 @@ def test_cast_floats_rounds_and_nothing_else(name):
     model = generate(name, batch=2)
     inputs = random_inputs(model)
     exact = run(model, inputs)
-    half = prepare.self_contained(optimize(model, check=0).model)
+    half = prepare.self_contained(optimize(model, check=0).model, None)
     prepare.cast_floats(half, TensorProto.FLOAT16)
     onnx.checker.check_model(half)
     kinds = {tensor.data_type for tensor in half.graph.initializer}

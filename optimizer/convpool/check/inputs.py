@@ -125,14 +125,26 @@ class InputMaker:
     ) -> tuple[Arrays, list[object]] | None:
         """Inputs of other sizes than `arrays`, and what `run` gives for them; None where it takes none.
 
-        Sizes change that the model and `other` leave open, within all `ranges`.
+        Sizes change that the model and `other` leave open, within all `ranges`.  Values are drawn from those of `arrays`; an
+        input of the same shape keeps its values.
         """
         dims = {value.name: _dims(value) for value in self._feeds}
         for value in feeds(other) if other is not None else ():
             for axis, dim in enumerate(_dims(value)):
                 if isinstance(dim, int) and axis < len(dims.get(value.name, ())):
                     dims[value.name][axis] = dim
-        return _elsewhere(arrays, dims, self._shared, ranges, run, self._seed)
+        for batch, step in OTHER_SIZES:
+            shapes = _other_shapes(arrays, dims, self._shared, batch, step)
+            for bounds in ranges:
+                shapes |= {name: _within(bounds[name], shapes[name], arrays[name].shape) for name in bounds}
+            changed = [name for name, array in arrays.items() if array.shape != shapes[name] and array.size]
+            if not changed or any(math.prod(shapes[name]) * 8 > MAX_INPUT_BYTES for name in changed):
+                continue
+            rng = np.random.default_rng(self._seed)
+            with suppress(ConvpoolError, MemoryError):
+                drawn = {name: arrays[name].reshape(-1)[rng.integers(arrays[name].size, size=shapes[name])] for name in changed}
+                return {**arrays, **drawn}, run({**arrays, **drawn})
+        return None
 
     @property
     def scale(self) -> float:
@@ -206,56 +218,14 @@ class InputMaker:
         return arrays
 
 
-class FixedInputMaker:
-    """An `InputMaker` for inputs of known types and shapes without a model.  They stay unscaled."""
-
-    scale = 1.0
-
-    def __init__(
-        self, types: Mapping[str, np.dtype], data: Arrays | None, shapes: Mapping[str, Sequence[int]], seed: int
-    ) -> None:
-        self._types, self._data, self._shapes, self._seed = types, data, shapes, seed
-
-    def runnable(self, number: int, run: Callable[[Arrays], list[object]]) -> tuple[Arrays, list[object]]:
-        """Set `number` of inputs, and what `run` gives for it."""
-        arrays = self._data
-        if arrays is None:
-            rng = np.random.default_rng([self._seed, number])
-            arrays = {name: random_array(rng, dtype, self._shapes[name]) for name, dtype in self._types.items()}
-        return arrays, run(arrays)
-
-    def elsewhere(
-        self, arrays: Arrays, other: ModelProto | None, run: Callable[[Arrays], list[object]], ranges: Sequence[Ranges] = ()
-    ) -> tuple[Arrays, list[object]] | None:
-        """Do what `InputMaker.elsewhere` does: sizes change within all `ranges`."""
-        dims: dict[str, list[Dim]] = {name: [None] * array.ndim for name, array in arrays.items()}
-        return _elsewhere(arrays, dims, set(), ranges, run, self._seed)
-
-
-def _elsewhere(
-    arrays: Arrays,
-    dims: Mapping[str, Sequence[Dim]],
-    shared: Container[str],
-    ranges: Sequence[Ranges],
-    run: Callable[[Arrays], list[object]],
-    seed: int,
-) -> tuple[Arrays, list[object]] | None:
-    """Inputs of other sizes than `arrays` where `dims` has no number, and what `run` gives for them; None where it takes none.
-
-    Values are drawn from those of `arrays`; an input of the same shape keeps its values.
-    """
-    for batch, step in OTHER_SIZES:
-        shapes = _other_shapes(arrays, dims, shared, batch, step)
-        for bounds in ranges:
-            shapes |= {name: _within(bounds[name], shapes[name], arrays[name].shape) for name in bounds}
-        changed = [name for name, array in arrays.items() if array.shape != shapes[name] and array.size]
-        if not changed or any(math.prod(shapes[name]) * 8 > MAX_INPUT_BYTES for name in changed):
-            continue
-        rng = np.random.default_rng(seed)
-        with suppress(ConvpoolError, MemoryError):
-            drawn = {name: arrays[name].reshape(-1)[rng.integers(arrays[name].size, size=shapes[name])] for name in changed}
-            return {**arrays, **drawn}, run({**arrays, **drawn})
-    return None
+def typed_inputs(types: Mapping[str, np.dtype], shapes: Mapping[str, Sequence[int]]) -> ModelProto:
+    """A model that takes arrays of these types and numbers of axes, of any sizes, and gives nothing.  Raises OptionError."""
+    try:
+        kinds = {name: helper.np_dtype_to_tensor_dtype(dtype) for name, dtype in types.items()}
+    except ValueError as error:
+        raise OptionError(f"data: {error}") from error
+    inputs = [helper.make_tensor_value_info(name, kind, [None] * len(shapes[name])) for name, kind in kinds.items()]
+    return helper.make_model(helper.make_graph([], "inputs", inputs, []))
 
 
 def _other_shapes(
@@ -311,7 +281,7 @@ NOISE = 0.5
 
 
 def input_sets(
-    maker: InputMaker | FixedInputMaker,
+    maker: InputMaker,
     count: int,
     data: Arrays | None,
     run: Callable[[Arrays], list[object]],
@@ -353,7 +323,7 @@ def noisy(arrays: Arrays, share: float, rng: np.random.Generator) -> Arrays:
 
 
 def outputs_of_others(
-    maker: InputMaker | FixedInputMaker, number: int, data: Arrays | None, run: Callable[[Arrays], list[object]]
+    maker: InputMaker, number: int, data: Arrays | None, run: Callable[[Arrays], list[object]]
 ) -> list[object] | None:
     """Run on inputs unlike the sets before `number` and the data; None where `run` takes none."""
     try:

@@ -43,20 +43,10 @@ START_S = 120
 """Limit for importing onnxruntime, on a loaded machine."""
 
 
-def make_session(model: LoadedModel, *, optimize: bool, threads: int = 0, spin: bool = False) -> Any:
-    """An onnxruntime session on the CPU, in this process.
-
-    optimize: with onnxruntime's own passes.  threads: 0 for as many as there are cores.  spin: idle threads wait for work
-    awake, as is onnxruntime's default: faster for a session by itself, and in the way of others.
-    """
-    options: dict[str, Any] = {"optimize": optimize, "threads": threads, "spin": spin}
-    return session_process.open_session(serialize(model.proto), _folder(model), **options)
-
-
 class Session:
-    """A session in another process, for models that may end it: then it raises EndedError.
+    """An onnxruntime session on the CPU, in another process, for models that may end it: then it raises EndedError.
 
-    The model is kept as it is, and may not change.
+    model: kept as it is; it may not change.  The other arguments are those of `session_process.open_session`.
     """
 
     def __init__(self, model: LoadedModel, *, optimize: bool, threads: int = 0, spin: bool = False) -> None:
@@ -145,19 +135,12 @@ class _There(OtherProcess):
         return value
 
 
-class _Here:
+class _Here(Sessions):
     """Sessions in this process, where no other one can be started."""
 
-    def __init__(self) -> None:
-        self._sessions = Sessions()
-
     def ask(self, method: str, *arguments: Any) -> Any:
-        """Call a method of `Sessions`.  Raises what onnxruntime raises."""
-        return getattr(self._sessions, method)(*arguments)
-
-    def drop(self, number: int) -> None:
-        """Forget a session."""
-        self._sessions.drop(number)
+        """Call a method.  Raises what onnxruntime raises."""
+        return getattr(self, method)(*arguments)
 
 
 _Place = _There | _Here
@@ -331,6 +314,14 @@ def _why(error: Exception) -> str:
     return f"it {error}" if isinstance(error, EndedError) else first_line(error)
 
 
+def with_layers(model: LoadedModel) -> LoadedModel:
+    """A copy of a model whose intermediate tensors are outputs too."""
+    given = LoadedModel(ModelProto(), model.base_dir, 0)
+    given.proto.CopyFrom(model.proto)
+    mark_layers(given.proto, model.inferred)
+    return given
+
+
 def open_model(model: LoadedModel, what: str = "the model", *, layers: bool = False) -> OnnxruntimeRunner:
     """A runner of a model, in float32 where onnxruntime has no kernels for the model's types.
 
@@ -338,11 +329,7 @@ def open_model(model: LoadedModel, what: str = "the model", *, layers: bool = Fa
     """
     types = float_types(model.proto)
     precision = precision_of(map(helper.tensor_dtype_to_np_dtype, types))
-    given = LoadedModel(model.proto, model.base_dir, 0)
-    if layers:
-        given.proto = ModelProto()
-        given.proto.CopyFrom(model.proto)
-        mark_layers(given.proto, model.inferred)
+    given = with_layers(model) if layers else LoadedModel(model.proto, model.base_dir, 0)
     runner = OnnxruntimeRunner(given, what, precision=precision)
     if runner.error and types - {TensorProto.FLOAT}:
         wide = LoadedModel(to_float32(given), model.base_dir, 0)

@@ -28,7 +28,6 @@ from onnx import TensorProto
 from convpool.check.inputs import (
     HALF_TYPES,
     Arrays,
-    FixedInputMaker,
     InputMaker,
     float_types,
     input_sets,
@@ -38,6 +37,7 @@ from convpool.check.inputs import (
     overhang,
     shapes_of,
     to_float32,
+    typed_inputs,
 )
 from convpool.check.judge import (
     FLOAT32_TOLERANCE,
@@ -116,17 +116,16 @@ def compare_runners(
     return replace(verdict, input_scale=maker.scale, notes=list(filter(None, notes)), other_shapes=other_shapes)
 
 
-def _input_maker(
-    first: Runner, second: Runner, data: Arrays | None, shapes: dict[str, Sequence[int]], seed: int
-) -> InputMaker | FixedInputMaker:
-    """Inputs by the model among the two, which says what is open, else by the types of the first."""
+def _input_maker(first: Runner, second: Runner, data: Arrays | None, shapes: dict[str, Sequence[int]], seed: int) -> InputMaker:
+    """Inputs by the model among the two, which says what is open, else by the data, or the types of the first."""
     if data is None:
         ranges = {**second.ranges(), **first.ranges()}
         shapes = {**{name: shapes[1] for name, shapes in ranges.items()}, **shapes}
-    for runner in (first, second):
-        if runner.model is not None:
-            return InputMaker(runner.model, data, shapes, seed)
-    return FixedInputMaker(first.input_types, data, shapes, seed)
+    model = first.model or second.model
+    if model is None:
+        types = first.input_types if data is None else {name: array.dtype for name, array in data.items()}
+        model = typed_inputs(types, shapes if data is None else shapes_of(data))
+    return InputMaker(model, data, shapes, seed)
 
 
 def _numbers(names: Sequence[str], outputs: Outputs) -> list[np.ndarray]:

@@ -59,7 +59,7 @@ def serialize(model: ModelProto) -> bytes:
         ) from error
 
 
-def self_contained(proto: ModelProto, base_dir: Path | None) -> ModelProto:
+def self_contained(proto: ModelProto, base_dir: Path | None = None) -> ModelProto:
     """A copy of a model with its external data read in.  Raises ModelError, also for more than one file holds."""
     if (size := _whole_bytes(proto)) > PROTOBUF_LIMIT_BYTES:
         raise ModelError(f"model: too large without data files; got {size} bytes, expected at most {PROTOBUF_LIMIT_BYTES}")

@@ -10,8 +10,8 @@ from onnx import ModelProto, TensorProto, helper
 
 from convpool.check.inputs import Arrays, Ranges, float_types
 from convpool.check.judge import precision_of
+from convpool.check.session import with_layers
 from convpool.errors import OnnxruntimeError, first_line
-from convpool.ir.inference import mark_layers
 from convpool.ir.model import LoadedModel
 from convpool.onnxruntime.session import session
 
@@ -55,11 +55,6 @@ def open_on_cuda(model: LoadedModel, what: str, *, layers: bool = False) -> Cuda
 
     layers: intermediate tensors become outputs too.  what: the model, in messages.  Raises OnnxruntimeError.
     """
-    given = model
-    if layers:
-        given = LoadedModel(ModelProto(), model.base_dir, 0)
-        given.proto.CopyFrom(model.proto)
-        mark_layers(given.proto, model.inferred)
-    runner = CudaRunner(given, what)
+    runner = CudaRunner(with_layers(model) if layers else model, what)
     runner.model = model.proto
     return runner

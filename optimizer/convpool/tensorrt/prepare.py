@@ -34,9 +34,9 @@ from convpool.errors import ModelError
 from convpool.ir import schema
 from convpool.ir.index import Scope, index_model
 from convpool.ir.inference import mark_layers
-from convpool.ir.model import LoadedModel, load
+from convpool.ir.model import LoadedModel
 from convpool.ir.protos import all_nodes, graphs_within, is_op
-from convpool.ir.save import self_contained as without_data_files
+from convpool.ir.save import self_contained
 from convpool.tensorrt.package import STRONGLY_TYPED_SINCE
 from convpool.types import Lowering
 
@@ -73,7 +73,7 @@ def lowered(
     if lowering != "none" and not has_plugin_nodes(model.proto):
         shapes = fitting(feeds(model.proto), input_shapes or {})
         model = optimize(model, lowering=cast(Lowering, lowering), check=0, input_shapes=shapes, **keywords).loaded
-    result = inline_own_functions(self_contained(model))
+    result = inline_own_functions(self_contained(model.proto, model.base_dir))
     fold_weights(result)
     if layers:
         mark_layers(result)
@@ -88,12 +88,6 @@ def has_plugin_nodes(model: ModelProto) -> bool:
 def is_plugin_node(node: NodeProto) -> bool:
     """Return True if TensorRT gives the node to the plugin: the name decides, in any domain."""
     return node.op_type in schema.OP_TYPES
-
-
-def self_contained(model: object) -> ModelProto:
-    """A copy of the model with its external data read in.  Raises ModelError."""
-    loaded = load(model)
-    return without_data_files(loaded.proto, loaded.base_dir)
 
 
 def inline_own_functions(model: ModelProto) -> ModelProto:

@@ -7,7 +7,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 import convpool
-from convpool.check.session import make_session
+from convpool.check.session import Session
 from convpool.cli.group import run
 from convpool.cli.optimize import command
 from convpool.ir import schema
@@ -430,7 +430,7 @@ def fused(body: str, target: str = "cuda", inputs: str = COLUMNS, **options):
         value.name: rng.standard_normal([dim.dim_value for dim in value.type.tensor_type.shape.dim]).astype(np.float32)
         for value in model.graph.input
     }
-    y, z = (make_session(LoadedModel(m, None, 0), optimize=False).run(None, feeds) for m in (model, result.model))
+    y, z = (Session(LoadedModel(m, None, 0), optimize=False).run(None, feeds) for m in (model, result.model))
     for before, after in zip(y, z, strict=True):
         np.testing.assert_allclose(after, before, rtol=0, atol=1e-5 * np.abs(before).max())
     return result, operators(result.model.graph)

@@ -7,7 +7,7 @@ import pytest
 from onnx import helper
 
 import convpool
-from convpool.check.session import make_session
+from convpool.check.session import Session
 from convpool.ir import schema
 from convpool.ir.model import LoadedModel
 from tests.support import sessions
@@ -79,7 +79,7 @@ y = If(k) <then_branch = yes () => (float[1,16,3,3] a) {{ {inner} h = Conv<pads=
     assert operators(outer) == {"ConvAvgPool": 1, "If": 1}
     body = next(node for node in outer.node if node.op_type == "If").attribute[0].g
     assert operators(body) == {"AveragePool": 1, "Conv": 1, "Neg": 1}
-    runners = [make_session(LoadedModel(m, None, 0), optimize=True) for m in (model, result)]
+    runners = [Session(LoadedModel(m, None, 0), optimize=True) for m in (model, result)]
     (one,), (other,) = (runner.run(None, random_feeds(model)) for runner in runners)
     np.testing.assert_allclose(other, one, rtol=0, atol=1e-5 * np.abs(one).max())
 
@@ -270,7 +270,7 @@ def test_pads_in_front_go_into_the_convolution(body, gone, lowering):
     constants = {"two": [0, 0, 2, 2, 0, 0, 2, 2], "crop": [0, 0, -1, 0, 0, 0, 0, 0], "one": np.float32(1)}
     result = rewrite(graph(f"{body}\ny = {POOL}(p)", constants), 1, lowering)
     assert "Pad" not in operators(result.graph) if gone else operators(result.graph)["Pad"] == 1
-    make_session(LoadedModel(result, None, 0), optimize=True)  # merges Pads into the AveragePool behind them
+    Session(LoadedModel(result, None, 0), optimize=True)  # merges Pads into the AveragePool behind them
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ def test_a_pad_behind_what_onnxruntime_takes_out(between, taken_out):
             assert site.reason.startswith("Conv 'p': Pad 'c' in front of the box mean; got pads that reach its window")
         else:
             assert site.lowering == ("fused" if taken_out else kept)
-        make_session(LoadedModel(result.model, None, 0), optimize=True)
+        Session(LoadedModel(result.model, None, 0), optimize=True)
 
 
 @pytest.mark.parametrize(("value", "zeros"), [("", True), (", value=0.0", True), (", value=1.0", False), (", value=-1.0", False)])
