@@ -11,8 +11,6 @@ import functools
 from collections.abc import Callable, Sequence
 
 from convpool.cuda import library
-from convpool.cuda.errors import LibraryError
-from convpool.cuda.location import INSTALL
 
 
 class BoxStruct(ctypes.Structure):
@@ -38,14 +36,8 @@ Call = Callable[[bytes, int, int, int, int], int]
 @functools.cache
 def calls() -> tuple[Call, Call]:
     """The box mean and its adjoint.  They return a status for `library.check`."""
-    lib = library.load()
-    try:
-        found = lib.convpool_box_mean, lib.convpool_box_mean_adjoint
-    except AttributeError as error:
-        raise LibraryError(f"libconvpool: another library; got {error}, expected this version's; {INSTALL}") from error
-    for function in found:
-        function.restype, function.argtypes = ctypes.c_int32, [ctypes.c_char_p, *[ctypes.c_void_p] * 4]
-    return found
+    lib, arguments = library.load(), [ctypes.c_char_p, *[ctypes.c_void_p] * 4]
+    return library.declare(lib, "convpool_box_mean", arguments), library.declare(lib, "convpool_box_mean_adjoint", arguments)
 
 
 def problem(

@@ -11,6 +11,7 @@ import functools
 import os
 import struct
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 from convpool.cuda.errors import CudaError, LibraryError, ProblemError, UnsupportedError
@@ -105,6 +106,16 @@ class PlanStruct(ctypes.Structure):
     )
 
 
+def declare(lib: ctypes.CDLL, name: str, arguments: Sequence[Any], result: Any = ctypes.c_int32) -> Any:
+    """A function of the library, which gives a status for `check` unless said otherwise.  Raises LibraryError for none."""
+    try:
+        function = getattr(lib, name)
+    except AttributeError as error:
+        raise LibraryError(f"libconvpool: another library; got {error}, expected this version's; {INSTALL}") from error
+    function.restype, function.argtypes = result, arguments
+    return function
+
+
 @functools.cache
 def _load(named: str | None) -> ctypes.CDLL:
     """The library that CONVPOOL_LIBRARY names, or the installed one."""
@@ -115,7 +126,7 @@ def _load(named: str | None) -> ctypes.CDLL:
         got = error if isinstance(error, OSError) else path
         raise LibraryError(f"libconvpool: cannot be loaded; got {got}, expected a library for this machine") from error
     problem, i32, size = ctypes.POINTER(ProblemStruct), ctypes.c_int32, ctypes.POINTER(ctypes.c_size_t)
-    signatures = {
+    signatures: dict[str, tuple[Any, list[Any]]] = {
         "convpool_abi_version": (i32, []),
         "convpool_version": (ctypes.c_char_p, []),
         "convpool_architectures": (ctypes.c_char_p, []),
@@ -136,11 +147,7 @@ def _load(named: str | None) -> ctypes.CDLL:
         "convpool_plan_destroy": (None, [ctypes.c_void_p]),
     }
     for name, (result, arguments) in signatures.items():
-        try:
-            function = getattr(lib, name)
-        except AttributeError as error:
-            raise LibraryError(f"libconvpool: another library; got {error}, expected this version's {path.name}") from error
-        function.restype, function.argtypes = result, arguments
+        declare(lib, name, arguments, result)
     if (abi := lib.convpool_abi_version()) != ABI_VERSION:
         raise LibraryError(
             f"libconvpool: another version of its interface; got {abi} from {path}, expected {ABI_VERSION}; "

@@ -14,8 +14,7 @@ import functools
 from collections.abc import Callable
 
 from convpool.cuda import library
-from convpool.cuda.errors import LibraryError, UnsupportedError
-from convpool.cuda.location import INSTALL
+from convpool.cuda.errors import UnsupportedError
 from convpool.cuda.problem import Problem
 
 MAX_FILTER = 32
@@ -27,23 +26,16 @@ Call = Callable[[bytes, int, int, int, int, int, int, int], int]
 @functools.cache
 def call() -> Call:
     """The function of the library.  It returns a status for `library.check`."""
-    lib = library.load()
-    try:
-        found, size = lib.convpool_weight_gradient, lib.convpool_weight_gradient_bytes
-    except AttributeError as error:
-        raise LibraryError(f"libconvpool: another library; got {error}, expected this version's; {INSTALL}") from error
-    size.restype, size.argtypes = ctypes.c_int32, [ctypes.POINTER(library.ProblemStruct), ctypes.POINTER(ctypes.c_size_t)]
-    found.restype = ctypes.c_int32
-    found.argtypes = [ctypes.c_char_p, *[ctypes.c_void_p] * 5, ctypes.c_size_t, ctypes.c_void_p]
-    return found
+    arguments = [ctypes.c_char_p, *[ctypes.c_void_p] * 5, ctypes.c_size_t, ctypes.c_void_p]
+    return library.declare(library.load(), "convpool_weight_gradient", arguments)
 
 
 def workspace_bytes(problem: Problem) -> int | None:
     """Bytes of workspace (256-byte aligned) that a call needs; None where the library has no kernel for the problem."""
-    call()
-    size = ctypes.c_size_t()
+    arguments = [ctypes.POINTER(library.ProblemStruct), ctypes.POINTER(ctypes.c_size_t)]
+    size_of, size = library.declare(library.load(), "convpool_weight_gradient_bytes", arguments), ctypes.c_size_t()
     try:
-        library.check(library.load().convpool_weight_gradient_bytes(problem.struct, size))
+        library.check(size_of(problem.struct, size))
     except UnsupportedError:
         return None
     return size.value
@@ -59,7 +51,5 @@ TURN_ARGUMENTS = [_pointer, _pointer, _size, _size, _size, ctypes.c_int32, ctype
 @functools.cache
 def turn() -> Callable[..., int] | None:
     """convpool_turn_weights of TURN_ARGUMENTS; None in a library that lacks it.  It returns a status for `library.check`."""
-    found = getattr(library.load(), "convpool_turn_weights", None)
-    if found is not None:
-        found.restype, found.argtypes = ctypes.c_int32, TURN_ARGUMENTS
-    return found
+    lib = library.load()
+    return library.declare(lib, "convpool_turn_weights", TURN_ARGUMENTS) if hasattr(lib, "convpool_turn_weights") else None
