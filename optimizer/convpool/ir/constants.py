@@ -117,13 +117,10 @@ def constant_tensor(node: NodeProto) -> TensorProto | None:
     attribute = node.attribute[0]
     if attribute.name == "value":
         return attribute.t
-    if attribute.name in ("value_float", "value_floats"):
-        values = attribute.floats if attribute.name.endswith("s") else attribute.f
-        return numpy_helper.from_array(np.array(values, np.float32))
-    if attribute.name in ("value_int", "value_ints"):
-        values = attribute.ints if attribute.name.endswith("s") else attribute.i
-        return numpy_helper.from_array(np.array(values, np.int64))
-    return None
+    if attribute.name not in ("value_float", "value_floats", "value_int", "value_ints"):
+        return None
+    kind = np.float32 if "float" in attribute.name else np.int64
+    return numpy_helper.from_array(np.array(helper.get_attribute_value(attribute), kind))
 
 
 def sparse_constant(sparse: SparseTensorProto) -> Constant | None:

@@ -60,12 +60,12 @@ class Edit:
 
     def lowered_operator(self) -> None:
         """Nodes of the operator went: at the end its functions go with the last of them."""
-        self._editor.operator_used()
+        self._editor.operator_used = True
 
     def constant(self, array: np.ndarray, wanted: str, nodes: list[NodeProto]) -> str:
         """A new constant tensor's name; the node that gives it, where there has to be one, goes to `nodes`."""
-        name, new = self._editor.constant(self.scope, array, wanted)
-        nodes.extend(new)
+        name = self.fresh(wanted)
+        nodes.extend(self._editor.store(self.scope, np.ascontiguousarray(array), name))
         return name
 
     def shared(self, key: tuple, make: Callable[[], np.ndarray], wanted: str, nodes: list[NodeProto]) -> str:
@@ -110,7 +110,8 @@ class Editor:
         self._fresh: set[str] = set()
         self.new_constants: set[str] = set()
         """Names of the constants made."""
-        self._operator_used = False
+        self.operator_used = False
+        """True if `finish` has to see to the operator's functions and imports."""
 
     def edit(self, scope: Scope, operator_version: int = 0) -> Edit:
         """A new Edit of a scope.  operator_version: of the operator's domain, which the scope imports then; 0 for none."""
@@ -153,7 +154,7 @@ class Editor:
                 _drop_by_name(scope.proto.sparse_initializer, names, lambda tensor: tensor.values.name)
                 _drop_by_name(scope.proto.quantization_annotation, names, lambda item: item.tensor_name)
             _drop_by_name(scope.proto.value_info, names, lambda value: value.name)
-        if self._operator_used:
+        if self.operator_used:
             self._complete_functions()
 
     def annotate(self, inferred: ModelProto | None) -> None:
@@ -190,10 +191,6 @@ class Editor:
                 changed = True
         return changed
 
-    def operator_used(self) -> None:
-        """Have `finish` see to the operator's functions and imports."""
-        self._operator_used = True
-
     def made(self, name: str) -> bool:
         """Return True if tensor `name` is new."""
         return name in self._fresh
@@ -208,16 +205,11 @@ class Editor:
         self._fresh.add(name)
         return name
 
-    def constant(self, scope: Scope, array: np.ndarray, wanted: str) -> tuple[str, list[NodeProto]]:
-        """A new constant tensor: its name, and the node that gives it where initializers are not to be had.
+    def store(self, scope: Scope, array: np.ndarray, name: str) -> list[NodeProto]:
+        """Make a constant; the node that gives it, where initializers are not to be had.
 
         Functions have no initializers, and before IR 4 each would have to become a graph input.
         """
-        name = self.fresh(wanted)
-        return name, self.store(scope, np.ascontiguousarray(array), name)
-
-    def store(self, scope: Scope, array: np.ndarray, name: str) -> list[NodeProto]:
-        """Do what `constant` does, with a name that is still free when the changes are made."""
         self.new_constants.add(name)
         tensor = numpy_helper.from_array(np.asarray(array, order="C"), name)
         if isinstance(scope.proto, FunctionProto) or self._model.ir_version < 4 or name in scope.outputs:
@@ -242,7 +234,7 @@ class Editor:
 
     def _use_operator(self, scope: Scope, version: int) -> None:
         """Import the operator's domain; raise the IR version to one that has functions."""
-        self._operator_used = True
+        self.operator_used = True
         outermost = scope
         while outermost.parent is not None:
             outermost = outermost.parent

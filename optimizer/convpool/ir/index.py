@@ -38,7 +38,7 @@ from convpool.ir.constants import (
 )
 from convpool.ir.inference import BRANCHES_OPSET
 from convpool.ir.model import infer_shapes
-from convpool.ir.protos import STANDARD_DOMAINS, all_nodes, attributes, is_op, label, opset_of, subgraphs
+from convpool.ir.protos import STANDARD_DOMAINS, all_nodes, attributes, is_op, key_of, label, opset_of, subgraphs
 
 Dim = int | str | None
 """A size, a symbolic name, or unknown."""
@@ -118,10 +118,6 @@ class Scope:
             for name in node.input:
                 if name:
                     self.readers.setdefault(name, []).append(index)
-
-    def add_infos(self, infos: dict[str, TensorInfo]) -> None:
-        """Types and shapes known from elsewhere."""
-        self.infos = {**infos, **self.infos}
 
     def defines(self, name: str) -> bool:
         """Return True if `name` comes from this scope, not from one around it."""
@@ -309,11 +305,20 @@ class Scope:
         """Node `index` and, from input 0 to input 0, the nodes in front of it; None where they are of other types."""
         nodes = [index]
         for op_type in op_types:
-            source = self.producer.get(self.nodes[nodes[-1]].input[0])
-            if source is None or not is_op(self.nodes[source], op_type):
+            source = self.made_by(self.nodes[nodes[-1]].input[0], op_type)
+            if source is None:
                 return None
             nodes.append(source)
         return nodes
+
+    def made_by(self, name: str, *op_types: str) -> int | None:
+        """The node of this scope that gives `name`, if it is one of the standard operators named; else None."""
+        index = self.producer.get(name)
+        return index if index is not None and is_op(self.nodes[index], *op_types) else None
+
+    def read_outside(self, name: str, inside: Collection[int]) -> bool:
+        """Return True if anything but the nodes `inside` reads a tensor."""
+        return name in self.outputs or name in self.captured or any(i not in inside for i in self.readers.get(name, ()))
 
     def sole_reader(self, name: str) -> str | None:
         """None if one node of this scope reads `name` and nothing else does; otherwise what else does, in words."""
@@ -349,7 +354,7 @@ def index_model(
     known: an earlier index of the same scopes, whose shapes hold still: the model has gained only constants since.
     """
     scopes: list[Scope] = []
-    functions = {_key(function): function for function in model.functions}
+    functions = {key_of(function): function for function in model.functions}
     calls: dict[tuple, list[tuple[Scope, NodeProto]]] = {key: [] for key in functions}
 
     def visit(
@@ -359,7 +364,7 @@ def index_model(
         scope = Scope(proto, parent, opset, model.ir_version, read, evaluate, infos, path, depth)
         scopes.append(scope)
         for index, node in enumerate(scope.nodes):
-            if functions and (key := (node.domain, node.op_type, node.overload)) in calls:
+            if functions and (key := key_of(node)) in calls:
                 calls[key].append((scope, node))
             for position, nth, graph in subgraphs(node):
                 typed_graph = None
@@ -384,7 +389,7 @@ def index_model(
         typed = _infer_function(model, function, arguments) if arguments else None
         depth = max((caller.depth for caller, _ in calls[key]), default=0)
         scope = visit(function, typed, None, opset_of(function.opset_import), f"function {function.name}", depth)
-        scope.add_infos(arguments)
+        scope.infos = {**arguments, **scope.infos}
     return scopes
 
 
@@ -399,16 +404,9 @@ def _bind(branches: Sequence[Scope]) -> None:
             pending += scope.children
 
 
-def _key(function: FunctionProto) -> tuple[str, str, str]:
-    return function.domain, function.name, function.overload
-
-
 def _callers_first(functions: dict[tuple, FunctionProto]) -> list[tuple]:
     """The functions' keys, each after those of the functions that call it."""
-    called = {
-        key: {(n.domain, n.op_type, n.overload) for n in all_nodes(function)} & functions.keys()
-        for key, function in functions.items()
-    }
+    called = {key: set(map(key_of, all_nodes(function))) & functions.keys() for key, function in functions.items()}
     order: list[tuple] = []
 
     def visit(key: tuple) -> None:  # ONNX allows no recursion, so this ends

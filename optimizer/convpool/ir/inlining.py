@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, defs, helper
 
-from convpool.ir.protos import STANDARD_DOMAINS, all_nodes, label, model_nodes, opset_of, subgraphs, value_names
+from convpool.ir.model import check_functions
+from convpool.ir.protos import STANDARD_DOMAINS, Key, all_nodes, key_of, label, model_nodes, opset_of, subgraphs, value_names
 from convpool.ir.schema import is_own
 
 Call = tuple[str, ...]
@@ -39,27 +40,19 @@ def inlined(model: ModelProto, calls: Container[Call] | None = None) -> Inlined 
     convpool's own functions stay, and those whose operators have other versions than the model's.  Functions that nothing calls
     any more go.
     """
-    functions = {_key(function): function for function in model.functions}
+    functions = {key_of(function): function for function in model.functions}
     usable = {key for key, function in functions.items() if not is_own(function) and _fits(function, model)}
-    if not any(_called(node) in usable for node in model_nodes(model)) or _size(model, functions) > MAX_NODES:
+    if not any(key_of(node) in usable for node in model_nodes(model)) or check_functions(model) > MAX_NODES:
         return None
     result = Inlined(ModelProto())
     result.model.CopyFrom(model)
     _Inliner(result, {key: functions[key] for key in usable}, calls).run(result.model.graph)
-    before, after = ({_called(node) for node in model_nodes(one)} for one in (model, result.model))
-    while gone := [i for i, function in enumerate(result.model.functions) if _key(function) in before - after]:
+    before, after = (set(map(key_of, model_nodes(one))) for one in (model, result.model))
+    while gone := [i for i, function in enumerate(result.model.functions) if key_of(function) in before - after]:
         for index in reversed(gone):
             del result.model.functions[index]
-        after = {_called(node) for node in model_nodes(result.model)}
+        after = set(map(key_of, model_nodes(result.model)))
     return result
-
-
-def _key(function: FunctionProto) -> tuple[str, str, str]:
-    return function.domain, function.name, function.overload
-
-
-def _called(node: NodeProto) -> tuple[str, str, str]:
-    return node.domain, node.op_type, node.overload
 
 
 def _fits(function: FunctionProto, model: ModelProto) -> bool:
@@ -80,27 +73,10 @@ def _since(node: NodeProto, opset: int) -> int | None:
         return None
 
 
-def _size(model: ModelProto, functions: dict[tuple[str, str, str], FunctionProto]) -> int:
-    """Nodes of the main graph with all calls replaced."""
-    known: dict[tuple[str, str, str], int] = {}
-
-    def size(holder: GraphProto | FunctionProto) -> int:
-        return sum(of(_called(node)) for node in all_nodes(holder))
-
-    def of(key: tuple[str, str, str]) -> int:
-        if key not in known:
-            known[key] = size(functions[key]) if key in functions else 1
-        return known[key]
-
-    return size(model.graph)
-
-
 class _Inliner:
     """Replaces calls in one model, from the outside inwards."""
 
-    def __init__(
-        self, result: Inlined, functions: dict[tuple[str, str, str], FunctionProto], calls: Container[Call] | None
-    ) -> None:
+    def __init__(self, result: Inlined, functions: dict[Key, FunctionProto], calls: Container[Call] | None) -> None:
         self._result, self._functions, self._calls = result, functions, calls
         self._names = value_names(result.model)
 
@@ -112,7 +88,7 @@ class _Inliner:
 
     def _replaced(self, node: NodeProto, name: str, around: Call, path: str = "") -> Iterator[NodeProto]:
         """Yield a node's final replacement.  name: its first output in the function of `path`."""
-        call, function = (*around, name), self._functions.get(_called(node))
+        call, function = (*around, name), self._functions.get(key_of(node))
         if function is None or self._calls is not None and call not in self._calls:
             copy = deepcopy(node)
             for _, _, graph in subgraphs(copy):

@@ -30,10 +30,12 @@ from convpool.ir import schema
 from convpool.ir.files import Stamp, check_external_data, check_unchanged, external_size, is_external, read_in, tensor_bytes
 from convpool.ir.inference import infer_elsewhere
 from convpool.ir.protos import (
+    Key,
     all_nodes,
     graphs_within,
     in_default_domain,
     in_order,
+    key_of,
     label,
     model_nodes,
     ops_of,
@@ -87,18 +89,15 @@ def check_types(model: ModelProto) -> None:
                 raise ModelError(f"tensor '{value.name}': shape; got {sizes}, expected no negative size")
 
 
-Key = tuple[str, str, str]
-"""A function's domain, name and overload."""
+def check_functions(model: ModelProto) -> int:
+    """The nodes that the main graph stands for once functions are expanded.
 
-
-def check_functions(model: ModelProto) -> None:
-    """Raise ModelError for functions that older onnx crashes on, or that keep every onnx busy for minutes.
-
-    These are two of one name, one that calls itself, directly or not, and calls that stand for more than MAX_NODES nodes.
+    Raises ModelError for functions that older onnx crashes on, or that keep every onnx busy for minutes: two of one name, one
+    that calls itself, directly or not, and calls that stand for more than MAX_NODES nodes.
     """
     calls: dict[Key, Counter[Key]] = {}
     for function in model.functions:
-        key = (function.domain, function.name, function.overload)
+        key = key_of(function)
         if key in calls:
             raise ModelError(f"function '{function.domain}::{function.name}': defined twice; expected once")
         calls[key] = _called(function)
@@ -116,12 +115,14 @@ def check_functions(model: ModelProto) -> None:
                 raise ModelError(f"function '{following[0]}::{following[1]}': it calls itself; got a circle, expected none")
             else:
                 way.append((following, iter(calls[following])))
-    if nodes and _expanded(_called(model.graph), nodes) > MAX_NODES:
+    count = _expanded(_called(model.graph), nodes)
+    if nodes and count > MAX_NODES:
         raise ModelError(f"functions: their calls stand for too many nodes; got more than {MAX_NODES}, expected no more")
+    return count
 
 
 def _called(holder: GraphProto | FunctionProto) -> Counter[Key]:
-    return Counter((node.domain, node.op_type, node.overload) for node in all_nodes(holder))
+    return Counter(map(key_of, all_nodes(holder)))
 
 
 def _expanded(called: Counter[Key], nodes: Mapping[Key, int]) -> int:

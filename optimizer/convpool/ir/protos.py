@@ -62,6 +62,15 @@ def known_attributes(node: NodeProto) -> dict[str, Any] | None:
         return None
 
 
+Key = tuple[str, str, str]
+"""A function's domain, name and overload."""
+
+
+def key_of(part: NodeProto | FunctionProto) -> Key:
+    """The key of a function, or of the one that a node calls."""
+    return part.domain, part.op_type if isinstance(part, NodeProto) else part.name, part.overload
+
+
 def subgraphs(node: NodeProto) -> list[tuple[int, int, GraphProto]]:
     """The graphs in a node's attributes, with the attribute's index and the position in it."""
     found = []

@@ -202,8 +202,7 @@ def conv_rank(scope: Scope, index: int) -> int | Reject:
 
 def is_int8(scope: Scope, index: int) -> bool:
     """Return True if a convolution reads a DequantizeLinear: TensorRT runs it on the integers."""
-    producer = scope.producer.get(scope.nodes[index].input[0])
-    return producer is not None and is_op(scope.nodes[producer], "DequantizeLinear")
+    return scope.made_by(scope.nodes[index].input[0], "DequantizeLinear") is not None
 
 
 def channel_count(scope: Scope, name: str) -> int | None:
@@ -316,7 +315,7 @@ def zero_pads(scope: Scope, name: str, rank: int) -> tuple[str, Ints, tuple[int,
     total: Ints = (0,) * (2 * rank)
     nodes: tuple[int, ...] = ()
     found = name, total, nodes
-    while (index := scope.producer.get(name)) is not None and is_op(scope.nodes[index], "Identity", "Dropout", "Pad"):
+    while (index := scope.made_by(name, "Identity", "Dropout", "Pad")) is not None:
         step = known_step(scope, index, rank)
         if not isinstance(step, Step) or step.affine is None or min(step.pads or (0,)) < 0:
             break

@@ -59,8 +59,7 @@ class Fold(Rule):
         computed = _computed(scope)
         for index, node in enumerate(scope.nodes):
             if index in computed:
-                readers = {reader for name in node.output for reader in scope.readers.get(name, ())}
-                if readers - computed or set(node.output) & (scope.outputs | scope.captured):
+                if any(scope.read_outside(name, computed) for name in node.output):
                     yield Site(scope, index)
             elif any(_passed(scope, name) != name for name in node.input):
                 yield Site(scope, index)

@@ -90,7 +90,7 @@ class FoldProduct(Rule):
         made = {scope.producer[name] for name in found}
         groups: list[set[str]] = []
         for name in found:
-            if name in scope.outputs | scope.captured or set(scope.readers.get(name, ())) - made:
+            if scope.read_outside(name, made):
                 near = [group for group in groups if any(found[other].factors.keys() & found[name].factors for other in group)]
                 groups = [group for group in groups if group not in near] + [set().union({name}, *near)]
         for group in groups:

@@ -53,10 +53,8 @@ class ChainPoolConv(FusePoolConv):
 def behind_pooling(scope: Scope, conv: int) -> PairSite | None:
     """Convolution `conv` with the AveragePool that gives its input; None where another node does."""
     tensor = scope.nodes[conv].input[0]
-    producer = scope.producer.get(tensor)
-    if producer is None or not is_op(scope.nodes[producer], "AveragePool"):
-        return None
-    return PairSite(scope, producer, tensor, conv, "pool_conv")
+    pool = scope.made_by(tensor, "AveragePool")
+    return None if pool is None else PairSite(scope, pool, tensor, conv, "pool_conv")
 
 
 def check_pair(site: PairSite, context: Context) -> PairPlan | Reject:

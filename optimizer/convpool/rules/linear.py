@@ -30,7 +30,7 @@ is `size` positions that are `step` apart, so that Reshape splits and joins part
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -390,7 +390,8 @@ def _pad(scope: Scope, index: int, rank: int) -> Step | Reject:
     return Step(index, 0, IDENTITY, (*pads[2:half], *pads[half + 2 :]))
 
 
-def _slice(scope: Scope, index: int, rank: int) -> Step | Reject:
+def slice_numbers(scope: Scope, index: int) -> list[Sequence[int] | None]:
+    """Starts, ends, axes and steps of a Slice, None for what is computed.  Raises AttributeReference."""
     node, values = scope.nodes[index], attributes(scope.nodes[index])
     names = [*node.input[1:], "", "", "", ""][:4]
     read = [values.get(key) for key in ("starts", "ends", "axes")] if scope.opset < 10 else map(scope.constant_ints, names)
@@ -398,12 +399,17 @@ def _slice(scope: Scope, index: int, rank: int) -> Step | Reject:
     shape = (len(starts),) if starts is not None else scope.info(names[0]).shape
     if axes is None and not names[2] and shape and isinstance(shape[0], int):
         axes = range(shape[0])
+    steps = (1,) * len(axes) if axes is not None and steps is None and not names[3] else steps
+    return [starts, ends, axes, steps]
+
+
+def _slice(scope: Scope, index: int, rank: int) -> Step | Reject:
+    starts, ends, axes, steps = slice_numbers(scope, index)
     if axes is None:
         return reject(scope, index, "axes of Slice", "a computed tensor", "a constant")
-    steps = (1,) * len(axes) if steps is None and not names[3] else steps
     if any(numbers is not None and len(numbers) != len(axes) for numbers in (starts, ends, steps)):
         return reject(scope, index, "starts, ends or steps of Slice", "others", f"{len(axes)} numbers")
-    sizes = scope.info(node.input[0]).shape or (None,) * (rank + 2)
+    sizes = scope.info(scope.nodes[index].input[0]).shape or (None,) * (rank + 2)
     cut = set()
     for number, axis in enumerate(axes):
         size = sizes[axis] if -len(sizes) <= axis < len(sizes) else None

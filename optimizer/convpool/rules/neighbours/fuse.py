@@ -520,12 +520,10 @@ def _fitting(draft: Draft, index: int) -> Step | Reject:
 
 def _all_fuse(scope: Scope, x: str, node: int, chain: Collection[int], context: Context) -> bool:
     """Return True if all readers of `x` fuse it: this chain, or nodes without a prologue yet."""
-    if x in scope.outputs or x in scope.captured:
-        return False
-    readers = scope.readers.get(x, [])
     if chain:
-        return set(readers) <= set(chain)
-    return all(
+        return not scope.read_outside(x, chain)
+    readers = scope.readers.get(x, [])
+    return not scope.read_outside(x, readers) and all(
         schema.is_operator(scope.nodes[i])
         and scope.nodes[i].input[0] == x
         and x not in scope.nodes[i].input[1:]

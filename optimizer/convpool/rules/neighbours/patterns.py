@@ -36,10 +36,8 @@ def silu_of(scope: Scope, index: int) -> tuple[int, str] | None:
     """The Sigmoid and the x of x * sigmoid(x), where node `index` is that Mul and alone reads the Sigmoid; else None."""
     node = scope.nodes[index]
     for x, gate in zip(node.input, reversed(node.input), strict=True) if is_op(node, "Mul") else ():
-        sigmoid = scope.producer.get(gate)
-        if sigmoid is None or not is_op(scope.nodes[sigmoid], "Sigmoid") or scope.sole_reader(gate) is not None:
-            continue
-        if scope.nodes[sigmoid].input[0] == x:
+        sigmoid = scope.made_by(gate, "Sigmoid")
+        if sigmoid is not None and scope.sole_reader(gate) is None and scope.nodes[sigmoid].input[0] == x:
             return sigmoid, x
     return None
 
@@ -124,12 +122,7 @@ def host_of(scope: Scope, x: str) -> int | None:
             return index
         if not is_op(node, "Add", "Sum"):
             return None
-        given = [
-            name for name in node.input if (i := scope.producer.get(name)) is not None and is_op(scope.nodes[i], *EPILOGUE_HOSTS)
-        ]
-        if not given:
-            return None
-        x = given[0]
+        x = next((name for name in node.input if scope.made_by(name, *EPILOGUE_HOSTS) is not None), "")
     return None
 
 
@@ -166,8 +159,8 @@ def normalizes(scope: Scope, x: str, rank: int) -> bool:
 
 def only_an_activation(scope: Scope, x: str) -> bool:
     """Return True if an activation gives `x`, and no elementwise node its input; condition (5)."""
-    index = scope.producer.get(x)
-    if index is None or not is_op(scope.nodes[index], *PROLOGUES):
+    index = scope.made_by(x, *PROLOGUES)
+    if index is None:
         return False
     before = scope.producer.get(scope.nodes[index].input[0])
     while before is not None and _is_idle(scope.nodes[before]):

@@ -34,6 +34,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 import numpy as np
 from onnx import TensorProto, helper
@@ -41,10 +42,11 @@ from onnx import TensorProto, helper
 from convpool.algebra.geometry import Ints, PoolSpec
 from convpool.algebra.parts import holds
 from convpool.ir.index import Scope, spatial_size
-from convpool.ir.protos import FLOATS, STANDARD_DOMAINS, attributes, is_op, known_attributes
+from convpool.ir.protos import FLOATS, STANDARD_DOMAINS, AttributeReference, attributes, is_op, known_attributes
 from convpool.rules.base import Reject, malformed, reject, windows
 from convpool.rules.convs import Pooling, conv_leaf
 from convpool.rules.pool_first import means
+from convpool.rules.resampling.sizes import scales_of
 
 
 def _input(scope: Scope, index: int) -> str:
@@ -141,16 +143,14 @@ def _padded(scope: Scope, index: int, spec: PoolSpec, size: Ints | None, ceil: b
     return None
 
 
-HALF_PIXEL_OPSET = 11
-"""The first opset whose Resize has other coordinates than 2 i."""
-
-
 def may_be_half(scope: Scope, index: int) -> str | None:
     """The tensor that a Resize makes smaller; None for any other node, or where its scales are computed."""
-    node = scope.nodes[index]
-    scales = _scales(scope, index)
-    smaller = scales is not None and all(scale <= 1 for scale in scales) and any(scale < 1 for scale in scales)
-    return node.input[0] if smaller else None
+    x = scope.nodes[index].input[0]
+    try:
+        scales = _scales(scope, index)
+    except AttributeReference:
+        return x
+    return x if scales is not None and min(scales) < 1 and max(scales) <= 1 else None
 
 
 def recognise_half(scope: Scope, index: int, rank: int, size: Ints | None) -> Pooling | Reject | None:
@@ -160,13 +160,13 @@ def recognise_half(scope: Scope, index: int, rank: int, size: Ints | None) -> Po
     if scales is None:
         return None
     if len(scales) != rank + 2 or any(s != 1 for s in scales[:2]) or any(s not in (1, 0.5) for s in scales[2:]):
-        return reject(scope, index, "scales", [round(s, 6) for s in scales], "1/2 or 1 on spatial axes")
+        return reject(scope, index, "scales", [round(float(s), 6) for s in scales], "1/2 or 1 on spatial axes")
     mode = values.get("mode", b"nearest").decode(errors="replace")
     if mode != "linear":
         return reject(scope, index, "mode", mode, "linear")
     if values.get("antialias", 0):
         return reject(scope, index, "antialias", 1, 0)
-    default = b"half_pixel" if scope.opset >= HALF_PIXEL_OPSET else b"asymmetric"
+    default = b"half_pixel" if scope.opset >= 11 else b"asymmetric"
     coordinates = values.get("coordinate_transformation_mode", default).decode(errors="replace")
     if coordinates not in ("half_pixel", "pytorch_half_pixel"):
         return reject(scope, index, "coordinate_transformation_mode", coordinates, "half_pixel or pytorch_half_pixel")
@@ -181,36 +181,12 @@ def recognise_half(scope: Scope, index: int, rank: int, size: Ints | None) -> Po
     return Pooling(index, (index,), node.input[0], node.output[0], "resize", spec)
 
 
-def _scales(scope: Scope, index: int) -> tuple[float, ...] | None:
-    """Return a Resize's constant factors, from `scales`, or `sizes` beside a known shape."""
-    node = scope.nodes[index]
-    inputs = list(node.input)
-    shape = scope.info(inputs[0]).shape
-    given = {item.name: item for item in node.attribute}
-    position = 1 if scope.opset < HALF_PIXEL_OPSET else 2
-    numbers = scope.constant(inputs[position]) if len(inputs) > position and inputs[position] else None
-    axes = tuple(given["axes"].ints) if "axes" in given else None
-    if axes is not None and (shape is None or not all(-len(shape) <= axis < len(shape) for axis in axes)):
-        return None
-    if numbers is not None and numbers.shape != (0,):
-        found = tuple(float(value) for value in numbers.array().reshape(-1))
-    else:
-        sizes = scope.constant_ints(inputs[3]) if len(inputs) > 3 and inputs[3] else None
-        policy = given.get("keep_aspect_ratio_policy")
-        if sizes is None or shape is None or policy is not None and policy.s != b"stretch":
-            return None
-        old = list(shape) if axes is None else [shape[axis] for axis in axes]
-        if len(old) != len(sizes):
-            return None
-        found = tuple(n / dim for n, dim in zip(sizes, old, strict=True) if isinstance(dim, int) and dim > 0)
-        if len(found) != len(old):
-            return None
-    if axes is None:
-        return found
-    if shape is None or len(found) != len(axes):
-        return None
-    full = dict(zip((axis % len(shape) for axis in axes), found, strict=True))
-    return tuple(full.get(axis, 1.0) for axis in range(len(shape)))
+def _scales(scope: Scope, index: int) -> list[Fraction] | None:
+    """A Resize's factors, None where one is not known.  Raises AttributeReference."""
+    shape = scope.info(scope.nodes[index].input[0]).shape
+    found = None if shape is None else scales_of(scope, index, len(shape) - 2)
+    known = [] if found is None or isinstance(found, Reject) else [scale for scale in found if scale is not None]
+    return known if known and len(known) == len(shape or ()) else None
 
 
 MayBe = Callable[[Scope, int], "str | None"]
@@ -339,9 +315,7 @@ def _composed(scope: Scope, inner: Pooling, outer: Pooling, size: Ints | None, b
 
     size, between: spatial sizes of what `inner` averages, and of what it gives, None where unknown.
     """
-    name = outer.input
-    inside = set(scope.readers.get(name, ())) <= set(outer.nodes) and name not in scope.outputs | scope.captured
-    if inner.spec is None or inner.output != name or not inside:
+    if inner.spec is None or inner.output != outer.input or scope.read_outside(outer.input, outer.nodes):
         return None
     window = outer.spec
     if window is None:

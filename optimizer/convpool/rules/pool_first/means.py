@@ -40,7 +40,8 @@ from onnx import TensorProto, numpy_helper
 from convpool.algebra.geometry import Ints, PoolSpec
 from convpool.ir.constants import Constant
 from convpool.ir.index import Scope, spatial_size
-from convpool.ir.protos import attributes, is_op
+from convpool.ir.protos import attributes, is_op, known_attributes
+from convpool.rules import linear
 from convpool.rules.base import Reject, reject
 from convpool.rules.convs import Pooling
 from convpool.rules.linear import MAX_CHAIN, VIEWS, WHOLE_AXIS, Step, View, axes_of, joined, known_step, op_of, viewed, whole
@@ -113,7 +114,7 @@ def recognise_mean(scope: Scope, index: int, rank: int, size: Ints | None) -> Po
             return reject(scope, index, "factor of a Slice", f"{weight:.9g}", f"1/{len(leaves)}")
     for inner in nodes - {index}:
         for name in scope.nodes[inner].output:
-            if name in scope.outputs or name in scope.captured or not set(scope.readers.get(name, ())) <= nodes:
+            if scope.read_outside(name, nodes):
                 return reject(scope, inner, "readers", "a reader outside the average", "none")
     spec = PoolSpec(tuple(kernel), tuple(strides), (0,) * (2 * rank), (1,) * rank)
     return Pooling(index, tuple(sorted(nodes)), base, scope.nodes[index].output[0], "slice_mean", spec)
@@ -160,7 +161,7 @@ def _terms(scope: Scope, index: int) -> _Terms | None:
             weight = weight / len(terms) if node.op_type == "Mean" else weight
         for name in reversed(terms):
             producer = scope.producer.get(name)
-            if producer is not None and is_op(scope.nodes[producer], "Slice"):
+            if scope.made_by(name, "Slice") is not None:
                 found.slices.append(name)
                 found.weights.append(weight)
             elif (zeros := _computed_zeros(scope, name)) is not None:
@@ -186,28 +187,16 @@ def _sums(scope: Scope, index: int) -> bool:
 def _stacked(scope: Scope, index: int) -> dict[str, int] | None:
     """For a ReduceMean or ReduceSum over stacked tensors: these tensors, each with its Unsqueeze; None for any other node."""
     node = scope.nodes[index]
-    concat = scope.producer.get(node.input[0]) if is_op(node, "ReduceMean", "ReduceSum") else None
-    if concat is None or not is_op(scope.nodes[concat], "Concat") or _number(scope, index, "keepdims") != 0:
+    concat = scope.made_by(node.input[0], "Concat") if is_op(node, *REDUCTIONS) else None
+    values = None if concat is None else known_attributes(node)
+    if concat is None or values is None or values.get("keepdims", 1):
         return None
     names = list(scope.nodes[concat].input)
-    unsqueezes = [scope.producer.get(name) for name in names]
-    found = {
-        scope.nodes[item].input[0]: item for item in unsqueezes if item is not None and is_op(scope.nodes[item], "Unsqueeze")
-    }
-    axis = _number(scope, concat, "axis")
-    axes = {_number(scope, item, "axes") for item in (index, *found.values())}
-    return found if len(found) == len(names) > 1 and axis is not None and axes == {axis} else None
-
-
-def _number(scope: Scope, index: int, name: str) -> int | None:
-    """The one number of an attribute, or of the constant that gives the axes in later opsets; None if it is not that."""
-    node = scope.nodes[index]
-    given = next((item for item in node.attribute if item.name == name), None)
-    if given is not None:
-        numbers = tuple(given.ints) if name == "axes" else (given.i,)
-        return numbers[0] if len(numbers) == 1 and not given.ref_attr_name else None
-    ints = scope.constant_ints(node.input[1]) if name == "axes" and len(node.input) > 1 and node.input[1] else None
-    return ints[0] if ints is not None and len(ints) == 1 else None
+    unsqueezes = [scope.made_by(name, "Unsqueeze") for name in names]
+    found = {scope.nodes[item].input[0]: item for item in unsqueezes if item is not None}
+    axis = (known_attributes(scope.nodes[concat]) or {}).get("axis")
+    axes = {axes_of(scope, item, known_attributes(scope.nodes[item]) or {}) for item in (index, *found.values())}
+    return found if len(found) == len(names) > 1 and axes == {(axis,)} else None
 
 
 def _scale(scope: Scope, index: int) -> tuple[str, float, Constant] | None:
@@ -225,20 +214,17 @@ def _scale(scope: Scope, index: int) -> tuple[str, float, Constant] | None:
 
 def _computed_zeros(scope: Scope, name: str) -> set[int] | None:
     """The nodes that make `name` zeros of a Slice's shape at run time; None if it is not that."""
-    index = scope.producer.get(name)
-    if index is None or not is_op(scope.nodes[index], "ConstantOfShape", "Expand"):
+    index = scope.made_by(name, "ConstantOfShape", "Expand")
+    values = None if index is None else known_attributes(scope.nodes[index])
+    if index is None or values is None:
         return None
     node = scope.nodes[index]
     value, shape = (None, node.input[0]) if node.op_type == "ConstantOfShape" else (node.input[0], node.input[1])
-    source = scope.producer.get(shape)
-    if source is None or not is_op(scope.nodes[source], "Shape") or scope.nodes[source].attribute:
+    source = scope.made_by(shape, "Shape")
+    if source is None or scope.nodes[source].attribute or scope.made_by(scope.nodes[source].input[0], "Slice") is None:
         return None
-    corner = scope.producer.get(scope.nodes[source].input[0])
-    if any(attribute.ref_attr_name for attribute in node.attribute):
-        return None
-    fill = attributes(node).get("value") if value is None else scope.constant(value)
-    number = 0.0 if value is None and fill is None else _scalar(fill)
-    return {index, source} if number == 0 and corner is not None and is_op(scope.nodes[corner], "Slice") else None
+    fill = values.get("value") if value is None else scope.constant(value)
+    return {index, source} if value is None and fill is None or _scalar(fill) == 0 else None
 
 
 def _scalar(value: Constant | TensorProto | None) -> float | None:
@@ -258,7 +244,7 @@ def _continues(scope: Scope, name: str) -> bool:
 def _slice_base(scope: Scope, name: str) -> str | None:
     """The tensor that a chain of Slices starts from; None if `name` is no Slice's output."""
     base = None
-    while (producer := scope.producer.get(name)) is not None and is_op(scope.nodes[producer], "Slice"):
+    while (producer := scope.made_by(name, "Slice")) is not None:
         name = base = scope.nodes[producer].input[0]
     return base
 
@@ -272,18 +258,10 @@ def _slice_ranges(scope: Scope, name: str, base: str, rank: int, size: Ints, nod
     ranges = [range(n) for n in size]
     for index in reversed(chain):
         nodes.add(index)
-        if scope.opset < 10:  # Slice has no steps before, so no chain of them strides
+        known = [numbers for numbers in linear.slice_numbers(scope, index) if numbers is not None]
+        if len(known) < 4 or len(set(map(len, known))) > 1:
             return None
-        inputs = scope.nodes[index].input
-        read = [scope.constant_ints(name) if name else None for name in inputs[1:]]
-        if len(read) < 2 or read[0] is None or read[1] is None:
-            return None
-        starts, ends = read[0], read[1]
-        axes = read[2] if len(read) > 2 and inputs[3] else tuple(range(len(starts)))
-        steps = read[3] if len(read) > 3 and inputs[4] else (1,) * len(starts)
-        if axes is None or steps is None or not len(starts) == len(ends) == len(axes) == len(steps):
-            return None
-        for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        for start, end, axis, step in zip(*known, strict=True):
             axis %= rank + 2
             if axis < 2:
                 if start != 0 or step != 1 or end < WHOLE_AXIS:
@@ -381,8 +359,7 @@ def _goes_on(scope: Scope, name: str) -> bool:
 
 def _undoes(scope: Scope, index: int) -> bool:
     """Return True if a Squeeze ends the chain, right after a reduction, behind an Unsqueeze."""
-    producer = scope.producer.get(scope.nodes[index].input[0])
-    if producer is None or not is_op(scope.nodes[producer], *REDUCTIONS) or _goes_on(scope, scope.nodes[index].output[0]):
+    if scope.made_by(scope.nodes[index].input[0], *REDUCTIONS) is None or _goes_on(scope, scope.nodes[index].output[0]):
         return False
     return any(is_op(scope.nodes[node], "Unsqueeze") for node in _chain(scope, index))
 
@@ -414,7 +391,7 @@ def _reduced(view: View, chosen: set[int], *, keep: bool, is_sum: bool) -> View:
 
 def _pooling(scope: Scope, chain: list[int], view: View, rank: int) -> Pooling | Reject:
     """The view as an average over windows: conditions (2) to (5)."""
-    root, inside = chain[-1], set(chain)
+    root = chain[-1]
     channels = [part.size for part in view.averaged if part.axis == 1]
     if channels:
         got = "an unknown number" if None in channels else math.prod(n for n in channels if n is not None)
@@ -432,8 +409,7 @@ def _pooling(scope: Scope, chain: list[int], view: View, rank: int) -> Pooling |
     if squeezed is None:
         return reject(scope, root, "axes of the average", "others", "batch, channels and space, in order")
     for node in chain[:-1]:
-        name = scope.nodes[node].output[0]
-        if name in scope.outputs or name in scope.captured or not set(scope.readers.get(name, ())) <= inside:
+        if scope.read_outside(scope.nodes[node].output[0], chain):
             return reject(scope, node, "readers", "a reader outside the average", "none")
     if view.factor is None:
         return reject(scope, root, "elements of a ReduceSum", "an unknown number", "static sizes")

@@ -152,8 +152,8 @@ def _before_split(scope: Scope, pooling: Pooling, rank: int) -> Pooling:
     conv - Split +- average         conv - average - Split +-
                  +- average                                +-
     """
-    index = scope.producer.get(pooling.input)
-    if index is None or not is_op(scope.nodes[index], "Split") or pooling.batch or {0, 1} & set(pooling.squeeze):
+    index = scope.made_by(pooling.input, "Split")
+    if index is None or pooling.batch or {0, 1} & set(pooling.squeeze):
         return pooling
     node = scope.nodes[index]
     names = [name if is_used(scope, name) else "" for name in node.output]

@@ -256,14 +256,9 @@ def _dying(scope: Scope, nodes: Iterable[int], own: set[int]) -> set[int]:
         found.add(index)
         if not is_op(scope.nodes[index], "Shape"):
             pending.extend(scope.nodes[index].input)
-    while read := {index for index in found if _is_read(scope, index, own | found)}:
+    while read := {i for i in found if any(scope.read_outside(name, own | found) for name in scope.nodes[i].output)}:
         found -= read
     return found
-
-
-def _is_read(scope: Scope, index: int, inside: set[int]) -> bool:
-    names = scope.nodes[index].output
-    return any(n in scope.outputs or n in scope.captured or not set(scope.readers.get(n, ())) <= inside for n in names)
 
 
 def rewire(shapes: Shapes, edit: Edit) -> None:

@@ -78,9 +78,12 @@ def scales_of(scope: Scope, index: int, rank: int, depth: int = 0) -> tuple[Frac
     node, values = scope.nodes[index], attributes(scope.nodes[index])
     x, inputs = node.input[0], [*node.input[1:], "", "", ""]
     shape = scope.info(x).shape
-    axes = [axis % (rank + 2) for axis in values.get("axes", range(rank + 2))]
+    given = values.get("axes", range(rank + 2))
+    axes = [axis % (rank + 2) for axis in given]
     if shape is not None and len(shape) != rank + 2:
         return reject(scope, index, "axes of the map", len(shape), rank + 2)
+    if not all(-rank - 2 <= axis < rank + 2 for axis in given):
+        return reject(scope, index, "axes", list(given), f"some of {rank + 2}")
     if values.get("keep_aspect_ratio_policy", b"stretch") != b"stretch":
         return reject(scope, index, "keep_aspect_ratio_policy", values["keep_aspect_ratio_policy"].decode(), "stretch")
     found: list[Fraction | None] = []
