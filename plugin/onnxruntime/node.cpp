@@ -69,7 +69,7 @@ namespace {
 
 constexpr size_t kMostValues = 64;  // no attribute of these operators has more
 
-enum FieldType : int32_t { kFloatField = 1, kInt64Field = 10 };  // of operators.h
+enum FieldType : int32_t { kFloatField = 1, kInt64Field = 10 };  // of operators.cpp
 
 class KernelAttributes final : public AttributeSource {
 public:

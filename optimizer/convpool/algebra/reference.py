@@ -96,7 +96,7 @@ def conv_avg_pool(
     """The operators ai.convpool::ConvAvgPool and UpsampleConv, by their definition.
 
     x: [N, C, spatial...]; w: [M, kernel..., C/group], channels last; b: [M] or None.  before: in front of the convolution.
-    Returns float64 [N, M, output spatial...].  channels_last: as the attribute, a number of `algebra.layouts.LAYOUTS`; x or the
+    Returns float64 [N, M, output spatial...].  channels_last: as the attribute, a number of `algebra.parts.LAYOUTS`; x or the
     result then has its channels behind the spatial axes.
     """
     x_last, y_last = LAYOUTS[channels_last]

@@ -2,8 +2,8 @@
 """Inputs to run a model on: given ones, or seeded random ones in the shapes that the model leaves open.
 
 `overhang` finds poolings whose window is larger than their map.  By ONNX they give nothing; onnxruntime clips the window and
-gives numbers, which no exact rewrite does.  `widened` makes every half-precision and double tensor, type and attribute float32,
-as a reference to judge by."""
+gives numbers, which no exact rewrite does.  `to_float32` makes every half-precision and double tensor, type and attribute
+float32, as a reference to judge by."""
 
 from __future__ import annotations
 

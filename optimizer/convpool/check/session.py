@@ -306,7 +306,7 @@ class OnnxruntimeRunner:
             raise ModelError(f"onnxruntime cannot run {self.what}: {_why(error)}") from error
 
     def ranges(self) -> Ranges:
-        """None: a model runs on whatever its inputs allow."""
+        """Empty: a model runs on whatever its inputs allow."""
         return {}
 
 

@@ -98,10 +98,10 @@ EXAMPLES = (
     default="any",
     show_default=True,
     help="What the result is for. any: every runtime. cpu: onnxruntime on a CPU (--lowering auto). tensorrt: "
-    "TensorRT with the plugin (sets image_conv and plain_conv; a pair with groups, three spatial axes "
-    "or a window of more than 64 elements becomes fused or is left unchanged). cuda: onnxruntime's CUDA provider with "
-    "convpool's operators; in a model with a pair, convolutions between pairs are written as nodes of the operator too, "
-    "with the channels last.",
+    "TensorRT with the plugin (sets image_conv, plain_conv, norm_conv, chain_upsample and fold_product; a pair with groups, "
+    "three spatial axes or a window of more than 64 elements becomes fused or is left unchanged). cuda: onnxruntime's CUDA "
+    "provider with convpool's operators; in a model with a pair, convolutions between pairs are written as nodes of the "
+    "operator too, with the channels last.",
 )
 @click.option(
     "--lowering",

@@ -49,7 +49,7 @@ _WINDOW = ("kernel_shape", "strides", "pads", "dilations")
 """The attributes of a convolution; those of a pooling are these behind `pool_`."""
 UPSAMPLE, SCALES = "upsample", "scales"
 CHANNELS_LAST = "channels_last"
-"""The attribute that says where channels stand: a number of `algebra.layouts.LAYOUTS`."""
+"""The attribute that says where channels stand: a number of `algebra.parts.LAYOUTS`."""
 
 
 def infer(context: onnx.shape_inference.InferenceContext, parts: Parts) -> None:

@@ -46,7 +46,7 @@ class CudaRunner:
         return dict(zip(self.output_names, values, strict=True))
 
     def ranges(self) -> Ranges:
-        """None: a model runs on whatever its inputs allow."""
+        """Empty: a model runs on whatever its inputs allow."""
         return {}
 
 
