@@ -35,6 +35,7 @@ import onnx
 
 import convpool
 from benchmarks import resizing
+from benchmarks.bound_session import Bound
 from convpool.check.inputs import to_float32
 from convpool.check.judge import PRECISION_TOLERANCES, Judge, Tolerance
 from convpool.check.session import OnnxruntimeRunner
@@ -44,7 +45,6 @@ from convpool.ir import schema
 from convpool.ir.files import write_atomically
 from convpool.ir.model import LoadedModel, load
 from convpool.onnxruntime import CPU, CUDA, library_path, session
-from convpool.onnxruntime.bound import Bound
 from convpool.onnxruntime.session import require_cuda, runtime_module
 from models.decoders import PAPER_SIZES, UPSAMPLED_LAYERS
 from models.generators import REGISTRY, generate, random_inputs

@@ -14,13 +14,13 @@ import onnxruntime
 import pytest
 
 import convpool
+from benchmarks.bound_session import Bound
 from convpool import onnxruntime as on_gpu
 from convpool.check.session import open_model
 from convpool.check.verify import compare_runners
 from convpool.cli.verify import main
 from convpool.ir import schema
 from convpool.ir.model import load
-from convpool.onnxruntime.bound import Bound
 from convpool.onnxruntime.runner import CudaRunner
 from models import generators
 from tests.support.gpu import skip_or_fail

@@ -312,7 +312,3 @@ def bench_main() -> None:
 def main() -> None:
     """Entry point; turns exceptions into exit statuses and one line on stderr."""
     sys.exit(run(command, "convpool"))
-
-
-if __name__ == "__main__":
-    main()

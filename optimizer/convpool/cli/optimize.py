@@ -316,7 +316,3 @@ def _write(result: OptimizeResult, out: Path | None, external_data: Layout) -> l
     with open(sys.stdout.fileno(), "wb", closefd=False) as stdout:  # sys.stdout.buffer may write a part (PYTHONUNBUFFERED)
         stdout.write(data)
     return []
-
-
-if __name__ == "__main__":
-    main()
