@@ -46,8 +46,6 @@ public:
     // Takes whether the launch that `place` said true for was queued.
     void launched(bool queued) { prepared_ = queued; }
 
-    size_t bytes() const { return bytes_; }
-
 private:
     void *memory_ = nullptr;
     size_t bytes_ = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Failures of the C API: a status, and a message that the thread keeps.
+// What the C API functions share: failures (a status, and a message that the thread keeps), and plans: made, checked, launched.
 #pragma once
 
 #include <cuda_runtime_api.h>
