@@ -4,7 +4,9 @@
 import os
 import subprocess
 import tempfile
+from itertools import product
 
+import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto
@@ -13,6 +15,7 @@ from onnx.external_data_helper import set_external_data
 import convpool
 from convpool.cli.group import run
 from convpool.cli.optimize import command
+from convpool.cli.verify import verify_command
 from convpool.errors import ModelError, OutputError
 from convpool.ir import files as external
 from convpool.ir.files import place_of
@@ -71,12 +74,16 @@ def test_a_temporary_folder_that_takes_nothing_is_named(tmp_path, monkeypatch, c
         convpool.optimize(source)
 
 
-@pytest.mark.parametrize("option", ["-o", "--report"])
-def test_nothing_is_written_over_the_models_data(tmp_path, option, capsys):
+@pytest.mark.parametrize(("option", "name"), [*product(("-o", "--report", "verify"), ("w.bin", "data.npz"))])
+def test_nothing_is_written_over_the_data_read(tmp_path, option, name, capsys):
     path = make(tmp_path)
+    np.savez(tmp_path / "data.npz", x=np.ones((1, 16, 12, 12), np.float32), v=np.ones((1, 1000), np.float32))
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    assert run(command, "convpool-optimize", [str(path), option, str(tmp_path / "w.bin")]) == 2
-    assert "w.bin: weights of the model, which would be overwritten" in capsys.readouterr().err
+    words = [str(path), "--data", str(tmp_path / "data.npz"), option.replace("verify", "--report"), str(tmp_path / name)]
+    called, words = (verify_command, [str(path), *words]) if option == "verify" else (command, words)
+    assert run(called, "convpool", words) == 2
+    what = "--data" if name == "data.npz" else "compared here" if option == "verify" else "weights of the model"
+    assert f"{name}: {what}, which would be overwritten" in capsys.readouterr().err
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
 
 
@@ -212,9 +219,8 @@ def test_the_command_that_is_proposed_copies_the_link_and_nothing_else(tmp_path,
     words = str(caught.value).partition("; copy it: ")[2].replace("./", "", 1)
     done = subprocess.run(["sh", "-c", words], cwd=path.parent, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert convpool.optimize(path, check=0).changed and sorted(file.name for file in path.parent.iterdir()) == sorted(
-        ["big.bin", "model.onnx", name]
-    )
+    assert convpool.optimize(path, check=0).changed
+    assert {file.name for file in path.parent.iterdir()} == {"big.bin", "model.onnx", name}
 
 
 DIGITS: dict[str, int | None] = dict.fromkeys("-1 +1 1_0 0x1 1e3 1.0 １ ٣ ² NaN".split())
@@ -230,9 +236,7 @@ def test_numbers_of_external_data(key, text):
     for entry in (("location", "w.bin"), (key, text)):
         tensor.external_data.add(key=entry[0], value=entry[1])
     if DIGITS[text] is None:
-        with pytest.raises(
-            convpool.ModelError, match=f"{key} of its external data; got '.{{0,45}}', expected a number of bytes$"
-        ):
+        with pytest.raises(ModelError, match=f"{key} of its external data; got '.{{0,45}}', expected a number of bytes$"):
             place_of(tensor)
     else:
         assert getattr(place_of(tensor), key) == DIGITS[text] or (key == "length" and not text and place_of(tensor).length == 8)

@@ -22,6 +22,7 @@ from convpool.cli.table import make_console, show_verification
 from convpool.errors import OptionError, VerificationError
 from convpool.ir.files import check_output
 from convpool.ir.model import load
+from convpool.ir.save import referred
 from convpool.onnxruntime.runner import open_on_cuda
 from convpool.report import json_text
 from convpool.tensorrt import PRECISIONS
@@ -91,7 +92,9 @@ def verify_command(
       2  unusable file, option or installation
     """
     if report_path and report_path != "-":
-        check_output(Path(report_path), {"compared here": [Path(first), Path(second)]})
+        paths = [Path(first), Path(second)]
+        weights = [path.parent / name for path in paths for name in referred(path)]
+        check_output(Path(report_path), {"compared here": [*paths, *weights], "--data": [Path(data)] if data else []})
     prepare()
     verification = compare_runners(
         open_runner(first, layers=layers),

@@ -106,7 +106,7 @@ def save(model: LoadedModel, out: Path, new_constants: Iterable[str] = (), layou
     return _needed(proto, out)
 
 
-def _referred(path: Path) -> set[str]:
+def referred(path: Path) -> set[str]:
     """The locations that the model in a file refers to; none where it holds no model."""
     model = ModelProto()
     try:
@@ -161,7 +161,7 @@ class _Placer:
 
     @cached_property
     def _known(self) -> set[str]:
-        return _referred(self._out)
+        return referred(self._out)
 
     def copy_files(self, proto: ModelProto, sources: dict[str, Path]) -> None:
         """Copy the data files `sources` beside the model, and refer to the copies."""
