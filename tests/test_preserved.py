@@ -9,7 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 import convpool
 from convpool.ir import schema
 from convpool.ir.protos import value_names
-from tests.support.models import graph, operators, weights
+from tests.support.models import graph, operators, sparse_of, weights
 from tests.support.rewriting import IF_BODY, IF_INPUTS, PAIR, POOL, rewrite
 
 LOWERINGS = ("convavgpool", "direct", "fused")
@@ -133,8 +133,7 @@ def test_every_name_that_a_model_has():
     model = graph(body, {"own": (1,), "h": ()}, inputs=IF_INPUTS, functions=functions, imports=', "local": 1')
     model.graph.node[0].name = "first"
     model.graph.initializer[-1].name = "unread"
-    values, indices = (numpy_helper.from_array(np.ones(1, kind), "sparse") for kind in (np.float32, np.int64))
-    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [4]))
+    model.graph.sparse_initializer.append(sparse_of(np.ones(4), "sparse"))
     named = value_names(model) - {""}
     assert named == {"x", "flag", "h", "y", "t", "e", "own", "unread", "first", "sparse", "f", "g", "inside"}
 

@@ -25,7 +25,7 @@ from convpool.ir import schema
 from convpool.ir.files import external_size
 from convpool.ir.model import LoadedModel, load, passes_full_check, static_shapes, with_sizes
 from convpool.ir.model import check as check_model
-from convpool.ir.protos import all_nodes, graphs_within, is_op, known_attributes, label, model_nodes, opset_of
+from convpool.ir.protos import all_nodes, is_op, known_attributes, label, model_nodes, opset_of, sparse_values
 from convpool.ir.save import save, self_contained, serialize
 from convpool.options import PASS_OF_SWITCH, OptimizeOptions, check_arguments, ended, options_for
 from convpool.pipeline import Pipeline, Reached, Stays, in_reach
@@ -328,7 +328,7 @@ def rewrite(
         changed=run.changed,
         warnings=unmatched(options.exclude, run.matched),
     )
-    if (dense := _sparse_constants(original.proto) - _sparse_constants(result.proto)) > 0:
+    if (dense := len(sparse_values(original.proto)) - len(sparse_values(result.proto))) > 0:
         report.warnings.append(f"sparse constants: {dense} dense in the result, since the rewrite changes their numbers")
     for name in sorted(_misread(result.proto) - _misread(original.proto)):
         text = "its pads are misread by onnxruntime 1.24 and earlier at opset 19 and later; run the result in 1.25 or later"
@@ -375,11 +375,6 @@ def _summary(original: LoadedModel, result: LoadedModel, reports: list[SiteRepor
         0.0,
         concats,
     )
-
-
-def _sparse_constants(model: ModelProto) -> int:
-    stored = sum(len(graph.sparse_initializer) for graph in graphs_within(model.graph))
-    return stored + sum(attribute.HasField("sparse_tensor") for node in model_nodes(model) for attribute in node.attribute)
 
 
 def _operators(model: ModelProto) -> dict[str, int]:

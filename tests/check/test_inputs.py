@@ -17,7 +17,7 @@ from convpool.check.inputs import (
     typed_inputs,
 )
 from convpool.errors import ModelError, OptionError
-from tests.support.models import graph
+from tests.support.models import graph, sparse_of
 
 X = ("x", TensorProto.FLOAT, ["N", 3, "H", None])
 Z = ("z", TensorProto.FLOAT, ["N", "H", 4])
@@ -188,9 +188,7 @@ def test_shapes_that_do_not_fit(shapes, message):
 def test_inputs_with_an_initializer_need_not_be_given():
     model = graph("y = Add(x, z)\nq = Add(y, s)", inputs="float[4] x, float[4] z, float[4] s", outputs="float[4] q")
     model.graph.initializer.append(numpy_helper.from_array(np.ones(4, np.float32), "z"))
-    values = numpy_helper.from_array(np.ones(1, np.float32), "s")
-    places = numpy_helper.from_array(np.array([2]), "s_places")
-    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, places, [4]))
+    model.graph.sparse_initializer.append(sparse_of(np.ones(4, np.float32), "s"))
     assert [value.name for value in feeds(model)] == ["x"]
 
 

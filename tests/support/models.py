@@ -17,6 +17,14 @@ def weights(shape: tuple[int, ...], seed: int = 0, dtype=np.float32) -> np.ndarr
     return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(dtype)
 
 
+def sparse_of(array: np.ndarray, name: str, flat: bool = True) -> onnx.SparseTensorProto:
+    """Every third element, by flat or by full indices."""
+    places = np.arange(0, array.size, 3)
+    indices = places if flat else np.stack(np.unravel_index(places, array.shape), axis=1)
+    values = numpy_helper.from_array(array.reshape(-1)[places], name)
+    return helper.make_sparse_tensor(values, numpy_helper.from_array(indices.astype(np.int64), f"{name}_places"), array.shape)
+
+
 def graph(
     body: str,
     constants: dict[str, object] | None = None,

@@ -20,7 +20,7 @@ from onnx import AttributeProto, ModelProto, TensorProto, ValueInfoProto, helper
 from convpool.errors import ConvpoolError, ModelError, OptionError
 from convpool.ir.index import Dim
 from convpool.ir.model import LoadedModel, at_shapes, infer_shapes
-from convpool.ir.protos import graphs_within, is_op, known_attributes, model_nodes, named, tensors
+from convpool.ir.protos import graphs_within, is_op, known_attributes, model_nodes, named, sparse_values, tensors
 
 
 def overhang(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> str:
@@ -418,7 +418,7 @@ TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype")
 
 def float_types(model: ModelProto) -> set[int]:
     """The floating-point types among the model's stored tensors and its inputs and outputs."""
-    found = {tensor.data_type for tensor in tensors(model)}
+    found = {tensor.data_type for tensor in (*tensors(model), *sparse_values(model))}
     found |= {value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
     return found & {TensorProto.FLOAT, *_OTHER_TYPES}
 
@@ -426,7 +426,7 @@ def float_types(model: ModelProto) -> set[int]:
 def to_float32(model: LoadedModel) -> ModelProto:
     """A float32 copy of the model, its external data read in where it has to be converted."""
     result = deepcopy(model.proto)
-    for tensor in tensors(result):
+    for tensor in (*tensors(result), *sparse_values(result)):
         if tensor.data_type in _OTHER_TYPES:
             name = tensor.name
             tensor.CopyFrom(numpy_helper.from_array(model.read(tensor).astype(np.float32), name))

@@ -79,7 +79,8 @@ class Session:
 
     def _make(self, place: _Place) -> None:
         content = pickle.PickleBuffer(serialize(self._model.proto))
-        self._number, self._inputs, self._outputs = place.ask("make", content, _folder(self._model), self._options)
+        folder = self._model.base_dir and str(self._model.base_dir)
+        self._number, self._inputs, self._outputs = place.ask("make", content, folder, self._options)
         self._place = weakref.ref(place)
         weakref.finalize(self, place.drop, self._number).atexit = False
 
@@ -192,10 +193,6 @@ def evaluate(model: ModelProto, name: str) -> np.ndarray:
     """The value of one tensor of a model without inputs, for `convpool.ir.index`.  Raises what `Session` does."""
     (result,) = Session(LoadedModel(model, None, 0), optimize=False).run([name], {})
     return result
-
-
-def _folder(model: LoadedModel) -> str | None:
-    return None if model.base_dir is None else str(model.base_dir)
 
 
 def _end() -> None:

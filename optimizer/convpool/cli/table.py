@@ -73,7 +73,8 @@ def print_table(
         justify: Literal["left", "right"] = "right" if number in right else "left"
         table.add_column(heading, justify=justify, no_wrap=True, overflow="ellipsis", min_width=width, max_width=width)
     for line in lines:
-        table.add_row(*(_tail(cell, widths[i]) if i in names else cell for i, cell in enumerate(line)))
+        long = [i in names and len(cell) > widths[i] for i, cell in enumerate(line)]
+        table.add_row(*(Text("..." + c.plain[3 - widths[i] :]) if long[i] else c for i, c in enumerate(line)))
     console.print(table)
 
 
@@ -86,10 +87,6 @@ def _widths(natural: Sequence[int], room: int, fixed: Sequence[int]) -> list[int
         widths[number] = max(LEAST, min(natural[number], left // (len(others) - position)))
         left -= widths[number]
     return widths
-
-
-def _tail(name: Text, width: int) -> Text:
-    return name if len(name) <= width else Text("..." + name.plain[3 - width :])
 
 
 def show(report: Report, console: Console, *, verbose: bool = False, preview: bool = False) -> None:

@@ -92,9 +92,8 @@ def verify_command(
       2  unusable file, option or installation
     """
     if report_path and report_path != "-":
-        paths = [Path(first), Path(second)]
-        weights = [path.parent / name for path in paths for name in referred(path)]
-        check_output(Path(report_path), {"compared here": [*paths, *weights], "--data": [Path(data)] if data else []})
+        read = [Path(path).parent / name for path in (first, second) for name in (Path(path).name, *referred(Path(path)))]
+        check_output(Path(report_path), {"compared here": read, "--data": [Path(data)] if data else []})
     prepare()
     verification = compare_runners(
         open_runner(first, layers=layers),

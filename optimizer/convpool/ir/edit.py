@@ -87,15 +87,11 @@ class Edit:
         found: set[int] = set()
         for index in sorted(self._candidates, reverse=True):  # readers stand behind what they read
             given = scope.nodes[index].output
-            readers = {reader for name in given for reader in self._readers(name)}
+            readers = {i for name in given for i in scope.readers.get(name, ()) if name in self.inputs.get(i, (name,))}
             readers |= {owner for owner, names in bodies if not names.isdisjoint(given)}
             if readers <= self.removed | found and not read & set(scope.nodes[index].output):
                 found.add(index)
         return found
-
-    def _readers(self, name: str) -> list[int]:
-        """The nodes that have read a tensor and still do."""
-        return [index for index in self.scope.readers.get(name, ()) if name in self.inputs.get(index, (name,))]
 
 
 class Editor:

@@ -104,6 +104,13 @@ def tensors(model: ModelProto) -> list[TensorProto]:
     return found
 
 
+def sparse_values(model: ModelProto) -> list[TensorProto]:
+    """The numbers of every sparse tensor stored in the model, which `tensors` leaves out."""
+    found = [tensor.values for graph in graphs_within(model.graph) for tensor in graph.sparse_initializer]
+    attributes = (attribute for node in model_nodes(model) for attribute in node.attribute)
+    return found + [attribute.sparse_tensor.values for attribute in attributes if attribute.HasField("sparse_tensor")]
+
+
 def all_nodes(proto: GraphProto | FunctionProto) -> list[NodeProto]:
     """The nodes of a graph or function and of the graphs in their attributes, each before those in it."""
     found = []

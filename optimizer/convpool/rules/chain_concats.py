@@ -15,8 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from onnx import NodeProto
-
 from convpool.ir.edit import Edit
 from convpool.ir.index import Scope
 from convpool.ir.protos import is_op, known_attributes
@@ -49,7 +47,7 @@ class ChainConcats(Rule):
         earlier: dict[tuple[str, ...], str] = {}
         lengths: set[int] = set()
         for index, node in enumerate(scope.nodes) if context.changed else ():
-            if not is_op(node, "Concat") or not _joins_channels(node):
+            if not is_op(node, "Concat") or (known_attributes(node) or {}).get("axis") != 1:
                 continue
             names = tuple(node.input)
             for length in sorted((n for n in lengths if n < len(names)), reverse=True):
@@ -71,7 +69,3 @@ class ChainConcats(Rule):
     def rewritten(self, plan: ConcatPlan, outputs: list[str], times: dict[str, float] | None, log: Log) -> None:
         """Count it."""
         log.concats += 1
-
-
-def _joins_channels(node: NodeProto) -> bool:
-    return (known_attributes(node) or {}).get("axis") == 1

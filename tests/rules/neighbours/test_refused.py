@@ -15,7 +15,7 @@ from convpool.ir import schema as domains
 from convpool.ir.model import LoadedModel
 from models.generators import generate
 from tests.support.fusing import BOTH, HALF, NORM, PAIR, RESIDUAL, SKIP, TAIL, only, operator_nodes, optimize, rewrite
-from tests.support.models import graph, graph_of, operators, weights
+from tests.support.models import graph, graph_of, operators, sparse_of, weights
 from tests.support.rewriting import POOL
 
 REFUSALS: dict[str, tuple] = {  # body, the reason, and what `graph_of` is given
@@ -370,10 +370,8 @@ def test_external_constants(tmp_path):
 
 
 def test_a_sparse_initializer_is_a_constant_to_fold():
-    values = numpy_helper.from_array(weights((1, 16, 1, 1)).reshape(-1), "t")
-    indices = numpy_helper.from_array(np.arange(16, dtype=np.int64), "t_indices")
     model = graph(f"p = Add(x, t)\n{PAIR}")
-    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [1, 16, 1, 1]))
+    model.graph.sparse_initializer.append(sparse_of(weights((1, 16, 1, 1)), "t"))
     result = convpool.optimize(model, **BOTH)
     assert only(result.model).op_type == "AffineConvAvgPool" and not result.model.graph.sparse_initializer
     assert result.report.verification.passed

@@ -23,7 +23,7 @@ from convpool.ir.model import infer_shapes
 from convpool.ir.protos import model_nodes
 from tests.support import sessions
 from tests.support.error_bounds import UNIT_ROUNDOFF, evaluate, gamma
-from tests.support.models import graph, operators, random_feeds, weights
+from tests.support.models import TYPES, graph, operators, random_feeds, sparse_of, weights
 from tests.support.random_pooling import make_case
 from tests.support.rewriting import IF_BODY, IF_INPUTS, PAIR, POOL, rewrite
 
@@ -517,31 +517,20 @@ def test_an_unchanged_file_keeps_the_long_domain(tmp_path):
     assert (tmp_path / "in.onnx").read_bytes() == (tmp_path / "out.onnx").read_bytes()
 
 
-def sparse_of(array: np.ndarray, name: str, flat: bool) -> onnx.SparseTensorProto:
-    """Every third element, by flat or by full indices."""
-    places = np.arange(0, array.size, 3)
-    indices = places if flat else np.stack(np.unravel_index(places, array.shape), axis=1)
-    values = numpy_helper.from_array(array.reshape(-1)[places], name)
-    return helper.make_sparse_tensor(values, numpy_helper.from_array(indices.astype(np.int64), f"{name}_places"), array.shape)
-
-
 @pytest.mark.parametrize(
-    ("lowering", "flat", "node", "rank", "bias"),
-    product(("direct", "fused", "convavgpool"), (True, False), (True, False), (1, 2), (True, False)),
+    ("lowering", "flat", "node", "kind", "bias"),
+    product(("direct", "fused", "convavgpool"), (True, False), (True, False), (*TYPES, "1-D"), (True, False)),
 )
-def test_sparse_weights_are_made_dense_where_they_are_folded(lowering, flat, node, rank, bias):
+def test_sparse_weights_are_made_dense_where_they_are_folded(lowering, flat, node, kind, bias):
+    rank, kind = (1, "float") if kind == "1-D" else (2, kind)
     dims, window = ",".join(["12"] * rank), f"kernel_shape={[2] * rank}, strides={[2] * rank}"
     body = f"h = Conv<pads={[1] * 2 * rank}>(x, w)\ny = AveragePool<{window}>(h)"
     body = body.replace("y =", "s =") + "\nz = Identity(s)\ny = Add(z, b)" if bias else body
-    model = graph(
-        body.replace("(x, w)", "(x, w)"),
-        {"b": (1, *[1] * rank)},
-        inputs=f"float[1,16,{dims}] x",
-        outputs=f"float[{'n,c,h,w'[: 2 * rank + 3]}] y",
-    )
+    ends = {"inputs": f"{kind}[1,16,{dims}] x", "outputs": f"{kind}[{'n,c,h,w'[: 2 * rank + 3]}] y"}
+    model = graph(body, {"b": weights((1, *[1] * rank), dtype=TYPES[kind])}, **ends)
     for tensor in [tensor for tensor in model.graph.initializer if tensor.name == "w"]:
         model.graph.initializer.remove(tensor)
-    sparse = sparse_of(weights((32, 16, *[3] * rank)), "w", flat)
+    sparse = sparse_of(weights((32, 16, *[3] * rank), dtype=TYPES[kind]), "w", flat)
     if node:
         model.graph.node.insert(0, helper.make_node("Constant", [], ["w"], sparse_value=sparse))
     else:
@@ -551,8 +540,7 @@ def test_sparse_weights_are_made_dense_where_they_are_folded(lowering, flat, nod
     stays = lowering == "direct"  # its Conv reads the weights as they are
     assert len(result.model.graph.sparse_initializer) == (stays and not node)
     assert operators(result.model.graph).get("Constant", 0) == (stays and node)
-    assert [warning.split(",")[0] for warning in result.report.warnings] == ["sparse constants: 1 dense in the result"] * (
-        not stays
-    )
+    wanted = ["sparse constants: 1 dense in the result"] * (not stays)
+    assert [warning.split(",")[0] for warning in result.report.warnings] == wanted
     again = convpool.optimize(result.model, check=0, lowering=lowering).model
     assert again.SerializeToString(deterministic=True) == result.model.SerializeToString(deterministic=True)
