@@ -16,17 +16,7 @@
 namespace convpool::tensorrt {
 namespace {
 
-struct Api {
-    using DimsExprs = v2::DimsExprs;
-    using Expr = v2::IDimensionExpr;
-    using Builder = v2::IExprBuilder;
-    static constexpr auto kSum = v2::DimensionOperation::kSUM;
-    static constexpr auto kProd = v2::DimensionOperation::kPROD;
-    static constexpr auto kFloorDiv = v2::DimensionOperation::kFLOOR_DIV;
-    using Field = v2::PluginField;
-    using FieldCollection = v2::PluginFieldCollection;
-    using FieldType = v2::PluginFieldType;
-};
+CONVPOOL_TENSORRT_API(v2)
 
 constexpr int32_t kFailure = -1;
 

@@ -12,17 +12,7 @@
 namespace convpool::tensorrt {
 namespace {
 
-struct Api {
-    using DimsExprs = v3::DimsExprs;
-    using Expr = v3::IDimensionExpr;
-    using Builder = v3::IExprBuilder;
-    static constexpr auto kSum = v3::DimensionOperation::kSUM;
-    static constexpr auto kProd = v3::DimensionOperation::kPROD;
-    static constexpr auto kFloorDiv = v3::DimensionOperation::kFLOOR_DIV;
-    using Field = v3::PluginField;
-    using FieldCollection = v3::PluginFieldCollection;
-    using FieldType = v3::PluginFieldType;
-};
+CONVPOOL_TENSORRT_API(v3)
 
 constexpr int32_t kFailure = -1;
 

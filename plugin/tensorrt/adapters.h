@@ -9,6 +9,20 @@
 
 namespace convpool::tensorrt {
 
+// Api: the names of one TensorRT version's interface.
+#define CONVPOOL_TENSORRT_API(version)                                             \
+    struct Api {                                                                   \
+        using DimsExprs = version::DimsExprs;                                      \
+        using Expr = version::IDimensionExpr;                                      \
+        using Builder = version::IExprBuilder;                                     \
+        static constexpr auto kSum = version::DimensionOperation::kSUM;            \
+        static constexpr auto kProd = version::DimensionOperation::kPROD;          \
+        static constexpr auto kFloorDiv = version::DimensionOperation::kFLOOR_DIV; \
+        using Field = version::PluginField;                                        \
+        using FieldCollection = version::PluginFieldCollection;                    \
+        using FieldType = version::PluginFieldType;                                \
+    };
+
 template <typename Desc, typename Dims> Tensor tensor_of(const Desc &desc, const Dims &dims) {
     Tensor t{};
     t.type = static_cast<int32_t>(desc.type);
@@ -72,8 +86,7 @@ template <typename Api> Tensor known_sizes(const typename Api::DimsExprs &shape)
 // Sizes of the output as expressions of the input's: [N, M, ...], each spatial one two windows' places,
 //     places(size) = floor((size + pads - (dilation * (kernel - 1) + 1)) / stride) + 1,
 // or one's over the upsampled size.
-// Throws where constant sizes contradict each other or the windows.  Api has the members Expr, Builder, kSum, kProd, kFloorDiv
-// of one TensorRT version's interface.
+// Throws where constant sizes contradict each other or the windows.
 template <typename Api>
 void output_shape(const PluginCore &core, const typename Api::DimsExprs *inputs, int32_t count, typename Api::DimsExprs &output,
                   typename Api::Builder &builder) {
@@ -106,7 +119,7 @@ void output_shape(const PluginCore &core, const typename Api::DimsExprs *inputs,
     core.check_residual(known);
 }
 
-// The common part of both interfaces' plugin creators.  Api names the types of one TensorRT version's interface.
+// The common part of both interfaces' plugin creators.
 
 inline constexpr char kVersion[] = "1";
 inline constexpr char kNamespace[] = "";

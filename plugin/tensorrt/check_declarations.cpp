@@ -42,10 +42,10 @@ SAME_OFFSETS(DynamicPluginTensorDesc, min, max);
 SAME_OFFSETS(PluginFieldCollection, fields);
 SAME_OFFSETS(DimsExprs, d);
 static_assert(sizeof(own::PluginField) == sizeof(sdk::PluginField), "PluginField");  // no standard layout in every SDK
-SAME_NUMBERS(DataType, kFLOAT, kHALF);
-SAME_NUMBERS(TensorFormat, kLINEAR, kHWC8, kDHWC8, kHWC);
+SAME_NUMBERS(DataType, kFLOAT, kHALF, kINT8, kINT32);
+SAME_NUMBERS(TensorFormat, kLINEAR, kCHW2, kHWC8, kCHW16, kCHW32, kDHWC8, kHWC);
 SAME_NUMBERS(PluginFieldType, kFLOAT32, kINT32);
-SAME_NUMBERS(DimensionOperation, kSUM, kFLOOR_DIV);
+SAME_NUMBERS(DimensionOperation, kSUM, kPROD, kFLOOR_DIV);
 #if CONVPOOL_TENSORRT_SDK_MAJOR >= 10
 SAME_SIZES(InterfaceInfo);
 SAME_OFFSETS(DynamicPluginTensorDesc, opt);

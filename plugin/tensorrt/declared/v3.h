@@ -85,15 +85,11 @@ public:
     virtual bool supportsFormatCombination(int32_t pos, DynamicPluginTensorDesc const *inOut, int32_t nbInputs,
                                            int32_t nbOutputs) noexcept = 0;
     virtual int32_t getNbOutputs() const noexcept = 0;
-    virtual size_t getWorkspaceSize(DynamicPluginTensorDesc const *inputs, int32_t nbInputs,
-                                    DynamicPluginTensorDesc const *outputs, int32_t nbOutputs) const noexcept {
-        (void)inputs, (void)nbInputs, (void)outputs, (void)nbOutputs;
+    virtual size_t getWorkspaceSize(DynamicPluginTensorDesc const *, int32_t, DynamicPluginTensorDesc const *,
+                                    int32_t) const noexcept {
         return 0;
     }
-    virtual int32_t getValidTactics(int32_t *tactics, int32_t nbTactics) noexcept {
-        (void)tactics, (void)nbTactics;
-        return 0;
-    }
+    virtual int32_t getValidTactics(int32_t *, int32_t) noexcept { return 0; }
     virtual int32_t getNbTactics() noexcept { return 0; }
     virtual char const *getTimingCacheID() noexcept { return nullptr; }
     virtual int32_t getFormatCombinationLimit() noexcept { return 100; }
@@ -103,10 +99,7 @@ public:
 class IPluginV3OneRuntime : public IPluginCapability {
 public:
     InterfaceInfo getInterfaceInfo() const noexcept override { return {"PLUGIN_V3ONE_RUNTIME", 1, 0}; }
-    virtual int32_t setTactic(int32_t tactic) noexcept {
-        (void)tactic;
-        return 0;
-    }
+    virtual int32_t setTactic(int32_t) noexcept { return 0; }
     virtual int32_t onShapeChange(PluginTensorDesc const *in, int32_t nbInputs, PluginTensorDesc const *out,
                                   int32_t nbOutputs) noexcept = 0;
     virtual int32_t enqueue(PluginTensorDesc const *inputDesc, PluginTensorDesc const *outputDesc, void const *const *inputs,
