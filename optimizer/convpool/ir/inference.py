@@ -85,12 +85,12 @@ def _forget_changing_sizes(body: GraphProto) -> None:
 
 
 def _take_from(graph: GraphProto, main: bool) -> Notes:
-    constants = {tensor.name for tensor in graph.initializer}
-    notes = {}
+    constants, notes = {tensor.name: tensor for tensor in graph.initializer}, {}
     for value in (*graph.value_info, *graph.output, *(() if main else graph.input)):
-        if value.name not in constants:
-            notes[value.name] = ValueInfoProto()
-            notes[value.name].CopyFrom(value)
+        if (constant := constants.get(value.name)) is not None:  # onnx takes axes without a shape for no axes
+            value.type.CopyFrom(helper.make_tensor_type_proto(constant.data_type, constant.dims))
+            continue
+        notes[value.name] = ValueInfoProto.FromString(value.SerializeToString())
         _forget_shape(value.type)
     graph.ClearField("value_info")
     return notes
