@@ -316,7 +316,7 @@ def rewrite(
         if moved or start is not original:
             result.proto.CopyFrom(original.proto)
     sites = _with_clearer_reasons(run.log, reached.stays if reached is not None else ())
-    packed = sum(n > 0 for n in map(schema.accumulation_of, filter(schema.is_operator, model_nodes(result.proto))))
+    packed = sum(map(bool, schema.accumulations(result.proto)))
     summary = replace(_summary(original, result, sites, run.log.concats), channels_last=run.log.channels_last, packed=packed)
     summary = with_macs(summary, sites, run.macs_before, run.macs_after, {})
     summary = replace(summary, averages=run.seen.averages, resizes=run.seen.resizes, between=dict(run.seen.between.most_common()))

@@ -23,10 +23,14 @@ from convpool.ir.protos import graphs_within, label, model_nodes, opset_of, valu
 
 
 class Edit:
-    """The changes to one scope, plan by plan.  `new_nodes`: what the plan at hand put in."""
+    """The changes to one scope, plan by plan.  `nodes`: new ones, inputs first, up to the next `replace`.
+
+    new_nodes: what the plan at hand put in.
+    """
 
     def __init__(self, editor: Editor, scope: Scope) -> None:
         self.scope, self._editor = scope, editor
+        self.nodes: list[NodeProto] = []
         self.new_nodes: list[NodeProto] = []
         self.removed: set[int] = set()
         self.inserted: dict[int, list[NodeProto]] = {}
@@ -36,19 +40,25 @@ class Edit:
         self.made: dict[object, str] = {}
         """Tensors that plans share: a plan's nodes stand in front of those of the plans that are applied after it."""
 
-    def replace(self, anchor: int, removed: Iterable[int], nodes: list[NodeProto]) -> None:
-        """Take nodes out, and put others where node `anchor` stood.  A tensor that both give keeps its name."""
+    def add(self, op_type: str, inputs: Sequence[str], wanted: str, **values: Any) -> str:
+        """A new node, with these attributes; the name of what it gives, a `fresh` one."""
+        output = self.fresh(wanted)
+        self.nodes.append(helper.make_node(op_type, list(inputs), [output], **values))
+        return output
+
+    def replace(self, anchor: int, removed: Iterable[int]) -> None:
+        """Take nodes out, and put the new ones where node `anchor` stood.  A tensor that both give keeps its name."""
         self.removed |= set(removed)
-        self.inserted[anchor] = nodes
-        self.new_nodes.extend(nodes)
+        self.inserted[anchor], self.nodes = self.nodes, []
+        self.new_nodes.extend(self.inserted[anchor])
 
     def drop_unread(self, candidates: Iterable[int]) -> None:
         """Take those of these nodes out whose results nothing reads once all changes are made."""
         self._candidates |= set(candidates)
 
-    def stored(self, array: np.ndarray, name: str) -> list[NodeProto]:
-        """Make a tensor that a node gives a constant; the node that gives it then, where there has to be one."""
-        return self._editor.store(self.scope, array, name)
+    def store(self, array: np.ndarray, name: str) -> None:
+        """Make a tensor a constant, whose name is free when the changes are made."""
+        self.nodes.extend(self._editor.store(self.scope, array, name))
 
     def set_inputs(self, node: int, names: list[str]) -> None:
         """Let a node read other tensors."""
@@ -62,18 +72,18 @@ class Edit:
         """Nodes of the operator went: at the end its functions go with the last of them."""
         self._editor.operator_used = True
 
-    def constant(self, array: np.ndarray, wanted: str, nodes: list[NodeProto]) -> str:
-        """A new constant tensor's name; the node that gives it, where there has to be one, goes to `nodes`."""
+    def constant(self, array: np.ndarray, wanted: str) -> str:
+        """A new constant tensor's name."""
         name = self.fresh(wanted)
-        nodes.extend(self._editor.store(self.scope, np.ascontiguousarray(array), name))
+        self.store(np.ascontiguousarray(array), name)
         return name
 
-    def shared(self, key: tuple, make: Callable[[], np.ndarray], wanted: str, nodes: list[NodeProto]) -> str:
+    def shared(self, key: tuple, make: Callable[[], np.ndarray], wanted: str) -> str:
         """A constant that `make` gives, made once for all of the scope's plans that ask with the same key."""
         if key not in self._shared:
-            count = len(nodes)
-            name = self.constant(make(), wanted, nodes)
-            if len(nodes) > count:  # a node further back in the graph may not see this one
+            count = len(self.nodes)
+            name = self.constant(make(), wanted)
+            if len(self.nodes) > count:  # a node further back in the graph may not see this one
                 return name
             self._shared[key] = name
         return self._shared[key]

@@ -314,7 +314,8 @@ class Scope:
     def made_by(self, name: str, *op_types: str) -> int | None:
         """The node of this scope that gives `name`, if it is one of the standard operators named; else None."""
         index = self.producer.get(name)
-        return index if index is not None and is_op(self.nodes[index], *op_types) else None
+        node = None if index is None else self.nodes[index]
+        return index if node is not None and node.op_type in op_types and node.domain in STANDARD_DOMAINS else None
 
     def read_outside(self, name: str, inside: Collection[int]) -> bool:
         """Return True if anything but the nodes `inside` reads a tensor."""

@@ -90,7 +90,7 @@ def check_types(model: ModelProto) -> None:
 
 
 def check_functions(model: ModelProto) -> int:
-    """The nodes that the main graph stands for once functions are expanded.
+    """The nodes that the main graph stands for once functions are expanded; 0 without functions.
 
     Raises ModelError for functions that older onnx crashes on, or that keep every onnx busy for minutes: two of one name, one
     that calls itself, directly or not, and calls that stand for more than MAX_NODES nodes.
@@ -115,8 +115,8 @@ def check_functions(model: ModelProto) -> int:
                 raise ModelError(f"function '{following[0]}::{following[1]}': it calls itself; got a circle, expected none")
             else:
                 way.append((following, iter(calls[following])))
-    count = _expanded(_called(model.graph), nodes)
-    if nodes and count > MAX_NODES:
+    count = _expanded(_called(model.graph), nodes) if nodes else 0
+    if count > MAX_NODES:
         raise ModelError(f"functions: their calls stand for too many nodes; got more than {MAX_NODES}, expected no more")
     return count
 

@@ -16,7 +16,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from convpool.algebra.geometry import ConvSpec, Ints, PoolSpec, Refusal, refuse, same_pads, transposed
-from convpool.algebra.lowering import Layer, Runtime, without_kernel
+from convpool.algebra.lowering import Layer, Runtime, conv_cost, without_kernel
 from convpool.algebra.parts import IDENTITY, Affine, fold
 from convpool.ir.constants import Constant
 from convpool.ir.index import Scope, spatial_size
@@ -222,6 +222,7 @@ def conv_leaf(scope: Scope, index: int, rank: int) -> ConvLeaf | Reject:
     values["kernel_shape"] = kernel
     if (wrong := malformed(scope, index, values, rank)) is not None:
         return wrong
+    spec = windows(values, rank)
     if weight_shape is not None and kernel != tuple(weight_shape[2:]):
         return reject(scope, index, "kernel_shape", list(kernel), f"{list(weight_shape[2:])}, as the weights have")
     if (kind := scope.info(node.input[1]).elem_type) and kind not in FLOATS:
@@ -229,7 +230,7 @@ def conv_leaf(scope: Scope, index: int, rank: int) -> ConvLeaf | Reject:
     channels = weight_shape[:2] if weight_shape is not None else (None, None)
     known = all(isinstance(dim, int) for dim in channels)
     m, c = (dim if isinstance(dim, int) else NOMINAL_CHANNELS for dim in channels)
-    spec, size = windows(values, rank), spatial_size(scope, node.input[0], rank)
+    size = spatial_size(scope, node.input[0], rank)
     auto_pad = values.get("auto_pad", b"NOTSET").decode(errors="replace")
     if auto_pad.startswith("SAME"):
         if size is None and max(spec.strides) > 1:
@@ -262,6 +263,12 @@ def sized_leaf(scope: Scope, index: int) -> ConvLeaf | None:
     return leaf if isinstance(leaf, ConvLeaf) and leaf.size is not None else None
 
 
+def macs(scope: Scope, index: int) -> int | None:
+    """Multiply-adds of convolution `index` for one sample, None where its sizes are unknown."""
+    leaf = sized_leaf(scope, index)
+    return None if leaf is None or leaf.size is None else conv_cost(leaf.conv, leaf.weight_shape, leaf.size, 4).macs
+
+
 def constant_leaf(scope: Scope, index: int, context: Context) -> ConvLeaf | Reject:
     """Do what `conv_leaf` does in 2-D, for constant weights that the operator supports."""
     rank = conv_rank(scope, index)
@@ -290,9 +297,14 @@ def with_pads_in_front(scope: Scope, leaf: ConvLeaf) -> ConvLeaf:
     name, pads, passed = zero_pads(scope, leaf.input, leaf.conv.rank)
     if not passed or any(_pooled(scope, scope.nodes[index].output[0]) for index in passed):
         return leaf
+    return replace(padded(leaf, pads), input=name, passed=passed)
+
+
+def padded(leaf: ConvLeaf, pads: Ints) -> ConvLeaf:
+    """`leaf` with Pads in front in its own; `size` is that of what is read before them."""
     rank, total = leaf.conv.rank, tuple(own + more for own, more in zip(leaf.conv.pads, pads, strict=True))
     size = leaf.size and tuple(n - pads[i] - pads[rank + i] for i, n in enumerate(leaf.size))
-    return replace(leaf, input=name, conv=replace(leaf.conv, pads=total), size=size, passed=passed)
+    return replace(leaf, conv=replace(leaf.conv, pads=total), size=size)
 
 
 def _pooled(scope: Scope, tensor: str) -> bool:
@@ -420,9 +432,6 @@ def _idle(scope: Scope, node: NodeProto) -> str | None:
 
 
 def is_plain(node: NodeProto, channels: int, limits: Limits) -> bool:
-    """Return True if a node with so many input channels is a plain convolution of any run.
-
-    Raises AttributeReference.
-    """
+    """Return True if a node with so many input channels is a plain convolution of any run.  Raises AttributeReference."""
     window = attributes(node).get("pool_kernel_shape")
     return channels > limits.image_channels and window is not None and all(k == 1 for k in window)

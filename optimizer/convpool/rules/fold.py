@@ -87,8 +87,9 @@ class Fold(Rule):
         if plan.inputs:
             edit.set_inputs(plan.node, list(plan.inputs))
         else:
-            nodes = [node for name, array in plan.values for node in edit.stored(array, name)]
-            edit.replace(plan.node, {plan.node}, nodes)
+            for name, array in plan.values:
+                edit.store(array, name)
+            edit.replace(plan.node, plan.own)
         edit.drop_unread(plan.before)
 
 

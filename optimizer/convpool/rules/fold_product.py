@@ -17,10 +17,11 @@ weights and biases; (5) something else in the model was rewritten.  Weights are 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass, replace
 
 import numpy as np
-from onnx import NodeProto, helper
+from onnx import helper
 
 from convpool.algebra.parts import holds, keeps, outside
 from convpool.ir.edit import Edit
@@ -117,17 +118,15 @@ class FoldProduct(Rule):
         """Write a Gemm, and the views behind it, for each tensor."""
         scope = plan.scope
         for name, product in plan.site.products.items():
-            nodes: list[NodeProto] = []
             weight, bias = plan.constants[name]
-            given = [edit.constant(weight, f"{name}_weight", nodes), edit.constant(bias, f"{name}_bias", nodes)]
+            given = [edit.constant(weight, f"{name}_weight"), edit.constant(bias, f"{name}_bias")]
             results = [edit.fresh(f"{name}_product") for _ in product.views] + [name]
-            nodes.append(helper.make_node("Gemm", [product.x, *given], results[:1], f"product_of_{name}", transB=1))
+            edit.nodes.append(helper.make_node("Gemm", [product.x, *given], results[:1], f"product_of_{name}", transB=1))
             for index, x, y in zip(product.views, results, results[1:], strict=False):
-                node = NodeProto()
-                node.CopyFrom(scope.nodes[index])
+                node = deepcopy(scope.nodes[index])
                 node.input[0], node.output[0], node.name = x, y, ""
-                nodes.append(node)
-            edit.replace(scope.producer[name], {scope.producer[name]}, nodes)
+                edit.nodes.append(node)
+            edit.replace(scope.producer[name], {scope.producer[name]})
         edit.drop_unread(plan.site.nodes)
 
 

@@ -17,8 +17,8 @@ from convpool.algebra.geometry import PoolSpec
 from convpool.ir.index import Scope, spatial_size
 from convpool.ir.protos import attributes, is_op
 from convpool.rules.base import Context, Reject, malformed, reject, rejection, windows
-from convpool.rules.convs import Pooling, against_node, conv_leaf, conv_rank
-from convpool.rules.pool_first.pairs import PairPlan, PairRule, PairSite, macs, operator_lowering
+from convpool.rules.convs import Pooling, against_node, conv_leaf, conv_rank, macs
+from convpool.rules.pool_first.pairs import PairPlan, PairRule, PairSite, operator_lowering
 
 
 class FusePoolConv(PairRule):
@@ -35,8 +35,25 @@ class FusePoolConv(PairRule):
                 yield site
 
     def check(self, site: PairSite, context: Context) -> PairPlan | Reject:
-        """A plan for one ConvAvgPool, or why the pair stays two nodes."""
-        return check_pair(site, context)
+        """A plan for one ConvAvgPool, or why the pair stays two nodes.  Raises AttributeReference."""
+        scope = site.scope
+        rank = conv_rank(scope, site.conv)
+        if isinstance(rank, Reject):
+            return rank
+        spec = whole_windows(scope, site.root, rank)
+        if isinstance(spec, Reject):
+            return spec
+        others = scope.sole_reader(site.tensor)
+        if others is not None:
+            return reject(scope, site.root, f"output '{site.tensor}' {others}", "other readers", "only the convolution")
+        leaf = conv_leaf(scope, site.conv, rank)
+        if isinstance(leaf, Reject):
+            return leaf
+        if (found := against_node(scope, leaf.conv, context.main_opset, spec)) is not None:
+            return rejection(scope, site.conv, found)
+        x, count = scope.nodes[site.root].input[0], macs(scope, site.conv)
+        pooling = Pooling(site.root, (site.root,), x, scope.nodes[site.conv].output[0], "pool_conv", spec)
+        return PairPlan(scope, "pool_conv", pooling, replace(leaf, input=x), (operator_lowering(pooling, leaf, count),))
 
 
 class ChainPoolConv(FusePoolConv):
@@ -55,28 +72,6 @@ def behind_pooling(scope: Scope, conv: int) -> PairSite | None:
     tensor = scope.nodes[conv].input[0]
     pool = scope.made_by(tensor, "AveragePool")
     return None if pool is None else PairSite(scope, pool, tensor, conv, "pool_conv")
-
-
-def check_pair(site: PairSite, context: Context) -> PairPlan | Reject:
-    """A plan for one ConvAvgPool, or why the pair stays two nodes.  Raises AttributeReference."""
-    scope = site.scope
-    rank = conv_rank(scope, site.conv)
-    if isinstance(rank, Reject):
-        return rank
-    spec = whole_windows(scope, site.root, rank)
-    if isinstance(spec, Reject):
-        return spec
-    others = scope.sole_reader(site.tensor)
-    if others is not None:
-        return reject(scope, site.root, f"output '{site.tensor}' {others}", "other readers", "only the convolution")
-    leaf = conv_leaf(scope, site.conv, rank)
-    if isinstance(leaf, Reject):
-        return leaf
-    if (found := against_node(scope, leaf.conv, context.main_opset, spec)) is not None:
-        return rejection(scope, site.conv, found)
-    x = scope.nodes[site.root].input[0]
-    pooling = Pooling(site.root, (site.root,), x, scope.nodes[site.conv].output[0], "pool_conv", spec)
-    return PairPlan(scope, "pool_conv", pooling, replace(leaf, input=x), (operator_lowering(pooling, leaf, macs(site)),))
 
 
 def whole_windows(scope: Scope, index: int, rank: int) -> PoolSpec | Reject:

@@ -29,10 +29,10 @@ from convpool.ir.index import Scope
 from convpool.ir.protos import AttributeReference, is_op, label
 from convpool.options import Limits
 from convpool.rules.base import Context, Reject, reject
-from convpool.rules.convs import WINDOW, ConvLeaf, Pooling, channel_count, constant_leaf, pads_upstream, with_pads_in_front
-from convpool.rules.fuse_pool_conv import behind_pooling, check_pair
+from convpool.rules.convs import WINDOW, ConvLeaf, Pooling, channel_count, constant_leaf, macs, pads_upstream, with_pads_in_front
+from convpool.rules.fuse_pool_conv import FusePoolConv, behind_pooling
 from convpool.rules.neighbours.patterns import normalizes
-from convpool.rules.pool_first.pairs import PairPlan, PairRule, PairSite, macs, operator_lowering
+from convpool.rules.pool_first.pairs import PairPlan, PairRule, PairSite, operator_lowering
 from convpool.rules.pool_first.rule import moved_convolutions, pair_sites
 
 KINDS = {"image_conv": "stem", "plain_conv": "plain_conv"}
@@ -74,11 +74,11 @@ class ImageConv(PairRule):
         wrong = _of_an_image(scope, leaf, context.options.limits) if of_image else _plain(scope, leaf, context)
         if wrong is not None:
             return wrong
-        count = macs(site)
+        count = macs(scope, index)
         pooled = behind_pooling(scope, index) if of_image else None
         if pooled is not None and not context.excluded(pooled.names[1]):
             with suppress(AttributeReference):
-                if isinstance(plan := check_pair(pooled, context), PairPlan):
+                if isinstance(plan := FusePoolConv().check(pooled, context), PairPlan):
                     return replace(plan, pattern=site.pattern, lowerings=(operator_lowering(plan.pooling, leaf, count),))
         leaf = with_pads_in_front(scope, leaf)
         for where, pad, _ in pads_upstream(scope, leaf.input):
@@ -122,10 +122,10 @@ def _plain(scope: Scope, leaf: ConvLeaf, context: Context) -> Reject | None:
     shapes = (scope.info(result).shape, context.sizes.get(result))
     shape = next((shape for shape in shapes if shape and all(isinstance(dim, int) for dim in shape)), None)
     results = math.prod(shape) if shape else 0
-    macs = results * leaf.weight_shape[1] * leaf.conv.taps if shape else None
+    count = results * leaf.weight_shape[1] * leaf.conv.taps if shape else None
     if context.enabled("norm_conv") and normalizes(scope, leaf.input, leaf.conv.rank):
         return None
-    if macs is None or macs > limits.plain_macs and results > limits.plain_results:
-        got = "an unknown number" if macs is None else f"{macs:.3g}"
+    if count is None or count > limits.plain_macs and results > limits.plain_results:
+        got = "an unknown number" if count is None else f"{count:.3g}"
         return reject(scope, leaf.node, "multiply-adds of the batch", got, f"at most {limits.plain_macs:.3g}")
     return None

@@ -45,6 +45,15 @@ from convpool.rules.base import BETWEEN, Reject, reject
 
 VIEWS = ("Flatten", "Reshape", "SpaceToDepth", "Squeeze", "Transpose", "Unsqueeze")
 """Operators that rearrange, and compute nothing."""
+UNARY = (
+    "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cast", "CastLike", "Ceil", "Celu", "Clip", "Cos",
+    "Cosh", "Dropout", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish", "Identity", "LeakyRelu",
+    "Log", "Mish", "Neg", "Reciprocal", "Relu", "Round", "Selu", "Shrink", "Sigmoid", "Sign", "Sin", "Sinh",
+    "Softplus", "Softsign", "Sqrt", "Swish", "Tan", "Tanh", "ThresholdedRelu",
+)  # fmt: skip
+"""Operators that act on each element of their first input alike."""
+BROADCASTING = ("Add", "Div", "Max", "Mean", "Min", "Mul", "PRelu", "Pow", "Sub", "Sum")
+"""Operators on each element of all inputs, with broadcasting."""
 MAX_CHAIN = 16
 """Most nodes of a chain that is looked at."""
 
@@ -237,10 +246,7 @@ class Step:
 
 
 def linear_step(scope: Scope, index: int, rank: int) -> Step | Reject | None:
-    """Return node `index` as a linear map; a Reject if unqualified, None for other operators.
-
-    Raises AttributeReference.
-    """
+    """Return node `index` as a linear map; a Reject if unqualified, None for others.  Raises AttributeReference."""
     op = op_of(scope.nodes[index])
     return None if op is None else op.step(scope, index, rank)
 

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from onnx import NodeProto, TensorProto, helper
+from onnx import TensorProto, helper
 
 from convpool.algebra.expand import UpsampleSpec
 from convpool.algebra.geometry import ConvSpec, PoolSpec, Refusal, fuse_kernel, pool_last, refuse
@@ -94,7 +94,8 @@ class LowerOperator(Rule):
 
     def apply(self, plan: LowerPlan, edit: Edit) -> None:
         """Put the standard nodes in the place of the operator's."""
-        edit.replace(plan.node, plan.own, _Writer(plan, edit).run())
+        _Writer(plan, edit).run()
+        edit.replace(plan.node, plan.own)
         edit.lowered_operator()
 
     def rewritten(self, plan: LowerPlan, outputs: list[str], times: dict[str, float] | None, log: Log) -> None:
@@ -170,10 +171,9 @@ class _Writer:
     def __init__(self, plan: LowerPlan, edit: Edit) -> None:
         self._plan, self._edit = plan, edit
         self._old = plan.scope.nodes[plan.node]
-        self._nodes: list[NodeProto] = []
 
-    def run(self) -> list[NodeProto]:
-        """The nodes in order; the last gives what the operator's node gave."""
+    def run(self) -> None:
+        """Make the nodes; the last gives what the operator's node gave."""
         parts, names = self._plan.parts, dict(zip(self._plan.parts.inputs, self._old.input, strict=False))
         x_last, y_last = LAYOUTS[schema.layout_of(self._old)]
         rank = self._plan.conv.rank
@@ -190,11 +190,11 @@ class _Writer:
             x = self._add("AveragePool", [x], "pooled", count_include_pad=1, **windows)
         if isinstance(up := self._plan.before, UpsampleSpec):
             scales, name = np.array(schema.scales_of(up), np.float32), f"{self._old.output[0]}_scales"
-            name = self._edit.shared(("scales", *up.factors), lambda: scales, name, self._nodes)
+            name = self._edit.shared(("scales", *up.factors), lambda: scales, name)
             x = self._add("Resize", [x, "", name], "upsampled", **schema.NEAREST)
         inputs = [x, self._weight(), *((names["B"],) if names.get("B") else ())]
         y = self._add("Conv", inputs, "convolved", **asdict(self._plan.lowering.conv))
-        node = self._nodes[-1]
+        node = self._edit.nodes[-1]
         node.name = self._old.name
         if self._old.doc_string:
             node.doc_string = self._old.doc_string
@@ -203,16 +203,13 @@ class _Writer:
             y = self._add("Add", [y, self._permute(names["R"], y_last, to_channels_first(rank))], "sum")
         y = self._activation(parts.epilogue, y, "result", parts.epilogue_alpha)
         self._permute(y, y_last, to_channels_last(rank))
-        self._nodes[-1].output[0] = self._old.output[0]
-        return self._nodes
+        self._edit.nodes[-1].output[0] = self._old.output[0]
 
     def _permute(self, name: str, permuted: bool, perm: list[int]) -> str:
         return self._add("Transpose", [name], "permuted", perm=perm) if permuted else name
 
     def _add(self, op_type: str, inputs: list[str], what: str, **values: Any) -> str:
-        output = self._edit.fresh(f"{self._old.output[0]}_{what}")
-        self._nodes.append(helper.make_node(op_type, inputs, [output], **values))
-        return output
+        return self._edit.add(op_type, inputs, f"{self._old.output[0]}_{what}", **values)
 
     def _activation(self, name: str, x: str, what: str, alpha: float) -> str:
         """The result of an activation of the operator; x for none."""
@@ -229,7 +226,7 @@ class _Writer:
         values = []
         for what, array in (("mean", zeros), ("variance", np.ones_like(zeros))):
             key = (what, info.elem_type, info.shape)
-            values.append(self._edit.shared(key, partial(np.copy, array), f"{shift}_{what}", self._nodes))
+            values.append(self._edit.shared(key, partial(np.copy, array), f"{shift}_{what}"))
         return self._add("BatchNormalization", [x, scale, shift, *values], "scaled", epsilon=0.0)
 
     def _weight(self) -> str:
@@ -239,7 +236,7 @@ class _Writer:
             return self._add("Transpose", [name], "weight", perm=to_channels_first(plan.conv.rank))
         weight = plan.weight
         if plan.lowering.name != "fused":
-            return self._edit.shared((name,), lambda: np.moveaxis(weight.array(), -1, 1), f"{name}_channels_first", self._nodes)
+            return self._edit.shared((name,), lambda: np.moveaxis(weight.array(), -1, 1), f"{name}_channels_first")
         assert plan.box is not None
         box = plan.box
 
@@ -247,4 +244,4 @@ class _Writer:
             array = np.moveaxis(weight.array(), -1, 1)
             return fuse_kernel(array, *box).astype(array.dtype)
 
-        return self._edit.shared((name, plan.conv, plan.before), fused, f"{name}_fused", self._nodes)
+        return self._edit.shared((name, plan.conv, plan.before), fused, f"{name}_fused")

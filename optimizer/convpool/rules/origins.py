@@ -26,7 +26,7 @@ from convpool.ir.protos import is_op, known_attributes
 from convpool.ir.schema import is_operator, layout_of, specs_of
 from convpool.rules.base import Reject, malformed, windows
 from convpool.rules.convs import conv_leaf
-from convpool.rules.linear import known_step, op_of
+from convpool.rules.linear import BROADCASTING, known_step, op_of
 
 Size = int | tuple[object, int, int]
 """A number, or the axis that the size follows from, E and S."""
@@ -64,8 +64,6 @@ NONLINEAR = (
 """Elementwise operators that are looked through, beside the linear ones of `linear.OPS`, though no average moves past them."""
 UNARY = (*(name for name in NONLINEAR if name != "DepthToSpace"), "Softmax", "LayerNormalization")
 """Operators that keep the sizes of their first input, beside linear ones."""
-SEVERAL = ("Add", "Sub", "Mul", "Div", "Sum", "Mean", "Max", "Min", "PRelu", "Pow", "Where")
-"""Elementwise operators with broadcasting."""
 
 _found: WeakKeyDictionary[Scope, dict[tuple[str, int], Sizes]] = WeakKeyDictionary()
 
@@ -139,7 +137,7 @@ def _sources(scope: Scope, tensor: str, rank: int) -> tuple[list[str], Windows]:
     if through is not None:
         return [node.input[0]], through
     op = op_of(node)
-    if is_op(node, *SEVERAL):
+    if is_op(node, *BROADCASTING, "Where"):
         return list(node.input), []
     if is_op(node, *UNARY) or op is not None and not op.apart:
         return [node.input[0]], []

@@ -182,7 +182,7 @@ def verdict_of(verdict: Reject | None) -> dict[str, str]:
     """Status and reason of a site that stays, as its report has them; None for one that is excluded."""
     if verdict is None:
         return {"status": "excluded", "reason": "excluded by name"}
-    return {"status": "rejected", "reason": str(verdict), "obstacle": in_short(verdict)}
+    return {"status": "rejected", "reason": str(verdict), "obstacle": in_short(verdict), "in_words": in_words(verdict)}
 
 
 def in_short(verdict: Reject) -> str:

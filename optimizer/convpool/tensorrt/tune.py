@@ -73,7 +73,13 @@ def _build_all(model: LoadedModel, options: BuildOptions, left_out: dict[str, st
     failure: ConvpoolError | None = None
     with tempfile.TemporaryDirectory() as folder:
         cache = options.timing_cache or Path(folder, "timing.cache")
-        options = replace(options, timing_cache=cache, configure=_patiently(options.configure))
+
+        def configure(config: Any, last: Callable[[Any], None] | None = options.configure) -> None:
+            choose_patiently(config)
+            if last is not None:
+                last(config)
+
+        options = replace(options, timing_cache=cache, configure=configure)
         for lowering in TRIED if options.plugin else [name for name in TRIED if name != "convavgpool"]:
             prepared = prepare.lowered(model, lowering, **keywords)
             same = seen.setdefault(hashlib.sha256(prepare.serialized(prepared)).digest(), lowering)
@@ -89,17 +95,6 @@ def _build_all(model: LoadedModel, options: BuildOptions, left_out: dict[str, st
     if failure and not engines:
         raise failure
     return engines
-
-
-def _patiently(configure: Callable[[Any], None] | None) -> Callable[[Any], None]:
-    """A config's set-up for engines that are compared; the caller's own comes last."""
-
-    def set_up(config: Any) -> None:
-        choose_patiently(config)
-        if configure is not None:
-            configure(config)
-
-    return set_up
 
 
 def typical_inputs(engines: Mapping[str, Engine], seed: int = 0) -> dict[str, np.ndarray]:

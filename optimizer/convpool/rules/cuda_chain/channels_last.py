@@ -20,6 +20,7 @@ pair appears."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,8 +43,8 @@ from convpool.rules.cuda_chain.layouts import (
     rank_of,
     reads_any,
     same_in_memory,
+    turn,
     turn_us,
-    turned,
     turning,
 )
 from convpool.rules.pool_first.rule import pair_sites
@@ -139,22 +140,21 @@ class Turner:
             node = self._scope.nodes[index]
             if self._enters(node):
                 self._made[node.output[0]] = node.input[0]
-                self._edit.replace(index, {index}, [node] if node.output[0] in self._plan.read_too else [])
+                if node.output[0] in self._plan.read_too:
+                    self._edit.nodes.append(node)
+                self._edit.replace(index, {index})
                 continue
-            nodes: list[NodeProto] = []
             for name in node.input:
                 if name in self._plan.tensors and name not in given and name not in self._made:
-                    nodes.append(self._turn(name, self._rename(name), back=False))
+                    self._turn(name, self._rename(name), back=False)
             gone = self._leaves(node) and self._made[node.input[0]] == node.output[0]
-            made = [] if gone else self._node(index, node)
-            for item in made:
+            for item in () if gone else self._node(index, node):
                 if item.output[0] == node.output[0] and node.output[0] in self._plan.tensors & given:
                     item.output[0] = self._rename(node.output[0])
-            nodes += made
             for name in node.output:
                 if name in self._plan.read_too & given:
-                    nodes.append(self._turn(self._made[name], name, back=True))
-            self._edit.replace(index, {index}, nodes)
+                    self._turn(self._made[name], name, back=True)
+            self._edit.replace(index, {index})
 
     def _gives(self, index: int) -> bool:
         """Return True if a node can give its result in either layout; a Reshape only reads what is the same in both."""
@@ -178,12 +178,13 @@ class Turner:
         return x, y
 
     def _node(self, index: int, node: NodeProto) -> list[NodeProto]:
+        """Make a node for the layouts of its tensors, and the constants that it needs."""
         x, y = self._of_plan(node)
+        before = len(self._edit.nodes)
         if schema.is_operator(node):
-            made = NodeProto()
-            made.CopyFrom(node)
+            made = deepcopy(node)
             schema.give_layout(made, number_of(x, y))
-            nodes = [made]
+            self._edit.nodes.append(made)
             residual = len(node.input) - 1 if schema.parts_of(node).residual else 0
             positions = {0, residual} if residual else {0}
         else:
@@ -191,8 +192,9 @@ class Turner:
             rank = next(
                 (len(s) for name in node.input if (s := self._scope.info(name).shape) and len(s) > len(shape)), len(shape)
             )
-            nodes = turned(self._edit, index, rank, x, y, self._to)
+            turn(self._edit, index, rank, x, y, self._to)
             positions = set(range(len(node.input)))
+        nodes = self._edit.nodes[before:]
         for item in nodes:
             if not item.name and self._to is to_channels_first:
                 item.name = label(node)  # a report goes on to name it so
@@ -205,19 +207,18 @@ class Turner:
         self._made[name] = self._known.get(name) or self._edit.fresh(f"{name}_{self._to.__name__[3:]}")
         return self._made[name]
 
-    def _turn(self, source: str, target: str, *, back: bool) -> NodeProto:
-        """The node that gives a tensor in the other layout, or `back` in its own."""
+    def _turn(self, source: str, target: str, *, back: bool) -> None:
+        """Make the node that gives a tensor in the other layout, or `back` in its own."""
         name = target if back else source
         shape = self._scope.info(name).shape or ()
         perm = (self._back if back else self._to)(len(shape) - 2)
         sizes = [shape[axis] for axis in (range(len(shape)) if back else perm)]
         if same_in_memory(self._scope, name, self._to) and all(isinstance(size, int) for size in sizes[1:]):
-            nodes: list[NodeProto] = []
             wanted = np.array([0, *sizes[1:]], np.int64)
-            constant = self._edit.shared(("shape", *wanted.tolist()), lambda: wanted, f"{target}_shape", nodes)
-            if not nodes:
-                return helper.make_node("Reshape", [source, constant], [target])
-        return helper.make_node("Transpose", [source], [target], perm=perm)
+            constant = self._edit.shared(("shape", *wanted.tolist()), lambda: wanted, f"{target}_shape")
+            self._edit.nodes.append(helper.make_node("Reshape", [source, constant], [target]))
+        else:
+            self._edit.nodes.append(helper.make_node("Transpose", [source], [target], perm=perm))
 
 
 @dataclass(frozen=True)

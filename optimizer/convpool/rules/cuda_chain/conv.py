@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from onnx import NodeProto, TensorProto, helper
+from onnx import TensorProto, helper
 
 from convpool.algebra.expand import UpsampleSpec
 from convpool.algebra.geometry import PoolSpec
@@ -39,13 +39,14 @@ from convpool.rules.convs import (
     Pooling,
     against_node,
     constant_leaf,
+    macs,
     pads_upstream,
     with_pads_in_front,
 )
 from convpool.rules.cuda_chain.layouts import Ports, channels_last, ports_of
 from convpool.rules.fuse_pool_conv import whole_windows
 from convpool.rules.neighbours.patterns import mapped_by
-from convpool.rules.pool_first.pairs import PairPlan, PairRule, PairSite, macs, operator_lowering
+from convpool.rules.pool_first.pairs import PairPlan, PairRule, PairSite, operator_lowering
 from convpool.rules.resampling.resize import Resample, recognise
 from convpool.rules.upsample_last.rule import has_fast_kernel
 
@@ -88,7 +89,7 @@ class ChainConv(PairRule):
         if any(True for _ in pads_upstream(scope, leaf.input)):
             return reject(scope, index, "Pad in front", "pads that the convolution cannot take", "none")
         pooling = Pooling(index, (), leaf.input, scope.nodes[index].output[0], PATTERN, WINDOW)
-        return PairPlan(scope, PATTERN, pooling, leaf, (operator_lowering(pooling, leaf, macs(site)),))
+        return PairPlan(scope, PATTERN, pooling, leaf, (operator_lowering(pooling, leaf, macs(scope, index)),))
 
 
 @dataclass(frozen=True)
@@ -122,16 +123,15 @@ class ChainPool(Rule):
         """Put the node in the pooling's place."""
         old, channels = plan.scope.nodes[plan.node], plan.channels
         dtype = helper.tensor_dtype_to_np_dtype(plan.elem_type)
-        nodes: list[NodeProto] = []
         key = (plan.elem_type, channels)
 
         def eye() -> np.ndarray:
             return np.eye(channels).reshape(channels, *(1,) * RANK, channels).astype(dtype)
 
-        identity = edit.shared(("identity", *key), eye, f"{old.output[0]}_identity", nodes)
-        zeros = edit.shared(("zeros", *key), lambda: np.zeros(channels, dtype), f"{old.output[0]}_bias", nodes)
-        nodes.append(schema.make_node([old.input[0], identity, zeros], old.output[0], plan.window, POINT, old.name))
-        edit.replace(plan.node, {plan.node}, nodes)
+        identity = edit.shared(("identity", *key), eye, f"{old.output[0]}_identity")
+        zeros = edit.shared(("zeros", *key), lambda: np.zeros(channels, dtype), f"{old.output[0]}_bias")
+        edit.nodes.append(schema.make_node([old.input[0], identity, zeros], old.output[0], plan.window, POINT, old.name))
+        edit.replace(plan.node, plan.own)
 
     def rewritten(self, plan: PoolPlan, outputs: list[str], times: dict[str, float] | None, log: Log) -> None:
         """Report the pooling."""
@@ -200,12 +200,11 @@ class ChainUpsample(Rule):
         assert leaf.weight is not None
         weight, m = leaf.weight, leaf.weight_shape[0]
         dtype = helper.tensor_dtype_to_np_dtype(weight.data_type)
-        nodes: list[NodeProto] = []
-        w = edit.shared((old.input[1],), lambda: np.moveaxis(weight.array(), 1, -1), f"{old.input[1]}_channels_last", nodes)
+        w = edit.shared((old.input[1],), lambda: np.moveaxis(weight.array(), 1, -1), f"{old.input[1]}_channels_last")
         b = old.input[2] if leaf.bias is not None else ""
-        b = b or edit.shared(("zeros", weight.data_type, m), lambda: np.zeros(m, dtype), f"{output}_bias", nodes)
-        nodes.append(schema.make_node([leaf.input, w, b], output, plan.up, leaf.conv, old.name))
-        edit.replace(plan.resize, plan.own, nodes)
+        b = b or edit.shared(("zeros", weight.data_type, m), lambda: np.zeros(m, dtype), f"{output}_bias")
+        edit.nodes.append(schema.make_node([leaf.input, w, b], output, plan.up, leaf.conv, old.name))
+        edit.replace(plan.resize, plan.own)
         edit.drop_unread(plan.passed)
 
     def rewritten(self, plan: ShortcutPlan, outputs: list[str], times: dict[str, float] | None, log: Log) -> None:

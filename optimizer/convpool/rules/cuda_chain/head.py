@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from onnx import NodeProto, TensorProto, helper
+from onnx import TensorProto, helper
 
 from convpool.algebra.geometry import PoolSpec
 from convpool.algebra.parts import keeps, outside
@@ -102,14 +102,13 @@ class ChainHead(Rule):
     def apply(self, plan: HeadPlan, edit: Edit) -> None:
         """Put the node and a Flatten in the place of the product."""
         first, last = plan.scope.nodes[plan.nodes[0]], plan.scope.nodes[plan.nodes[-1]]
-        nodes: list[NodeProto] = []
         y = last.output[0]
-        weight = edit.constant(plan.weight, f"{last.input[1]}_channels_last", nodes)
-        bias = edit.constant(plan.bias, f"{y}_bias", nodes)
+        weight = edit.constant(plan.weight, f"{last.input[1]}_channels_last")
+        bias = edit.constant(plan.bias, f"{y}_bias")
         product = edit.fresh(f"{y}_map")
-        nodes.append(schema.make_node([first.input[0], weight, bias], product, plan.window, POINT, last.name))
-        nodes.append(helper.make_node("Flatten", [product], [y], axis=1))
-        edit.replace(plan.nodes[-1], plan.nodes, nodes)
+        edit.nodes.append(schema.make_node([first.input[0], weight, bias], product, plan.window, POINT, last.name))
+        edit.nodes.append(helper.make_node("Flatten", [product], [y], axis=1))
+        edit.replace(plan.nodes[-1], plan.nodes)
 
     def rewritten(self, plan: HeadPlan, outputs: list[str], times: dict[str, float] | None, log: Log) -> None:
         """Report the sum or mean."""

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -42,19 +43,11 @@ from convpool.ir.protos import is_op, known_attributes
 from convpool.options import Limits
 from convpool.rules.base import Reject
 from convpool.rules.convs import KERNEL_TYPES
-from convpool.rules.linear import Step, known_step, pad_numbers
+from convpool.rules.linear import BROADCASTING, UNARY, Step, known_step, pad_numbers
 
 To = Callable[[int], list[int]]
 """A layout: gives the permutation into it for a number of spatial axes, as those of `algebra.parts` do."""
 
-UNARY = (
-    *("Relu", "LeakyRelu", "Elu", "Selu", "Celu", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh", "Softplus", "Softsign", "Gelu"),
-    *("Mish", "ThresholdedRelu", "Abs", "Neg", "Exp", "Log", "Sqrt", "Reciprocal", "Erf", "Floor", "Ceil", "Round", "Sign"),
-    *("Identity", "Dropout", "Cast", "Clip"),
-)
-"""Elementwise operators of one tensor; the other inputs of Clip and Dropout are scalars."""
-ELEMENTWISE = ("Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Sum", "Mean", "PRelu")
-"""Elementwise operators of several tensors, with broadcasting."""
 SUMS = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceL2", "ReduceSumSquare")
 KEEPS = ("GlobalAveragePool",)
 VIEWS = ("Flatten", "Reshape", "Squeeze")
@@ -77,7 +70,7 @@ def joined(scope: Scope, index: int, to: To = to_channels_last) -> tuple[str, ..
         names = (node.input[0], node.output[0])
         if is_op(node, "BatchNormalization") and _norm(scope, index) is None:
             return None
-    elif is_op(node, *ELEMENTWISE):
+    elif is_op(node, *BROADCASTING):
         names = (*(name for name in node.input if scope.constant(name) is None), node.output[0])
         ranks = [rank_of(scope, name) for name in (names[0], *node.input)]
         if len(names) < 2 or None in ranks or ranks[0] != max(rank or 0 for rank in ranks):
@@ -158,31 +151,30 @@ def turning(node: NodeProto) -> list[int] | None:
     return list(perm) if len(perm) > 2 else None
 
 
-def turned(edit: Edit, index: int, rank: int, x: bool, y: bool, to: To) -> list[NodeProto]:
-    """Node `index` for the layouts of its input and output, before its tensors are renamed.
+def turn(edit: Edit, index: int, rank: int, x: bool, y: bool, to: To) -> None:
+    """Make node `index` for the layouts of its input and output, before its tensors are renamed.
 
     rank: axes of what is turned; x, y: whether the first input, and the output, are.
     """
-    scope, node = edit.scope, NodeProto()
-    node.CopyFrom(edit.scope.nodes[index])
-    nodes: list[NodeProto] = []
-    if is_op(node, "Transpose"):
-        return [_permuted(node, rank, x, y, to)]
+    scope, node = edit.scope, deepcopy(edit.scope.nodes[index])
     if is_op(node, "BatchNormalization"):
-        return _scaled(edit, index, node)
-    if is_op(node, "GlobalAveragePool"):
-        return _mean(edit, node, rank)
-    if is_op(node, "Concat"):
+        _scale(edit, index, node)
+        return
+    if is_op(node, "Transpose"):
+        node = _permuted(node, rank, x, y, to)
+    elif is_op(node, "GlobalAveragePool"):
+        node = _mean(edit, node, rank)
+    elif is_op(node, "Concat"):
         axis = (known_attributes(node) or {})["axis"] % rank
         schema.give(node, {"axis": _moved(axis, rank, to)})
     elif is_op(node, *SUMS, "Squeeze"):
-        _sum(edit, node, tuple(_moved(axis, rank, to) for axis in axes_of(scope, index) or ()), nodes)
+        _sum(edit, node, tuple(_moved(axis, rank, to) for axis in axes_of(scope, index) or ()))
     elif is_op(node, "Pad"):
-        _pad(edit, node, _pads(scope, index) or (), to, nodes)
-    elif is_op(node, *ELEMENTWISE):
+        _pad(edit, node, _pads(scope, index) or (), to)
+    elif is_op(node, *BROADCASTING):
         for position, name in enumerate(node.input):
-            node.input[position] = _constant(edit, name, rank, to, nodes)
-    return [*nodes, node]
+            node.input[position] = _constant(edit, name, rank, to)
+    edit.nodes.append(node)
 
 
 def _moved(axis: int, rank: int, to: To = to_channels_last) -> int:
@@ -202,17 +194,17 @@ def _permuted(node: NodeProto, rank: int, x: bool, y: bool, to: To = to_channels
     return node
 
 
-def _sum(edit: Edit, node: NodeProto, axes: tuple[int, ...], nodes: list[NodeProto]) -> None:
+def _sum(edit: Edit, node: NodeProto, axes: tuple[int, ...]) -> None:
     """Give a sum, a mean or a Squeeze its axes, where the operator's version has them."""
     axes = tuple(sorted(axes))
     if any(item.name == "axes" for item in node.attribute):
         schema.give(node, {"axes": axes})
     else:
         name = node.input[1]
-        node.input[1] = edit.shared((name, axes), lambda: np.array(axes, np.int64), f"{name}_channels_last", nodes)
+        node.input[1] = edit.shared((name, axes), lambda: np.array(axes, np.int64), f"{name}_channels_last")
 
 
-def _pad(edit: Edit, node: NodeProto, pads: Sequence[int], to: To, nodes: list[NodeProto]) -> None:
+def _pad(edit: Edit, node: NodeProto, pads: Sequence[int], to: To) -> None:
     """Give a Pad its pads on all axes of the other layout."""
     half = len(pads) // 2
     moved = tuple(pads[axis + end] for end in (0, half) for axis in to(half - 2))
@@ -220,38 +212,32 @@ def _pad(edit: Edit, node: NodeProto, pads: Sequence[int], to: To, nodes: list[N
         schema.give(node, {"pads": moved})
         return
     name = node.input[1]
-    node.input[1] = edit.shared((name, moved), lambda: np.array(moved, np.int64), f"{name}_moved", nodes)
+    node.input[1] = edit.shared((name, moved), lambda: np.array(moved, np.int64), f"{name}_moved")
     del node.input[3:]
 
 
-def _mean(edit: Edit, node: NodeProto, rank: int) -> list[NodeProto]:
+def _mean(edit: Edit, node: NodeProto, rank: int) -> NodeProto:
     axes = tuple(range(1, rank - 1))
-    nodes: list[NodeProto] = []
     mean = helper.make_node("ReduceMean", [node.input[0]], [node.output[0]], name=node.name or None, keepdims=1)
     if edit.scope.opset < 18:
         schema.give(mean, {"axes": axes})
     else:
-        mean.input.append(edit.shared(("axes", axes), lambda: np.array(axes, np.int64), f"{node.output[0]}_axes", nodes))
-    return [*nodes, mean]
+        mean.input.append(edit.shared(("axes", axes), lambda: np.array(axes, np.int64), f"{node.output[0]}_axes"))
+    return mean
 
 
-def _scaled(edit: Edit, index: int, node: NodeProto) -> list[NodeProto]:
-    """BatchNormalization as Mul and Add along the last axis."""
-    nodes: list[NodeProto] = []
+def _scale(edit: Edit, index: int, node: NodeProto) -> None:
+    """Make a BatchNormalization Mul and Add along the last axis."""
     norm, y = _norm(edit.scope, index), node.output[0]
     assert norm is not None
     kind = elem_type_of(edit.scope, node.input[0]) or elem_type_of(edit.scope, node.input[1])
     dtype = helper.tensor_dtype_to_np_dtype(kind)
-    names = [
-        edit.constant(array.astype(dtype), f"{y}_{what}", nodes) for what, array in (("scale", norm.scale), ("shift", norm.shift))
-    ]
-    product = edit.fresh(f"{y}_scaled")
-    nodes.append(helper.make_node("Mul", [node.input[0], names[0]], [product], name=node.name or None))
-    nodes.append(helper.make_node("Add", [product, names[1]], [y]))
-    return nodes
+    names = [edit.constant(array.astype(dtype), f"{y}_{what}") for what, array in (("scale", norm.scale), ("shift", norm.shift))]
+    product = edit.add("Mul", [node.input[0], names[0]], f"{y}_scaled", name=node.name or None)
+    edit.nodes.append(helper.make_node("Add", [product, names[1]], [y]))
 
 
-def _constant(edit: Edit, name: str, rank: int, to: To, nodes: list[NodeProto]) -> str:
+def _constant(edit: Edit, name: str, rank: int, to: To) -> str:
     """A constant operand as it is broadcast in the other layout; `name` where that changes nothing."""
     constant = edit.scope.constant(name)
     if constant is None or all(dim == 1 for dim in constant.shape):
@@ -261,7 +247,7 @@ def _constant(edit: Edit, name: str, rank: int, to: To, nodes: list[NodeProto]) 
         array = constant.array()
         return np.transpose(array.reshape((1,) * (rank - array.ndim) + array.shape), to(rank - 2))
 
-    return edit.shared((name, rank), make, f"{name}_{to.__name__[3:]}", nodes)
+    return edit.shared((name, rank), make, f"{name}_{to.__name__[3:]}")
 
 
 NOMINAL_BATCH, NOMINAL_SIZE = 8, 32

@@ -36,7 +36,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from onnx import NodeProto, helper
+from onnx import helper
 
 from convpool.algebra.parts import EPILOGUES, IDENTITY, PROLOGUES, Affine, Parts, fold, holds, keeps, outside
 from convpool.ir import schema
@@ -151,9 +151,11 @@ class FusionRule(Rule):
 
     def apply(self, plan: FusionPlan, edit: Edit) -> None:
         """Put the fused node where the last of those stood that it replaces."""
-        edit.replace(max(plan.node, *plan.downstream, plan.node), {plan.node, *plan.downstream}, _fused_node(plan, edit))
+        _fused_node(plan, edit)
+        edit.replace(max(plan.node, *plan.downstream, plan.node), {plan.node, *plan.downstream})
         if plan.scaled is not None:
-            edit.replace(plan.scaled.node, {plan.scaled.node}, _scaled_node(plan.scaled, edit))
+            _scaled_node(plan.scaled, edit)
+            edit.replace(plan.scaled.node, {plan.scaled.node})
         edit.drop_unread(plan.upstream)
 
     def rewritten(self, plan: FusionPlan, outputs: list[str], times: dict[str, float] | None, log: Log) -> None:
@@ -202,17 +204,16 @@ def _saved_bytes(plan: FusionPlan) -> int | None:
     return total
 
 
-def _fused_node(plan: FusionPlan, edit: Edit) -> list[NodeProto]:
-    """The node of `plan` as it becomes, behind the constants that it needs."""
+def _fused_node(plan: FusionPlan, edit: Edit) -> None:
+    """Make the node of `plan` as it becomes, and the constants that it needs."""
     scope, parts = plan.scope, plan.parts
     node = deepcopy(scope.nodes[plan.node])
-    nodes: list[NodeProto] = []
     given = dict(zip(schema.parts_of(node).inputs, node.input, strict=False))
     given["X"], stem = plan.x, node.output[0]
     dtype = helper.tensor_dtype_to_np_dtype(plan.elem_type)
 
     def constant(key: tuple, array: np.ndarray, wanted: str) -> str:
-        return edit.shared(key, partial(np.asarray, array, dtype), wanted, nodes)
+        return edit.shared(key, partial(np.asarray, array, dtype), wanted)
 
     if plan.weights is not None:
         new, old = plan.weights, given.get("B", "")
@@ -222,7 +223,7 @@ def _fused_node(plan: FusionPlan, edit: Edit) -> list[NodeProto]:
     m, channels = plan.channels
     if plan.modulation is not None:
         rank = len(attributes(node)["kernel_shape"])
-        maps = patterns.scale_and_shift(plan.modulation, stem, channels, rank, constant, edit, nodes)
+        maps = patterns.scale_and_shift(plan.modulation, stem, channels, rank, constant, edit)
         given["scale"], given["shift"] = maps
     elif plan.affine is not None:
         scale, shift = (np.broadcast_to(values, (channels,)) for values in (plan.affine.scale, plan.affine.shift))
@@ -236,22 +237,21 @@ def _fused_node(plan: FusionPlan, edit: Edit) -> list[NodeProto]:
     del node.input[:]
     node.input.extend(given[name] for name in parts.inputs if name != "B" or given.get("B"))
     node.output[0] = plan.output
-    return [*nodes, node]
+    edit.nodes.append(node)
 
 
-def _scaled_node(weights: Weights, edit: Edit) -> list[NodeProto]:
-    """A convolution with other weights and bias."""
+def _scaled_node(weights: Weights, edit: Edit) -> None:
+    """Make a convolution with other weights and bias."""
     before = edit.scope.nodes[weights.node]
     node = deepcopy(before)
-    nodes: list[NodeProto] = []
     old = node.input[2] if len(node.input) > 2 else ""
     del node.input[2:]
-    node.input[1] = edit.shared(("W", weights.node), lambda: weights.weight, f"{node.input[1]}_scaled", nodes)
+    node.input[1] = edit.shared(("W", weights.node), lambda: weights.weight, f"{node.input[1]}_scaled")
     if old or weights.bias.any():
         wanted = f"{old or node.output[0] + '_bias'}_scaled"
-        node.input.append(edit.shared(("B", weights.node), lambda: weights.bias, wanted, nodes))
+        node.input.append(edit.shared(("B", weights.node), lambda: weights.bias, wanted))
     node.input.extend(before.input[3:])
-    return [*nodes, node]
+    edit.nodes.append(node)
 
 
 class FuseEpilogue(FusionRule):
@@ -418,68 +418,65 @@ class FusePrologue(FusionRule):
 
     def grow(self, draft: Draft) -> None:
         """Fuse all that can be in front of the node."""
-        _grow_in_front(draft)
-
-
-def _grow_in_front(draft: Draft) -> None:
-    plan, scope, options = draft.plan, draft.plan.scope, draft.context.options
-    if patterns.has_prologue(scope, plan.node):
-        return
-    lifted = options.limits.plain_prologues or "norm_conv" in options.passes and patterns.normalizes(scope, plan.x, draft.rank)
-    plain = not lifted and is_plain(scope.nodes[plan.node], plan.channels[1], options.limits)
-    if plain and not patterns.only_an_activation(scope, plan.x):
-        producer = scope.producer.get(plan.x)
-        if producer is not None and patterns.may_fuse(scope, producer):
-            got = "other elementwise nodes in front of a convolution without a pooling"
-            draft.rejects.append(reject(scope, producer, "prologue", got, "only an activation"))
-        return
-    x, parts, affine = plan.x, plan.parts, IDENTITY
-    upstream: list[int] = []
-    mapped, modulation = False, None
-    passes = not options.for_torch and not plain  # condition (6); a pooling and an upsampling have a pass already
-    while (index := scope.producer.get(x)) is not None:
-        node = scope.nodes[index]
-        if not patterns.may_fuse(scope, index):
-            break
-        if not _all_fuse(scope, x, plan.node, upstream, draft.context):
-            others = f"output '{x}' {scope.sole_reader(x)}"
-            draft.rejects.append(reject(scope, index, others, "other readers", "only the convolution"))
-            break
-        silu = patterns.silu_of(scope, index) if passes else None
-        modulated = patterns.modulated_by(scope, index, draft.rank, plan.channels[1]) if passes else None
-        if silu is not None:
-            if parts.prologue or mapped:
+        plan, scope, options = draft.plan, draft.plan.scope, draft.context.options
+        if patterns.has_prologue(scope, plan.node):
+            return
+        normal = "norm_conv" in options.passes and patterns.normalizes(scope, plan.x, draft.rank)
+        lifted = options.limits.plain_prologues or normal
+        plain = not lifted and is_plain(scope.nodes[plan.node], plan.channels[1], options.limits)
+        if plain and not patterns.only_an_activation(scope, plan.x):
+            producer = scope.producer.get(plan.x)
+            if producer is not None and patterns.may_fuse(scope, producer):
+                got = "other elementwise nodes in front of a convolution without a pooling"
+                draft.rejects.append(reject(scope, producer, "prologue", got, "only an activation"))
+            return
+        x, parts, affine = plan.x, plan.parts, IDENTITY
+        upstream: list[int] = []
+        mapped, modulation = False, None
+        passes = not options.for_torch and not plain  # condition (6); a pooling and an upsampling have a pass already
+        while (index := scope.producer.get(x)) is not None:
+            node = scope.nodes[index]
+            if not patterns.may_fuse(scope, index):
                 break
-            parts, x = replace(parts, prologue="Silu"), silu[1]
-        elif modulated is not None:
-            if mapped:
+            if not _all_fuse(scope, x, plan.node, upstream, draft.context):
+                others = f"output '{x}' {scope.sole_reader(x)}"
+                draft.rejects.append(reject(scope, index, others, "other readers", "only the convolution"))
                 break
-            modulation, x = patterns.Modulation(modulated[1], modulated[2]), modulated[3]
-        elif is_op(node, *PROLOGUES):
-            alpha = slope(scope, index)
-            if alpha is None or parts.prologue or mapped:
-                break
-            if not holds(np.asarray(alpha), np.dtype(np.float16)):  # engines compute it in X's type, a float32 model's too
-                draft.rejects.append(reject(scope, index, "slope", f"{alpha:g}", "a number of float16"))
-                break
-            parts, x = replace(parts, prologue=node.op_type, prologue_alpha=alpha), node.input[0]
-        else:
-            step = _fitting(draft, index)
-            if isinstance(step, Reject):
-                draft.rejects.append(step)
-                break
-            assert step.affine is not None
-            if step.affine is not IDENTITY:
-                affine = step.affine if affine is IDENTITY else affine.after(step.affine)
-            x = node.input[step.operand]
-        upstream += [index, *(found[0] for found in (silu, modulated) if found is not None)]
-        mapped = affine is not IDENTITY or modulation is not None
-        if mapped or parts.prologue:  # only an Identity is not worth a change
-            parts = replace(parts, affine=mapped, modulated=modulation is not None)
-            by_image = None if modulation is None else replace(modulation, affine=affine)
-            found = affine if mapped else None
-            draft.plan = replace(plan, x=x, affine=found, modulation=by_image, parts=parts, upstream=(*upstream,))
-    _check_found(draft, plan)
+            silu = patterns.silu_of(scope, index) if passes else None
+            modulated = patterns.modulated_by(scope, index, draft.rank, plan.channels[1]) if passes else None
+            if silu is not None:
+                if parts.prologue or mapped:
+                    break
+                parts, x = replace(parts, prologue="Silu"), silu[1]
+            elif modulated is not None:
+                if mapped:
+                    break
+                modulation, x = patterns.Modulation(modulated[1], modulated[2]), modulated[3]
+            elif is_op(node, *PROLOGUES):
+                alpha = slope(scope, index)
+                if alpha is None or parts.prologue or mapped:
+                    break
+                if not holds(np.asarray(alpha), np.dtype(np.float16)):  # engines compute it in X's type, a float32 model's too
+                    draft.rejects.append(reject(scope, index, "slope", f"{alpha:g}", "a number of float16"))
+                    break
+                parts, x = replace(parts, prologue=node.op_type, prologue_alpha=alpha), node.input[0]
+            else:
+                step = _fitting(draft, index)
+                if isinstance(step, Reject):
+                    draft.rejects.append(step)
+                    break
+                assert step.affine is not None
+                if step.affine is not IDENTITY:
+                    affine = step.affine if affine is IDENTITY else affine.after(step.affine)
+                x = node.input[step.operand]
+            upstream += [index, *(found[0] for found in (silu, modulated) if found is not None)]
+            mapped = affine is not IDENTITY or modulation is not None
+            if mapped or parts.prologue:  # only an Identity is not worth a change
+                parts = replace(parts, affine=mapped, modulated=modulation is not None)
+                by_image = None if modulation is None else replace(modulation, affine=affine)
+                found = affine if mapped else None
+                draft.plan = replace(plan, x=x, affine=found, modulation=by_image, parts=parts, upstream=(*upstream,))
+        _check_found(draft, plan)
 
 
 def _check_found(draft: Draft, before: FusionPlan) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from onnx import NodeProto, helper
+from onnx import NodeProto
 
 from convpool.algebra.parts import IDENTITY, PROLOGUES, Affine
 from convpool.ir import schema
@@ -84,7 +84,7 @@ def modulated_by(scope: Scope, index: int, rank: int, channels: int) -> tuple[in
 
 
 def scale_and_shift(
-    found: Modulation, stem: str, channels: int, rank: int, constant: Callable[..., str], edit: Edit, nodes: list[NodeProto]
+    found: Modulation, stem: str, channels: int, rank: int, constant: Callable[..., str], edit: Edit
 ) -> tuple[str, str]:
     """Scale and shift by image and channel: what the model computes, after a map by constants where there is one.
 
@@ -98,13 +98,9 @@ def scale_and_shift(
         return constant((what, stem), made, f"{stem}_{what}_column")
 
     names = column("scale", found.affine.scale), column("shift", found.affine.shift)
-    scale, product, shift = (edit.fresh(f"{stem}_{what}") for what in ("scale", "product", "shift"))
-    nodes += [
-        helper.make_node("Mul", [found.factor, names[0]], [scale]),
-        helper.make_node("Mul", [found.factor, names[1]], [product]),
-        helper.make_node("Add", [product, found.summand], [shift]),
-    ]
-    return scale, shift
+    scale = edit.add("Mul", [found.factor, names[0]], f"{stem}_scale")
+    product = edit.add("Mul", [found.factor, names[1]], f"{stem}_product")
+    return scale, edit.add("Add", [product, found.summand], f"{stem}_shift")
 
 
 EPILOGUE_HOSTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")

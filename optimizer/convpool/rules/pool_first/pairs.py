@@ -16,7 +16,7 @@ import numpy as np
 from onnx import NodeProto, helper
 
 from convpool.algebra.geometry import PoolSpec, fuse_kernel
-from convpool.algebra.lowering import Lowering, conv_cost
+from convpool.algebra.lowering import Lowering
 from convpool.algebra.parts import IDENTITY, to_channels_last
 from convpool.ir import schema
 from convpool.ir.edit import Edit
@@ -33,12 +33,12 @@ from convpool.rules.convs import (
     Tree,
     conv_leaves,
     folded,
-    sized_leaf,
+    macs,
     tree_nodes,
 )
 from convpool.rules.pool_first.averages import Candidate
 from convpool.rules.pool_first.trace import Shapes, rewire
-from convpool.rules.seen import in_words, verdict_of
+from convpool.rules.seen import verdict_of
 
 
 @dataclass(frozen=True)
@@ -107,10 +107,10 @@ class PairRule(Rule):
 
     def apply(self, plan: PairPlan, edit: Edit) -> None:
         """Put the plan's nodes in the place of the last of those that go."""
-        nodes = Emitter(edit, plan.pooling, plan.lowerings).run(plan.tree)
+        Emitter(edit, plan.pooling, plan.lowerings).run(plan.tree)
         gone = {*plan.pooling.nodes, *tree_nodes(plan.tree)}
         split = plan.pooling.split
-        edit.replace(max(plan.pooling.root, *tree_nodes(plan.tree)) if split is None else split, gone, nodes)
+        edit.replace(max(plan.pooling.root, *tree_nodes(plan.tree)) if split is None else split, gone)
         rewire(plan.shapes, edit)
         edit.drop_unread(index for leaf in conv_leaves(plan.tree) for index in leaf.passed)
 
@@ -132,16 +132,9 @@ class PairRule(Rule):
         if log.made(site.scope.nodes[site.root].output[0]):
             return
         conv, pool, *_ = site.names
-        count = macs(site)
+        count = macs(site.scope, site.conv)
         values = {"macs_before": count, "macs_after": count, "times_us": times, **verdict_of(verdict)}
-        values["in_words"] = None if verdict is None else in_words(verdict)
         log.kept(self.site_report(site.scope, site.pattern, None, conv=conv, pool=pool, **values))
-
-
-def macs(site: PairSite) -> int | None:
-    """Multiply-adds of the site's convolution for one sample, None where its sizes are unknown."""
-    leaf = sized_leaf(site.scope, site.conv)
-    return None if leaf is None or leaf.size is None else conv_cost(leaf.conv, leaf.weight_shape, leaf.size, 4).macs
 
 
 def operator_lowering(pooling: Pooling, leaf: ConvLeaf, count: int | None = None) -> Lowering:
@@ -156,11 +149,11 @@ class Emitter:
         """lowerings: of the tree's convolutions, left to right."""
         self._edit, self._scope, self._pooling = edit, edit.scope, pooling
         self._lowerings = iter(lowerings)
-        self._nodes: list[NodeProto] = []
+        self._nodes = edit.nodes
         self._pool_name = edit.scope.nodes[pooling.root].name
 
-    def run(self, tree: Tree) -> list[NodeProto]:
-        """All nodes; the last one writes the pooling's output."""
+    def run(self, tree: Tree) -> None:
+        """Make all nodes; the last one writes the pooling's output."""
         name = self._tree(tree)
         if self._pooling.factor != 1:
             name = self._scale(name)
@@ -173,7 +166,6 @@ class Emitter:
             outputs[list(outputs).index(name)] = self._pooling.output
         else:
             self._split(self._pooling.split, name, conv_leaves(tree)[0].conv.rank)
-        return self._nodes
 
     def _tree(self, tree: Tree) -> str:
         if isinstance(tree, OpaqueLeaf):
@@ -212,19 +204,19 @@ class Emitter:
         if leaf.affine is IDENTITY:
             if lowering.name == "fused":
                 key = (weight, leaf.conv, self._pooling.spec)
-                weight = self._edit.shared(key, lambda: self._fuse(leaf, folded(leaf)[0]), f"{weight}_fused", self._nodes)
+                weight = self._edit.shared(key, lambda: self._fuse(leaf, folded(leaf)[0]), f"{weight}_fused")
             elif lowering.name == "convavgpool":
                 weight = self._channels_last(leaf, weight)
             return weight, bias
         array, bias_array = folded(leaf)
         if lowering.name == "convavgpool":
-            weight = self._constant(np.moveaxis(array, 1, -1), f"{weight}_channels_last")
+            weight = self._edit.constant(np.moveaxis(array, 1, -1), f"{weight}_channels_last")
         elif lowering.name == "fused":
-            weight = self._constant(self._fuse(leaf, array), f"{weight}_fused")
+            weight = self._edit.constant(self._fuse(leaf, array), f"{weight}_fused")
         else:
-            weight = self._constant(array, f"{weight}_scaled")
+            weight = self._edit.constant(array, f"{weight}_scaled")
         wanted = f"{bias or old.output[0] + '_bias'}_scaled"
-        return weight, "" if bias_array is None else self._constant(bias_array, wanted)
+        return weight, "" if bias_array is None else self._edit.constant(bias_array, wanted)
 
     def _zero_bias(self, old: NodeProto) -> str:
         """A bias of zeros, "" where the number of channels is not known.
@@ -237,33 +229,27 @@ class Emitter:
             return ""
         zeros = np.zeros(info.shape[0], helper.tensor_dtype_to_np_dtype(info.elem_type))
         key = ("zeros", info.elem_type, info.shape[0])
-        return self._edit.shared(key, lambda: zeros, f"{old.output[0]}_bias", self._nodes)
+        return self._edit.shared(key, lambda: zeros, f"{old.output[0]}_bias")
 
     def _channels_last(self, leaf: ConvLeaf, weight: str) -> str:
         if leaf.weight is not None:
             value = leaf.weight
-            return self._edit.shared((weight,), lambda: np.moveaxis(value.array(), 1, -1), f"{weight}_channels_last", self._nodes)
-        output = self._edit.fresh(f"{weight}_channels_last")
-        self._nodes.append(helper.make_node("Transpose", [weight], [output], perm=to_channels_last(leaf.conv.rank)))
-        return output
+            return self._edit.shared((weight,), lambda: np.moveaxis(value.array(), 1, -1), f"{weight}_channels_last")
+        return self._edit.add("Transpose", [weight], f"{weight}_channels_last", perm=to_channels_last(leaf.conv.rank))
 
     def _fuse(self, leaf: ConvLeaf, array: np.ndarray) -> np.ndarray:
         assert self._pooling.spec is not None
         return fuse_kernel(array, leaf.conv, self._pooling.spec).astype(array.dtype)
 
     def _pool(self, x: str, spec: PoolSpec | None) -> str:
-        output = self._edit.fresh(f"{self._pooling.output}_pooled_input")
+        wanted = f"{self._pooling.output}_pooled_input"
         if spec is None:
-            node = helper.make_node("GlobalAveragePool", [x], [output])
+            output = self._edit.add("GlobalAveragePool", [x], wanted)
         else:
-            node = helper.make_node("AveragePool", [x], [output], kernel_shape=spec.kernel_shape, strides=spec.strides)
-            if any(spec.pads):
-                node.attribute.append(helper.make_attribute("pads", spec.pads))
-                node.attribute.append(helper.make_attribute("count_include_pad", 1))
-            if any(d > 1 for d in spec.dilations):
-                node.attribute.append(helper.make_attribute("dilations", spec.dilations))
-        node.name, self._pool_name = self._pool_name, ""
-        self._nodes.append(node)
+            output = self._edit.add("AveragePool", [x], wanted, kernel_shape=spec.kernel_shape, strides=spec.strides)
+            padding = {"pads": spec.pads, "count_include_pad": 1} if any(spec.pads) else {}
+            schema.give(self._nodes[-1], padding | ({"dilations": spec.dilations} if max(spec.dilations) > 1 else {}))
+        self._nodes[-1].name, self._pool_name = self._pool_name, ""
         return output
 
     def _join(self, tree: JoinTree) -> str:
@@ -277,7 +263,7 @@ class Emitter:
     def _move(self, moved: Moved, data: str) -> str:
         node = deepcopy(self._scope.nodes[moved.node])
         if moved.channels:
-            order = self._constant(np.array(moved.channels, np.int64), f"{node.output[0]}_channels")
+            order = self._edit.constant(np.array(moved.channels, np.int64), f"{node.output[0]}_channels")
             node = helper.make_node("Gather", [data, order], node.output[:1], axis=1)
         node.input[moved.operand] = data
         for number, name in enumerate(node.output):
@@ -298,26 +284,18 @@ class Emitter:
 
     def _scale(self, name: str) -> str:
         dtype = helper.tensor_dtype_to_np_dtype(self._scope.info(self._pooling.input).elem_type)
-        output = self._edit.fresh(f"{self._pooling.output}_scaled")
-        factor = self._constant(np.array(self._pooling.factor, dtype), f"{self._pooling.output}_factor")
-        self._nodes.append(helper.make_node("Mul", [name, factor], [output]))
-        return output
+        factor = self._edit.constant(np.array(self._pooling.factor, dtype), f"{self._pooling.output}_factor")
+        return self._edit.add("Mul", [name, factor], f"{self._pooling.output}_scaled")
 
     def _with_axes(self, op_type: str, from_opset: int, name: str, axes: list[int]) -> str:
         """A Squeeze or ReduceMean; its axes are an input from some opset on."""
-        output = self._edit.fresh(f"{name}_{'squeezed' if op_type == 'Squeeze' else 'mean'}")
-        if self._scope.opset < from_opset:
-            node = helper.make_node(op_type, [name], [output], axes=axes)
-        else:
-            constant = self._constant(np.array(axes, np.int64), f"{name}_axes")
-            node = helper.make_node(op_type, [name, constant], [output])
+        by_attribute = self._scope.opset < from_opset
+        inputs = [name] if by_attribute else [name, self._edit.constant(np.array(axes, np.int64), f"{name}_axes")]
+        wanted = f"{name}_{'squeezed' if op_type == 'Squeeze' else 'mean'}"
+        output = self._edit.add(op_type, inputs, wanted, **({"axes": axes} if by_attribute else {}))
         if op_type == "Squeeze":
-            node.name, self._pool_name = self._pool_name, ""
-        self._nodes.append(node)
+            self._nodes[-1].name, self._pool_name = self._pool_name, ""
         return output
-
-    def _constant(self, array: np.ndarray, wanted: str) -> str:
-        return self._edit.constant(array, wanted, self._nodes)
 
     def _fresh_output(self, node: NodeProto) -> str:
         return self._edit.fresh(f"{node.output[0]}_pooled")

@@ -29,7 +29,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-from onnx import NodeProto, helper
+from onnx import helper
 
 from convpool.algebra.geometry import Refusal, pad_behind
 from convpool.algebra.parts import IDENTITY
@@ -264,17 +264,16 @@ def _dying(scope: Scope, nodes: Iterable[int], own: set[int]) -> set[int]:
 def rewire(shapes: Shapes, edit: Edit) -> None:
     """Let the Shapes that stay give the same without the tensor that goes, and drop the others."""
     for item in shapes.kept:
-        nodes: list[NodeProto] = []
         output = edit.scope.nodes[item.node].output[0]
         if item.batch is None:
-            known = edit.constant(np.array(item.sizes, np.int64), f"{output}/sizes", nodes)
-            nodes.append(helper.make_node("Identity", [known], [output]))
+            known = edit.constant(np.array(item.sizes, np.int64), f"{output}/sizes")
+            edit.nodes.append(helper.make_node("Identity", [known], [output]))
         else:
             whole, first = edit.fresh(f"{output}/input"), edit.fresh(f"{output}/batch")
-            zero, one = (edit.constant(np.array([n], np.int64), f"{output}/{n}", nodes) for n in (0, 1))
-            rest = edit.constant(np.array(item.sizes[1:], np.int64), f"{output}/sizes", nodes)
-            nodes.append(helper.make_node("Shape", [item.batch], [whole]))
-            nodes.append(helper.make_node("Slice", [whole, zero, one, zero], [first]))
-            nodes.append(helper.make_node("Concat", [first, rest], [output], axis=0))
-        edit.replace(item.node, {item.node}, nodes)
+            zero, one = (edit.constant(np.array([n], np.int64), f"{output}/{n}") for n in (0, 1))
+            rest = edit.constant(np.array(item.sizes[1:], np.int64), f"{output}/sizes")
+            edit.nodes.append(helper.make_node("Shape", [item.batch], [whole]))
+            edit.nodes.append(helper.make_node("Slice", [whole, zero, one, zero], [first]))
+            edit.nodes.append(helper.make_node("Concat", [first, rest], [output], axis=0))
+        edit.replace(item.node, {item.node})
     edit.drop_unread(shapes.dying)

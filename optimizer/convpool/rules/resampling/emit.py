@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
-from onnx import NodeProto, helper
+from onnx import NodeProto
 
 from convpool.algebra import expand
 from convpool.algebra.expand import Crop, TransposeSpec, UpsampleSpec
@@ -29,19 +30,16 @@ class Emitter:
 
     def __init__(self, edit: Edit, rank: int, prefix: str, owner: str) -> None:
         """prefix: begins the names of new tensors.  owner: whose plans share what they compute."""
-        self._owner = owner
-        self.nodes: list[NodeProto] = []
+        self._owner, self.nodes = owner, edit.nodes
         self._edit, self._scope, self._rank, self._prefix = edit, edit.scope, rank, prefix
 
     def constant(self, array: np.ndarray, wanted: str) -> str:
         """A new constant's name."""
-        return self._edit.constant(array, f"{self._prefix}_{wanted}", self.nodes)
+        return self._edit.constant(array, f"{self._prefix}_{wanted}")
 
     def add(self, op_type: str, inputs: Sequence[str], wanted: str, **values: Any) -> str:
         """A new node; the name of what it gives."""
-        output = self._edit.fresh(f"{self._prefix}_{wanted}")
-        self.nodes.append(helper.make_node(op_type, list(inputs), [output], **values))
-        return output
+        return self._edit.add(op_type, inputs, f"{self._prefix}_{wanted}", **values)
 
     # ---- maps at their own size -----------------------------------------------------------------------------------------
 
@@ -65,14 +63,19 @@ class Emitter:
             assert operand is not None
             return self.resample(self.source(operand), source.resample)
         operands = [None if item is None else self.source(item) for item in source.operands]
-        node = NodeProto()
-        node.CopyFrom(old)
-        del node.input[:], node.output[1:]
+        inputs = []
         for number, name in enumerate(old.input):
             given = operands[number] if number < len(operands) else None
-            node.input.append(self._operand(old, name, source.channels) if given is None else given)
+            inputs.append(self._operand(old, name, source.channels) if given is None else given)
+        return self._again(old, f"{old.output[0]}_small", dict(enumerate(inputs)))
+
+    def _again(self, old: NodeProto, wanted: str, inputs: Mapping[int, str]) -> str:
+        """A copy of a node with other inputs, by number; the name of what it gives first, and alone."""
+        node = deepcopy(old)
         node.name = self._edit.fresh(f"{old.name}_moved") if old.name else ""
-        node.output[0] = self._edit.fresh(f"{old.output[0]}_small")
+        for number, name in inputs.items():
+            node.input[number] = name
+        node.output[:] = [self._edit.fresh(wanted)]
         self.nodes.append(node)
         return node.output[0]
 
@@ -94,13 +97,8 @@ class Emitter:
         groups = self._scope.info(old.input[0]).shape
         assert groups is not None
         shape = self.constant(np.array([0, groups[1], -1], np.int64), "groups")
-        node = NodeProto()
-        node.CopyFrom(old)
-        node.name = self._edit.fresh(f"{old.name}_moved") if old.name else ""
-        node.input[0] = self.add("Reshape", [x, shape], "grouped")
-        node.output[0] = self._edit.fresh(f"{old.output[0]}_small")
-        self.nodes.append(node)
-        return self.add("Reshape", [node.output[0], self.add("Shape", [x], "shape")], "normalised")
+        y = self._again(old, f"{old.output[0]}_small", {0: self.add("Reshape", [x, shape], "grouped")})
+        return self.add("Reshape", [y, self.add("Shape", [x], "shape")], "normalised")
 
     def pad(self, x: str, pads: Ints, mode: str) -> str:
         """x with pads on its spatial axes, begins then ends."""
@@ -207,8 +205,7 @@ class Emitter:
 
     def _behind(self, name: str, behind: Sequence[NodeProto]) -> str:
         for old in behind:
-            node = NodeProto()
-            node.CopyFrom(old)
+            node = deepcopy(old)
             node.input[0] = name
             for position, bound in enumerate(old.input):
                 constant = self._scope.constant(bound) if position and bound in self._scope.producer else None
@@ -235,15 +232,8 @@ class Emitter:
         if found.up is not None:
             return self._upsample(x, found.up)
         old = self._scope.nodes[found.node]
-        node = NodeProto()
-        node.CopyFrom(old)
-        node.name = self._edit.fresh(f"{old.name}_moved") if old.name else ""
-        node.input[0] = x
-        if is_op(old, "Resize") and len(old.input) > 3 and old.input[3]:
-            node.input[3] = self._sizes(x, old)
-        node.output[0] = self._edit.fresh(f"{self._prefix}_resized")
-        self.nodes.append(node)
-        return node.output[0]
+        by_sizes = is_op(old, "Resize") and len(old.input) > 3 and old.input[3]
+        return self._again(old, f"{self._prefix}_resized", {0: x, **({3: self._sizes(x, old)} if by_sizes else {})})
 
     def _sizes(self, x: str, old: NodeProto) -> str:
         """The sizes of a Resize for a map with another number of channels."""

@@ -29,19 +29,10 @@ from convpool.ir.index import Scope
 from convpool.ir.protos import attributes, is_op
 from convpool.rules.base import Reject, reject
 from convpool.rules.convs import channel_count
-from convpool.rules.linear import Step, known_step, pad_numbers, varies_over_space
+from convpool.rules.linear import BROADCASTING, UNARY, Step, known_step, pad_numbers, varies_over_space
 from convpool.rules.resampling.resize import Resample, recognise, sources, unknown_scales
 from convpool.rules.resampling.sizes import unknown_ratios
 
-UNARY = (
-    "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cast", "CastLike", "Ceil", "Celu", "Clip", "Cos",
-    "Cosh", "Dropout", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish", "Identity", "LeakyRelu",
-    "Log", "Mish", "Neg", "Reciprocal", "Relu", "Round", "Selu", "Shrink", "Sigmoid", "Sign", "Sin", "Sinh",
-    "Softplus", "Softsign", "Sqrt", "Swish", "Tan", "Tanh", "ThresholdedRelu",
-)  # fmt: skip
-"""Operators that act on each element of their first input alike."""
-BROADCASTING = ("Add", "Div", "Max", "Mean", "Min", "Mul", "PRelu", "Pow", "Sub", "Sum")
-"""Operators on each element of all inputs, with broadcasting."""
 PER_CHANNEL = ("Identity", "Neg", "Dropout", "Add", "Sub", "Mul", "Div", "BatchNormalization")
 """Operators that may be maps per channel; `linear.known_step` tells."""
 MAX_DEPTH = 24
@@ -340,12 +331,8 @@ class Walk:
         scope, node = self._scope, self._scope.nodes[index]
         if scope.info(node.output[0]).shape == shape and None not in shape:
             return True
-        source = scope.producer.get(node.input[1])
-        return (
-            source is not None
-            and is_op(scope.nodes[source], "Shape")
-            and (scope.nodes[source].input[0] == tensor and not scope.nodes[source].attribute)
-        )
+        source = scope.made_by(node.input[1], "Shape")
+        return source is not None and scope.nodes[source].input[0] == tensor and not scope.nodes[source].attribute
 
 
 def against(scope: Scope, found: Resample, rank: int, *, whole: bool) -> Reject | None:

@@ -9,14 +9,13 @@ from typing import Any, ClassVar
 import numpy as np
 from onnx import NodeProto
 
-from convpool.algebra import expand
 from convpool.algebra.parts import IDENTITY, UPSAMPLING_OP_TYPE, fold
 from convpool.ir.edit import Edit
 from convpool.ir.index import Scope
 from convpool.ir.protos import is_op, label
 from convpool.report import Log, SiteReport
-from convpool.rules.base import Plan, Reject, Rule
-from convpool.rules.convs import sized_leaf
+from convpool.rules.base import Reject, Rule
+from convpool.rules.convs import macs
 from convpool.rules.resampling.emit import Emitter
 from convpool.rules.resampling.maps import Applied, Leaf, Source
 from convpool.rules.resampling.plans import (
@@ -27,11 +26,10 @@ from convpool.rules.resampling.plans import (
     ResizePlan,
     ResizeSite,
     channels_in,
-    channels_out,
     is_known,
     is_whole,
 )
-from convpool.rules.seen import in_short, in_words
+from convpool.rules.seen import verdict_of
 
 
 class ResizeRule(Rule):
@@ -40,17 +38,10 @@ class ResizeRule(Rule):
     needs: ClassVar[Collection[str]] = SPELLINGS
     pattern: ClassVar[str] = "resize_conv"
 
-    def report(self, site: ResizeSite | Plan, conv: int, resize: int, **values: Any) -> SiteReport:
+    def report(self, scope: Scope, conv: int, resize: int, lowering: str | None, **values: Any) -> SiteReport:
         """A report of a convolution and a resampling of a scope."""
-        scope = site.scope
-        return SiteReport(
-            rule=self.names[0],
-            conv=label(scope.nodes[conv]),
-            pool=label(scope.nodes[resize]),
-            pattern=self.pattern,
-            scope=scope.path,
-            **values,
-        )
+        names = {"conv": label(scope.nodes[conv]), "pool": label(scope.nodes[resize])}
+        return self.site_report(scope, self.pattern, lowering, **names, **values)
 
     def kept(self, site: ResizeSite, verdict: Reject | None, times: dict[str, float] | None, log: Log) -> None:
         """One report with the reason, unless the site is of nodes that an earlier round made."""
@@ -61,12 +52,9 @@ class ResizeRule(Rule):
             for name in (*scope.nodes[index].input, scope.nodes[index].output[0])
         ):
             return
-        count = _macs(site)
-        words: dict[str, Any] = {"status": "excluded", "reason": "excluded by name"}
-        if verdict is not None:
-            words = {"status": "rejected", "reason": str(verdict), "obstacle": in_short(verdict), "in_words": in_words(verdict)}
+        count = macs(scope, site.root)
         counts: dict[str, Any] = {"macs_before": count, "macs_after": count, "times_us": times}
-        log.kept(self.report(site, site.root, site.resize, **words, **counts))
+        log.kept(self.report(scope, site.root, site.resize, None, **counts, **verdict_of(verdict)))
 
 
 class MovingRule(ResizeRule):
@@ -90,7 +78,7 @@ class MovingRule(ResizeRule):
         last = next(node for node in reversed(emitter.nodes) if name in node.output)
         last.output[0] = plan.output
         _name(emitter.nodes, old)
-        edit.replace(leaf.node, plan.own, emitter.nodes)
+        edit.replace(leaf.node, plan.own)
         edit.drop_unread(plan.passed)
 
     def _weights(self, plan: ResizePlan) -> Iterator[tuple[Group, np.ndarray | None, np.ndarray | None]]:
@@ -119,8 +107,7 @@ class MovingRule(ResizeRule):
         """One report for the convolution."""
         counts: dict[str, Any] = {"macs_before": plan.macs_before, "macs_after": plan.macs_after, "times_us": times}
         operator = UPSAMPLING_OP_TYPE if plan.operator_version else None
-        words: dict[str, Any] = {"status": "rewritten", "lowering": plan.lowering, "operator": operator}
-        found = self.report(plan, plan.leaf.node, plan.resize, **words, **counts)
+        found = self.report(plan.scope, plan.leaf.node, plan.resize, plan.lowering, operator=operator, **counts)
         log.rewritten(found, outputs[-1] if operator else None)
 
 
@@ -134,13 +121,6 @@ def _at_full_size(group: Group, scope: Scope) -> Iterator[tuple[int, int, tuple[
             yield first, count, (Leaf(scope.nodes[found.node].output[0]),)
         else:
             yield first, count, tuple(Applied(found.node, (source,), kind="resample", resample=found) for source in sources)
-
-
-def _macs(site: ResizeSite) -> int | None:
-    leaf = sized_leaf(site.scope, site.root)
-    if leaf is None or leaf.size is None:
-        return None
-    return expand.dense_cost(leaf.conv, channels_out(leaf), channels_in(leaf), leaf.size, 4).macs
 
 
 def _convolution(

@@ -165,14 +165,14 @@ def _expanded(scope: Scope, index: int, rank: int) -> Resample | None:
 
     x [N, C, H, W] - Reshape or Unsqueeze [N, C, H, 1, W, 1] - Expand, Tile or Concat [N, C, H, s, W, s] - Reshape
     """
-    spread = scope.producer.get(scope.nodes[index].input[0])
-    if spread is None or not is_op(scope.nodes[spread], "Expand", "Tile", "Concat"):
+    spread = scope.made_by(scope.nodes[index].input[0], "Expand", "Tile", "Concat")
+    if spread is None:
         return None
     node = scope.nodes[spread]
     if is_op(node, "Concat") and (len(set(node.input)) > 1 or len(node.input) < 2):
         return None
-    opened = scope.producer.get(node.input[0])
-    if opened is None or not is_op(scope.nodes[opened], "Reshape", "Unsqueeze"):
+    opened = scope.made_by(node.input[0], "Reshape", "Unsqueeze")
+    if opened is None:
         return None
     x = scope.nodes[opened].input[0]
     shapes = [scope.info(name).shape for name in (x, node.input[0], node.output[0], scope.nodes[index].output[0])]

@@ -21,18 +21,14 @@ from onnx import NodeProto, TensorProto
 from convpool.ir.index import Dim, Scope
 from convpool.ir.protos import attributes, is_op, known_attributes
 from convpool.rules.base import Reject, reject
-from convpool.rules.linear import pad_numbers
+from convpool.rules.linear import BROADCASTING, UNARY, pad_numbers
 
 MAX_DEPTH = 96
 """Nodes that a size is traced back through at most, of maps and of what computes sizes together."""
 WHOLE_SHAPE = -1
 """The axis under which `Scope.traced` has the elements of a vector."""
-KEEPING = (
-    "BatchNormalization", "Cast", "Clip", "Dropout", "Elu", "Gelu", "GroupNormalization", "HardSigmoid", "HardSwish", "Identity",
-    "InstanceNormalization", "LeakyRelu", "Mish", "Relu", "Selu", "Sigmoid", "Softplus", "Tanh",
-)  # fmt: skip
+KEEPING = (*UNARY, "BatchNormalization", "GroupNormalization", "InstanceNormalization")
 """Operators whose result has the shape of the first input."""
-BROADCAST = ("Add", "Div", "Mul", "PRelu", "Sub")
 INTEGERS = (TensorProto.INT64, TensorProto.INT32)
 
 
@@ -185,7 +181,7 @@ def _traced_through(scope: Scope, node: NodeProto, index: int, axis: int, depth:
     x, rank = node.input[0], len(shape) - 2
     if is_op(node, *KEEPING) or is_op(node, "Concat") and values.get("axis", 1) % len(shape) != axis:
         return traced(scope, x, axis, depth)
-    if is_op(node, *BROADCAST):
+    if is_op(node, *BROADCASTING):
         found = {traced(scope, name, place, depth) for name, place in _wide(scope, node, axis)}
         return found.pop() if len(found) == 1 else None
     if is_op(node, "Conv", "MaxPool", "AveragePool"):

@@ -18,10 +18,10 @@ model.  Of `ResizeFirst`: (1), (2) and (5); (3) only the Resize reads the convol
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 
 import numpy as np
-from onnx import NodeProto
 
 from convpool.algebra.expand import dense_cost
 from convpool.ir.edit import Edit
@@ -124,8 +124,8 @@ class ResizeFirst(ResizeRule):
         """The 1x1 convolutions with a Resize behind."""
         for index, node in enumerate(scope.nodes):
             if is_op(node, "Resize", "Upsample"):
-                conv = scope.producer.get(node.input[0])
-                if conv is not None and is_op(scope.nodes[conv], "Conv") and is_pointwise(scope, conv):
+                conv = scope.made_by(node.input[0], "Conv")
+                if conv is not None and is_pointwise(scope, conv):
                     yield ResizeSite(scope, conv, index)
 
     def check(self, site: ResizeSite, context: Context) -> ShrinkPlan | Reject | None:
@@ -155,13 +155,12 @@ class ResizeFirst(ResizeRule):
         emitter = Emitter(edit, leaf.conv.rank, resize.output[0], self.names[0])
         small = emitter.resample(old.input[0], plan.resample)
         emitter.nodes[-1].name = resize.name
-        conv = NodeProto()
-        conv.CopyFrom(old)
+        conv = deepcopy(old)
         conv.input[0], conv.output[0] = small, resize.output[0]
-        edit.replace(plan.resample.node, plan.own, [*emitter.nodes, conv])
+        edit.nodes.append(conv)
+        edit.replace(plan.resample.node, plan.own)
 
     def rewritten(self, plan: ShrinkPlan, outputs: list[str], times: dict[str, float] | None, log: Log) -> None:
         """One report for the convolution."""
         counts = {"macs_before": plan.macs_before, "macs_after": plan.macs_after}
-        found = self.report(plan, plan.leaf.node, plan.resample.node, status="rewritten", lowering="conv_last", **counts)
-        log.rewritten(found, None)
+        log.rewritten(self.report(plan.scope, plan.leaf.node, plan.resample.node, "conv_last", **counts), None)

@@ -25,7 +25,7 @@ from convpool.algebra.expand import FORMS, UpsampleSpec, covers_zeros_only
 from convpool.algebra.geometry import Ints
 from convpool.algebra.parts import MAX_UPSAMPLE
 from convpool.ir.index import Scope
-from convpool.ir.protos import attributes, is_op
+from convpool.ir.protos import attributes
 from convpool.ir.schema import UPSAMPLING_OPSET
 from convpool.rules.base import Context, Plan, Reject, reject, rejection
 from convpool.rules.convs import (
@@ -36,6 +36,7 @@ from convpool.rules.convs import (
     channel_count,
     conv_leaf,
     conv_rank,
+    padded,
     pads_upstream,
     zero_pads,
 )
@@ -178,7 +179,7 @@ def _exact(site: ResizeSite, context: Context) -> ResizePlan | Reject | None:
         pads = moved or pads
     if not found.resampled:
         return edges or next(iter(walk.rejects), None)
-    leaf = _with_pads(leaf, pads)
+    leaf = padded(leaf, pads)
     conv = leaf.conv
     if any(stride != 1 for stride in conv.strides):
         return reject(scope, site.root, "strides", list(conv.strides), "1 on every axis")
@@ -190,13 +191,6 @@ def _exact(site: ResizeSite, context: Context) -> ResizePlan | Reject | None:
     if covers_zeros_only(conv):
         return reject(scope, site.root, "pads", list(conv.pads), f"less than the kernel's extent, {list(conv.extents)}")
     return planned(site, leaf, found, found.nodes | set(passed), context)
-
-
-def _with_pads(leaf: ConvLeaf, pads: Ints) -> ConvLeaf:
-    """The convolution with Pads in front in its own; `size` is that of what is read before them."""
-    rank, total = leaf.conv.rank, tuple(own + more for own, more in zip(leaf.conv.pads, pads, strict=True))
-    size = leaf.size and tuple(n - pads[i] - pads[rank + i] for i, n in enumerate(leaf.size))
-    return replace(leaf, conv=replace(leaf.conv, pads=total), size=size)
 
 
 def _dilated(scope: Scope, leaf: ConvLeaf, up: UpsampleSpec) -> Reject | None:
@@ -217,8 +211,8 @@ def _edges(
     the rest.  Mode reflect gives the same for p < s.  It crops more where elements of the upsampled map are missing in front
     (`first_apart`).
     """
-    index = scope.producer.get(name)
-    if index is None or not is_op(scope.nodes[index], "Pad"):
+    index = scope.made_by(name, "Pad")
+    if index is None:
         return found, None, None, passed
     numbers = pad_numbers(scope, index, rank)
     mode = attributes(scope.nodes[index]).get("mode", b"constant").decode(errors="replace")
