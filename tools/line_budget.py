@@ -15,9 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
-    "optimizer": 26819,
+    "optimizer": 26928,
     "plugin": 17204,
-    "tests": 38960,
+    "tests": 39077,
     "benchmarks": 8587,
     "tools": 1000,
     "examples": 1180,

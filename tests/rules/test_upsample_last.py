@@ -453,6 +453,91 @@ def test_why_a_convolution_stays(name):
     assert expected in reason(graph(resize + conv, {**SCALES, **constants}, opset=19 if "wrap" in resize else 17))
 
 
+SKIP = ("m = Conv<pads=[1,1,1,1], strides=[2,2]>(x, w)", "t = Identity(n)")
+
+
+@pytest.mark.parametrize("form", ("fused", "subpixel", "phases", "direct"))
+@pytest.mark.parametrize("size", (1, 2, 3, 4, 9, 12))
+def test_upsampling_to_the_size_of_a_skip(form, size):
+    result = rewrite(_enlarged(*SKIP), size=size, upsampling=form)
+    assert "Resize" not in operators(result.graph) and operators(result.graph)["Concat"] >= 3
+
+
+# The operators of layers that may lose their last row, by the convolution's attributes, and the sizes (m, n).
+CUT = {
+    "no pads": ("pads=[0,0,0,0]", (3, 3), {"Slice": 1}),
+    "pads in front": ("pads=[2,2,0,0]", (3, 3), {"Slice": 1}),
+    "a kernel of five": ("pads=[3,3,1,1]", (5, 5), {"Slice": 2, "Concat": 3}),
+    "even kernels": ("pads=[1,0,1,1]", (2, 4), {"Slice": 2, "Concat": 3}),
+    "one axis": ("pads=[1,0,1,0]", (3, 1), {"Slice": 1, "Concat": 2}),
+    "dilations": ("pads=[3,2,1,1], dilations=[2,2]", (3, 3), {"Slice": 2, "Concat": 3}),
+}
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_windows_at_a_border_that_may_be_missing(name):
+    attributes, kernel, expected = CUT[name]
+    sizes = "h = Shape(z) n = Slice(h, n2, n4) g = Shape(x) f = Slice(g, n0, n2) t = Concat<axis=0>(f, n)"
+    body = (
+        f"x = Conv<pads=[1,1,1,1], strides=[2,2]>(z, k) {sizes} u = {NEAREST}(x, , , t) v = Relu(u) y = Conv<{attributes}>(v, w)"
+    )
+    values = {"n0": [0], "n2": [2], "n4": [4], "k": (8, 4, 3, 3), "w": (8, 8, *kernel)}
+    for size in (9, 10):
+        result = rewrite(graph(body, values, inputs="float[N,4,H,W] z"), size=size, upsampling="fused")
+        found = operators(result.graph)
+        assert all(found[operator] >= count for operator, count in expected.items()) and "Resize" not in found
+
+
+@pytest.mark.parametrize(("axes", "sizes"), [("", [1, 64, 23, 23]), (", axes=[2,3]", [24, 23]), (", axes=[3,2]", [23, 24])])
+def test_fixed_sizes_of_a_skip(axes, sizes):
+    body = f"u = {NEAREST[:-1]}{axes}>(x, , , z)\n{CONV}"
+    result = rewrite(graph(body, {"z": sizes}, opset=18, inputs="float[1,64,12,12] x"), upsampling="fused")
+    assert "Resize" not in operators(result.graph)
+
+
+def test_only_layers_of_many_channels_are_cut_on_a_cpu():
+    values = {"z": [1, 64, 63, 63], "w": (64, 64, 3, 3)}
+    few = graph(f"u = {NEAREST}(x, , , z)\n{CONV}", values, inputs="float[1,64,32,32] x")
+    assert "saves too little as direct" in reason(few)
+    values = {"z": [1, 256, 63, 63], "w": (128, 256, 3, 3)}
+    many = graph(f"u = {NEAREST}(x, , , z)\n{CONV}", values, inputs="float[1,256,32,32] x")
+    assert operators(rewrite(many).graph)["AveragePool"] == 1
+
+
+FLOOR = NEAREST + "(x, , , z)\n"
+UNCUT = {
+    "a row more": (FLOOR, CONV, [1, 64, 25, 24], "got nearest, asymmetric, floor, 4.16667 times as many elements"),
+    "two rows less": (FLOOR, CONV, [1, 64, 22, 24], "got nearest, asymmetric, floor, 3.66667 times"),
+    "half pixels": (FLOOR.replace("asymmetric", "half_pixel"), CONV, [1, 64, 23, 24], "got nearest, half_pixel, floor, 3.83333"),
+    "rounding": (FLOOR.replace('"floor"', '"ceil"'), CONV, [1, 64, 23, 24], "got nearest, asymmetric, ceil, 3.83333 times"),
+    "linear": (FLOOR.replace('"nearest"', '"linear"'), CONV, [1, 64, 23, 24], "got linear, asymmetric, floor, 3.83333 times"),
+    "three times": (FLOOR, CONV, [1, 64, 36, 23], "got nearest, asymmetric, floor, 5.75 times as many elements"),
+    "wide pads": (FLOOR, CONV.replace("1,1,1,1", "1,1,2,1"), [1, 64, 23, 24], "got [1, 1, 2, 1], expected 0 or 1 at the end"),
+    "norm": (FLOOR + "v = InstanceNormalization(u, p, p)\n", BEHIND, [1, 64, 23, 24], "statistics of the map; got of another"),
+    "edges": (FLOOR + 'v = Pad<mode="edge">(u, e)\n', BEHIND, [1, 64, 23, 24], "Pad; got edge, expected one of a single"),
+}
+
+
+@pytest.mark.parametrize("name", UNCUT)
+def test_why_a_map_to_the_size_of_a_skip_stays(name):
+    resize, conv, sizes, expected = UNCUT[name]
+    values = {"z": sizes, "p": np.ones(64, np.float32), "e": [0, 0, 0, 0, 0, 0, 1, 1]}
+    assert expected in reason(graph("u = " + resize + conv, values), upsampling="fused")
+
+
+def test_cuts_that_float32_may_round_and_other_targets_stay():
+    given = graph(f"u = {FLOOR}{CONV}", {"z": [1, 64, 1, 4097]}, inputs="float[1,64,1,2049] x")
+    assert "resampling; got nearest, asymmetric, floor, 1.99951 times" in reason(given, upsampling="fused")
+    given = graph(f"u = {FLOOR}{CONV}", {"z": [1, 64, 1, 4095]}, inputs="float[1,64,1,2048] x")
+    rewrite(given, upsampling="fused")
+    for target in ("any", "cuda", "tensorrt"):
+        assert "size of the upsampled map; got twice the map's, or one less" in reason(given, target=target)
+    computed = graph(f"u = {FLOOR}{CONV}", {"z": [1, 64, 23, 24]}, inputs="float[1,64,12,12] x, float[64,64,3,3] w")
+    assert "weights; got computed, or an input" in reason(computed)
+    twice = graph(f"t = {NEAREST}(x, , , z)\nu = {NEAREST}(t, , s)\n{CONV}", {"z": [1, 64, 23, 24], "s": scales(2, 2)})
+    assert [node.op_type for node in rewrite(twice, upsampling="fused").graph.node] == ["Resize", "ConvTranspose"]
+
+
 def test_unknown_channels_and_sizes_stay():
     body = UP + "j = Concat<axis=1>(u, z)\ny = Conv<pads=[1,1,1,1]>(j, w)"
     given = graph(body, {**SCALES, "w": (64, 72, 3, 3)}, inputs="float[1,64,12,12] x, float[1,C,24,24] z")

@@ -75,7 +75,7 @@ class Edit:
     def constant(self, array: np.ndarray, wanted: str) -> str:
         """A new constant tensor's name."""
         name = self.fresh(wanted)
-        self.store(np.ascontiguousarray(array), name)
+        self.store(array, name)
         return name
 
     def shared(self, key: tuple, make: Callable[[], np.ndarray], wanted: str) -> str:
