@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
     "optimizer": 26928,
-    "plugin": 17204,
+    "plugin": 17511,
     "tests": 39077,
     "benchmarks": 8587,
     "tools": 1000,

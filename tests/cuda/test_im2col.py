@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 PLUGIN = Path(__file__).parents[2] / "plugin"
+COMPILER = shutil.which("c++") or shutil.which("g++")
 FIELDS = ("n", "h", "w", "out_h", "out_w", "kh", "kw", "stride_h", "stride_w", "dilation_h", "dilation_w", "pad_h", "pad_w")
 PROGRAM = f"""
 #include <cstdio>
@@ -35,28 +36,15 @@ int main() {{
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory):
     """find_box() of shapes given as dicts: lower, upper and strides, of the width and of the height each, or a reason."""
-    compiler = shutil.which("c++") or shutil.which("g++")
     nvcc = Path(shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc").resolve()
     headers = next((p for p in (nvcc.parents[1] / "include", Path("/usr/local/cuda/include")) if (p / "cuda.h").exists()), None)
-    if compiler is None or headers is None:
-        pytest.skip("no C++ compiler" if compiler is None else "no CUDA headers")
+    if COMPILER is None or headers is None:
+        pytest.skip("no C++ compiler" if COMPILER is None else "no CUDA headers")
     folder = tmp_path_factory.mktemp("im2col")
     (folder / "main.cpp").write_text(PROGRAM)
-    subprocess.run(
-        [
-            compiler,
-            "-std=c++20",
-            f"-I{PLUGIN / 'include'}",
-            f"-I{PLUGIN / 'src'}",
-            "-isystem",
-            headers,
-            folder / "main.cpp",
-            PLUGIN / "src" / "families" / "implicit_gemm_tma" / "im2col_box.cpp",
-            "-o",
-            folder / "plan",
-        ],
-        check=True,
-    )
+    includes = [f"-I{PLUGIN / 'include'}", f"-I{PLUGIN / 'src'}", "-isystem", headers]
+    sources = [folder / "main.cpp", PLUGIN / "src" / "families" / "implicit_gemm_tma" / "im2col_box.cpp"]
+    subprocess.run([COMPILER, "-std=c++20", *includes, *sources, "-o", folder / "plan"], check=True)
 
     def ask(shapes):
         text = "\n".join(" ".join(str(shape[name]) for name in FIELDS) for shape in shapes)
@@ -137,7 +125,7 @@ PHASES_PROGRAM = """
 int main() {
     int scale, kernel, pad;
     while (std::scanf("%d %d %d", &scale, &kernel, &pad) == 3) {
-        const convpool::PhaseAxis axis(scale, kernel, pad);
+        convpool::PhaseAxis axis(scale, kernel, pad);
         std::printf("%d", axis.lead);
         for (int phase = 0; phase < scale; ++phase) {
             std::printf(" | %d", axis.shift(phase));
@@ -146,6 +134,9 @@ int main() {
                 std::printf(" %d,%d", range.begin, range.end);
             }
         }
+        axis.differences = true;
+        for (int tap = 0; tap < axis.all_taps(); ++tap)
+            std::printf("%s%d,%d,%g", tap == 0 ? " | " : " ", axis.summed(tap).begin, axis.summed(tap).end, axis.factor(tap));
         std::printf("\\n");
     }
 }
@@ -155,20 +146,19 @@ AXES = list(itertools.product((1, 2, 3, 4), (1, 2, 3, 4, 5, 7, 9), (0, 1, 2, 3, 
 
 @pytest.fixture(scope="module")
 def phases(tmp_path_factory) -> dict:
-    """Return, by (scale, kernel, pad), the lead, and for each phase its shift and the taps that each of its own sums."""
-    compiler = shutil.which("c++") or shutil.which("g++")
-    if compiler is None:
+    """Return, by (scale, kernel, pad), the lead, each phase's shift and taps, and taps and factors of columns of differences."""
+    if COMPILER is None:
         pytest.skip("no C++ compiler")
     folder = tmp_path_factory.mktemp("phases")
     (folder / "main.cpp").write_text(PHASES_PROGRAM)
-    subprocess.run([compiler, "-std=c++20", f"-I{PLUGIN / 'src'}", folder / "main.cpp", "-o", folder / "main"], check=True)
+    subprocess.run([COMPILER, "-std=c++20", f"-I{PLUGIN / 'src'}", folder / "main.cpp", "-o", folder / "main"], check=True)
     given = "\n".join(" ".join(map(str, axis)) for axis in AXES)
     lines = subprocess.run([folder / "main"], input=given, capture_output=True, text=True, check=True).stdout.splitlines()
     found = {}
     for axis, line in zip(AXES, lines, strict=True):
         lead, *parts = line.split(" | ")
-        words = [part.split() for part in parts]
-        found[axis] = int(lead), [(int(first), [tuple(map(int, r.split(","))) for r in ranges]) for first, *ranges in words]
+        *words, columns = [[[int(n) for n in r.split(",")] for r in part.split()] for part in parts]
+        found[axis] = int(lead), [(first, ranges) for (first,), *ranges in words], columns
     return found
 
 
@@ -179,9 +169,8 @@ def test_phases_make_the_upsampled_convolution(phases, axis):
     x, w = rng.integers(-5, 6, 9), rng.integers(-5, 6, kernel)
     padded = np.pad(np.repeat(x, scale), pad)
     expected = [int(padded[i : i + kernel] @ w) for i in range(len(padded) - kernel + 1)]
-    lead, all_phases = phases[axis]
-    around = 40  # zeros, more than any window reaches
-    wide = np.pad(x, around)
+    lead, all_phases, columns = phases[axis]
+    around, wide = 40, np.pad(x, 40)  # zeros, more than any window reaches
     got = []
     for place in range(len(expected)):
         i, phase = divmod(place, scale)
@@ -190,3 +179,10 @@ def test_phases_make_the_upsampled_convolution(phases, axis):
         got.append(sum(int(wide[first + tap]) * int(w[begin:end].sum()) for tap, (begin, end) in enumerate(ranges)))
     assert got == expected
     assert all(begin < end for _, ranges in all_phases for begin, end in ranges), "no tap of a phase is empty"
+    if axis not in ((2, 3, 1), (2, 3, 3), (2, 3, 5), (2, 3, 11)):
+        return
+    merged, left, right = (factor * int(w[begin:end].sum()) for begin, end, factor in columns)
+    half = -np.diff(wide) / 2
+    pixels = [around + place // 2 - lead + 1 for place in range(len(expected))]
+    apart = [left * half[at - 1] if place % 2 == 0 else right * half[at] for place, at in enumerate(pixels)]
+    assert list(merged * wide[pixels] + apart) == expected

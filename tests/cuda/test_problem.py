@@ -165,6 +165,7 @@ def test_wrong_argument_is_named(fields, reason):
         (UPSAMPLES, {}, r"upsampling of X; got none, expected some; use another tactic"),
         (UPSAMPLES, dict(UPSAMPLED, strides=(1, 2)), r"stride of dimension 1; got 2, expected 1; use the tactic generic"),
         (UPSAMPLES, dict(UPSAMPLED, dilations=(2, 1)), r"dilation of dimension 0; got 2, expected 1; use the tactic"),
+        ("upsample_sm90a_f16_m128n128k64_s4_differences", dict(UPSAMPLED, residual=True), r"residual; got 1, expected 0"),
         ("direct_fused_sm75_f16_m64n64k32_s6", dict(group=2), r"group; got 2, expected 1; use the tactic generic"),
         ("direct_fused_sm75_f16_m64n64k32_s6", dict(dtype="bfloat16"), r"dtype; got BF16, expected F16"),
         ("direct_fused_sm75_f16_m64n64k32_s6", dict(spatial=(9, 9, 9)), r"rank; got 3, expected 1 or 2"),

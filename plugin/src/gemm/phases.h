@@ -32,11 +32,13 @@ struct TapRange {
 // filter that the weights' pass writes.
 struct PhaseAxis {
     int32_t scale = 1, kernel = 1;
-    int32_t lead = 0;   // pixels before X at which the first window starts: ceil(pad / scale)
-    int32_t early = 0;  // lead * scale - pad
+    int32_t lead = 0;          // pixels before X at which the first window starts: ceil(pad / scale)
+    int32_t early = 0;         // lead * scale - pad
+    bool differences = false;  // of taps A B C, by 2: A + B + C of pixels, 2 A and -2 C of half of their differences
 
     PhaseAxis() = default;
-    PhaseAxis(int32_t s, int32_t k, int32_t pad) : scale(s), kernel(k), lead((pad + s - 1) / s), early(lead * s - pad) {}
+    PhaseAxis(int32_t s, int32_t k, int32_t pad, bool apart = false)
+        : scale(s), kernel(k), lead((pad + s - 1) / s), early(lead * s - pad), differences(apart) {}
 
     // The distance from the window's start to the pixel of the phase's first tap: 0 or 1.
     CONVPOOL_ANYWHERE int32_t shift(int32_t phase) const { return (phase + early) / scale; }
@@ -49,8 +51,11 @@ struct PhaseAxis {
         for (int32_t v = 0; v < phase; ++v) sum += taps(v);
         return sum;
     }
-    // The taps of the convolution whose sum is this tap of all phases.
+    CONVPOOL_ANYWHERE int32_t all_taps() const { return differences ? 3 : taps_before(scale); }
+    // The taps of the convolution whose sum, times the factor, is this tap of all phases.
+    CONVPOOL_ANYWHERE float factor(int32_t tap) const { return !differences || tap == 0 ? 1.f : tap == 1 ? 2.f : -2.f; }
     CONVPOOL_ANYWHERE TapRange summed(int32_t tap) const {
+        if (differences) return {tap == 2 ? 2 : 0, tap == 1 ? 1 : 3};
         int32_t phase = 0;
         while (tap >= taps(phase)) tap -= taps(phase++);
         const int32_t begin = tap * scale - offset(phase), end = begin + scale;
@@ -63,7 +68,8 @@ struct Phases {
     PhaseAxis rows, columns;
     int32_t out_h = 0, out_w = 0;
 
-    CONVPOOL_ANYWHERE int32_t count() const { return rows.scale * columns.scale; }
+    // Those that tiles are apart of.
+    CONVPOOL_ANYWHERE int32_t count() const { return rows.scale * (columns.differences ? 1 : columns.scale); }
     // The same for every pixel of X that a window starts at; Y ends before the last ones where its size is no multiple of the scale.
     CONVPOOL_ANYWHERE int32_t grid_h() const { return (out_h + rows.scale - 1) / rows.scale; }
     CONVPOOL_ANYWHERE int32_t grid_w() const { return (out_w + columns.scale - 1) / columns.scale; }

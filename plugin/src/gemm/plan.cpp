@@ -50,9 +50,10 @@ int64_t channels(const Problem &p, const Form &form) {
 int32_t narrow(int64_t value) { return static_cast<int32_t>(std::min<int64_t>(value, INT32_MAX)); }
 
 // The phases of a problem: one where it does not upsample.
-Phases phases_of(const Problem &p) {
-    return {PhaseAxis(p.upsample[1], p.kernel[1], p.pads_begin[1]), PhaseAxis(p.upsample[2], p.kernel[2], p.pads_begin[2]),
-            static_cast<int32_t>(p.out[1]), static_cast<int32_t>(p.out[2])};
+Phases phases_of(const Problem &p, bool differences) {
+    return {PhaseAxis(p.upsample[1], p.kernel[1], p.pads_begin[1]),
+            PhaseAxis(p.upsample[2], p.kernel[2], p.pads_begin[2], differences), static_cast<int32_t>(p.out[1]),
+            static_cast<int32_t>(p.out[2])};
 }
 
 Shape2d shape_of(const Problem &p, const Form &form) {
@@ -60,11 +61,11 @@ Shape2d shape_of(const Problem &p, const Form &form) {
     s.c = narrow(channels(p, form));
     s.x_channels_last = 1;
     if (form.upsamples()) {
-        const Phases phases = phases_of(p);
+        const Phases phases = phases_of(p, form.differences);
         s.out_h = phases.grid_h();
         s.out_w = phases.grid_w();
-        s.kh = phases.rows.taps_before(phases.rows.scale);
-        s.kw = phases.columns.taps_before(phases.columns.scale);
+        s.kh = phases.rows.all_taps();
+        s.kw = phases.columns.all_taps();
         s.stride_h = s.stride_w = s.dilation_h = s.dilation_w = 1;
         s.pad_h = phases.rows.lead;
         s.pad_w = phases.columns.lead;
@@ -233,7 +234,7 @@ Operands operands_of(const Problem &p, const Form &form) {
     Operands o{};
     o.shape = shape_of(p, form);
     o.chunks = pass_chunks(p, form);
-    if (form.upsamples()) o.phases = phases_of(p);
+    if (form.upsamples()) o.phases = phases_of(p, form.differences);
     choose_passes(p, form, o);
     o.weights = weight_params(p, form, o);
     o.box = box_params(p, form, o);
@@ -248,8 +249,10 @@ constexpr double kChannelsFirstPassBytes = 1.4;  // a byte of a pass that transp
 constexpr double kWindowBytesPerUs = 7e6;        // of the loads of means over 9 and 16 values
 
 int64_t tiles_of(const Problem &p, const Tile &tile) {
-    const Phases phases = phases_of(p);
-    return ceil_div(p.n * phases.grid_h() * phases.grid_w(), tile.block_m) * ceil_div(p.m, tile.block_n) * phases.count();
+    const Phases phases = phases_of(p, tile.differences);
+    const int64_t places = tile.differences ? p.n * ceil_div(phases.grid_h(), 16) * ceil_div(phases.grid_w(), 8)
+                                            : ceil_div(p.n * phases.grid_h() * phases.grid_w(), tile.block_m);
+    return places * ceil_div(p.m, tile.block_n) * phases.count();
 }
 
 ImplicitGemmParams gemm_params(const Problem &p, const Row &row, const Operands &o) {
@@ -259,8 +262,9 @@ ImplicitGemmParams gemm_params(const Problem &p, const Row &row, const Operands 
     g.pixels = o.shape.n * image;
     g.slices = static_cast<int32_t>(ceil_div(o.shape.c, 4 * p.per_chunk()));
     g.m_tiles = static_cast<int32_t>(ceil_div(o.shape.m, row.tile.block_n)) * o.phases.count();
-    g.div_out_w = FastDiv(o.shape.out_w);
-    g.div_out_hw = FastDiv(static_cast<uint32_t>(image));
+    const int64_t across = ceil_div(o.shape.out_w, row.tile.differences ? 8 : 1);  // pixels, or tiles of 16 x 8
+    g.div_out_w = FastDiv(static_cast<uint32_t>(across));
+    g.div_out_hw = FastDiv(static_cast<uint32_t>(across * ceil_div(o.shape.out_h, row.tile.differences ? 16 : 1)));
     g.div_m_tiles = FastDiv(g.m_tiles);
     g.split = row.split;
     g.div_split = FastDiv(row.split);
@@ -276,6 +280,7 @@ ImplicitGemmParams gemm_params(const Problem &p, const Row &row, const Operands 
 // Bytes of shared memory of a block.
 int64_t shared_bytes(const Row &row, const KernelTraits &traits) {
     const Tile &t = row.tile;
+    if (t.differences) return kDifferenceBytes;
     if (traits.phases && row.split == 1)
         return exchange_offset(t.stages, t.block_m, t.block_n) + t.staged_bytes() + t.block_m * 4;  // and places in Y
     const int ring = t.stages * (t.block_m + t.block_n) * traits.row_chunks * 16 + traits.barrier_bytes;
@@ -301,6 +306,7 @@ GemmPlan::GemmPlan(const Problem &p, const Tactic &t, const Device &d, const Row
       overlap_(launches_overlap(d)) {
     workspace = operands.workspace;
     vectors = (operands.box_pass ? kNoTensors : kX) | (operands.weight_pass ? kNoTensors : kW);
+    if (row.tile.differences) vectors |= kY | (p.has_bias ? kB : kNoTensors);
 }
 
 cudaError_t GemmPlan::load() const {
@@ -401,7 +407,7 @@ std::vector<Tactic> tactics_of(const Family &family, std::span<const Row> rows, 
         const int channels = wgmma ? wgmma_channels(row.precision) : is_16_bit(row.precision) ? 32 : 16;
         all.push_back({row.id, &family, all.size(),
                        tile_name(name, min_cc, wgmma, row.precision, row.tile.block_m, row.tile.block_n, channels) +
-                           stages_name(row.tile.stages, row.split) + suffix,
+                           stages_name(row.tile.stages, row.split) + (row.tile.differences ? "_differences" : suffix),
                        name, static_cast<int32_t>(row.precision), row.split, min_cc, wgmma, false, upsamples, true});
     }
     return all;

@@ -20,6 +20,7 @@ struct Form {
     Operand operand;
     NumberFormat format;  // in which the passes write fp32
     bool activates;       // the kernel itself can apply an activation in front, and no scale and shift
+    bool differences = false;
 
     bool pools_x() const { return operand == Operand::kPooledX; }
     bool upsamples() const { return operand == Operand::kPhasesOfW; }

@@ -33,6 +33,13 @@ constexpr bool pushes_sums(Precision precision, int block_m, int block_n) {
 // Where the memory for that is: behind the ring of copies and its barriers.
 constexpr int exchange_offset(int stages, int block_m, int block_n) { return stages * (block_m + block_n) * 128 + 128; }
 
+// Shared memory of kernels of differences: stages of pixels, 16 rows x 8 columns of places and their neighbours, and of two taps'
+// weights; behind them boxes of sums, and barriers.
+constexpr int kDifferencePixels = 3, kDifferenceWeights = 4, kDifferencePixelBytes = 22 * 1024,
+              kDifferenceBoxBytes = 8 * 2 * 2048;
+constexpr int kDifferenceBoxes = kDifferencePixels * kDifferencePixelBytes + kDifferenceWeights * 2 * 128 * 128;
+constexpr int kDifferenceBytes = kDifferenceBoxes + kDifferenceBoxBytes + (kDifferencePixels + kDifferenceWeights) * 16;
+
 }  // namespace convpool
 
 namespace convpool::gemm {
@@ -57,6 +64,7 @@ struct Tile {
     int32_t staged_channels = 0;
     // Of phases, fitted apart: a step as above, and a tile's start and end. Zeros: as of other rows.
     double phase_step_us = 0, phase_ends_us = 0;
+    bool differences = false;  // of phases: both of the columns in a tile (implicit_gemm_tma/differences.cuh)
 
     constexpr int staged_bytes() const { return staged_channels == 0 ? 0 : warps_m * warps_n * 16 * (staged_channels + 8) * 4; }
 };

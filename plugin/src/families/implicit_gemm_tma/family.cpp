@@ -12,10 +12,15 @@ namespace {
 constexpr double kExposedShare = 0.65;  // of X, as it is read from memory, that products do not hide
 constexpr double kStoredUs = 1.5;       // a tile of many channels of a phase whose sums threads store
 
+// True where sums are finished on the fragments in registers.
+bool finishes(const Problem &p) {
+    return p.activation == Activation::kNone || p.activation == Activation::kRelu || p.activation == Activation::kLeakyRelu;
+}
+
 gemm::KernelTraits traits_of(const Row &row) {
     const Tile &t = row.tile;
     return {.row_chunks = 8,
-            .copy_threads = im2col_copy_threads(row.precision, t.block_m, t.block_n),
+            .copy_threads = t.differences ? 128 : im2col_copy_threads(row.precision, t.block_m, t.block_n),
             .barrier_bytes = t.stages * 2 * 8,
             .stores_runs = true,
             .phases = row.operand == gemm::Operand::kPhasesOfW,
@@ -53,13 +58,15 @@ protected:
         ImplicitGemmTmaParams d{};
         d.gemm = g;
         d.prologue = prologue_of(problem, t);
-        d.steps = g.shape.kh * g.shape.kw * tap_steps_;
+        d.steps = row_.tile.differences ? tap_steps_ : g.shape.kh * g.shape.kw * tap_steps_;
         d.div_tap_steps = FastDiv(static_cast<uint32_t>(tap_steps_));
         d.phases = PhaseTiles(operands_.phases, g.m_tiles);
         d.blocks = static_cast<int32_t>(blocks());
         cudaError_t error = x_map_.get(g.x, &d.x_map, [&](CUtensorMap *map) { return encode_x(g.x, map); });
         if (error == cudaSuccess) error = w_map_.get(g.w, &d.w_map, [&](CUtensorMap *map) { return encode_w(g.w, map); });
-        d.y_parts = g.y_vectors ? y_parts() : 0;
+        if (row_.tile.differences && error == cudaSuccess)
+            error = y_map_.get(g.y, &d.y_map, [&](CUtensorMap *map) { return encode_rows_of_y(g.y, map); });
+        d.y_parts = g.y_vectors && !row_.tile.differences ? y_parts() : 0;
         if (d.y_parts > 0 &&
             y_map_.get(g.y, &d.y_map, [&](CUtensorMap *map) { return encode_y(g.y, d.y_parts, map); }) != cudaSuccess)
             d.y_parts = 0;  // strides that no map has
@@ -76,6 +83,8 @@ private:
         const uint64_t w = static_cast<uint64_t>(s.w), h = static_cast<uint64_t>(s.h), pixel = pixel_bytes();
         const uint64_t sizes[] = {static_cast<uint64_t>(s.c), w, h, static_cast<uint64_t>(s.n)};
         const uint64_t strides[] = {pixel, w * pixel, h * w * pixel};
+        const uint32_t pixels[] = {static_cast<uint32_t>(channels()), 10, 17, 1};  // a tile's places and their neighbours
+        if (row_.tile.differences) return encode_tensor_map(map, row_.precision, 4, x, sizes, strides, pixels, 128, true);
         return encode_im2col_map(map, row_.precision, x, sizes, strides, box_, static_cast<uint32_t>(channels()),
                                  static_cast<uint32_t>(row_.tile.block_m));
     }
@@ -86,7 +95,12 @@ private:
         const uint64_t taps = static_cast<uint64_t>(s.kh) * s.kw, pixel = pixel_bytes();
         const uint64_t sizes[] = {static_cast<uint64_t>(s.c), static_cast<uint64_t>(s.m), taps};
         const uint64_t strides[] = {taps * pixel, pixel};
-        const uint32_t box[] = {static_cast<uint32_t>(channels()), static_cast<uint32_t>(row_.tile.block_n), 1};
+        const uint32_t box[] = {static_cast<uint32_t>(channels()), static_cast<uint32_t>(row_.tile.block_n), 1, 2};
+        if (row_.tile.differences) {  // [rows of taps,columns of taps,m,c]
+            const uint64_t apart[] = {sizes[0], sizes[1], static_cast<uint64_t>(s.kw), static_cast<uint64_t>(s.kh)};
+            const uint64_t steps[] = {strides[0], strides[1], static_cast<uint64_t>(s.kw) * pixel};
+            return encode_tensor_map(map, row_.precision, 4, w, apart, steps, box, 128, true);
+        }
         return encode_tensor_map(map, row_.precision, 3, w, sizes, strides, box, 128, true);
     }
 
@@ -94,11 +108,9 @@ private:
     // are stored, also where blocks take one tile, with no next one behind which copies are hidden.
     int32_t y_parts() const {
         const Phases &f = operands_.phases;
-        const Activation a = problem.activation;
-        const bool finishes = a == Activation::kNone || a == Activation::kRelu || a == Activation::kLeakyRelu;
         if (!traits_.persistent || blocks() <= int64_t{device.multiprocessors} * row_.tile.min_blocks ||
             !copies_boxes(row_.precision) || !problem.y_channels_last || problem.m % problem.per_chunk() != 0 ||
-            problem.has_residual || !finishes || f.out_h % f.rows.scale != 0 || f.out_w % f.columns.scale != 0)
+            problem.has_residual || !finishes(problem) || f.out_h % f.rows.scale != 0 || f.out_w % f.columns.scale != 0)
             return 0;
         const int32_t w = f.grid_w();
         return w % 16 == 0 || 16 % w == 0 ? 1 : w % 8 == 0 ? 2 : w % 4 == 0 ? 4 : 0;
@@ -117,10 +129,36 @@ private:
         return encode_tensor_map(map, row_.precision, 5, y, sizes, strides, box, 128, false);
     }
 
+    // Y [n, h, w, m], of which a box is 16 pixels of a row.
+    cudaError_t encode_rows_of_y(void *y, CUtensorMap *map) const {
+        const uint64_t h = static_cast<uint64_t>(problem.out[1]), w = static_cast<uint64_t>(problem.out[2]);
+        const uint64_t pixel = static_cast<uint64_t>(problem.m * problem.element_bytes());
+        const uint64_t sizes[] = {static_cast<uint64_t>(problem.m), w, h, static_cast<uint64_t>(problem.n), 1};
+        const uint64_t strides[] = {pixel, w * pixel, h * w * pixel, static_cast<uint64_t>(problem.n) * h * w * pixel};
+        const uint32_t box[] = {64, 16, 1, 1, 1};
+        return encode_tensor_map(map, row_.precision, 5, y, sizes, strides, box, 128, false);
+    }
+
     Im2colBox box_;
     int32_t tap_steps_;
     mutable TensorMaps<1> x_map_, w_map_, y_map_;
 };
+
+// The reason why a kernel of differences does not run a problem.
+std::string differences_reason(const Problem &p, const Tactic &t) {
+    for (auto [name, value, expected] : {std::tuple{"upsampling of rows", int64_t{p.upsample[1]}, 2},
+                                         {"upsampling of columns", p.upsample[2], 2},
+                                         {"rows of the kernel", p.kernel[1], 3},
+                                         {"columns of the kernel", p.kernel[2], 3},
+                                         {"leading pads of rows, modulo 2", p.pads_begin[1] % 2, 1},
+                                         {"leading pads of columns, modulo 2", p.pads_begin[2] % 2, 1},
+                                         {"output channels, modulo 8", p.m % 8, 0},
+                                         {"channels of Y last", p.y_channels_last, 1},
+                                         {"residual", p.has_residual, 0},
+                                         {"none, ReLU or LeakyReLU as activation", finishes(p), 1}})
+        if (value != expected) return refusal(t, name, value, std::to_string(expected), "use another upsample tactic");
+    return {};
+}
 
 class ImplicitGemmTma : public Family {
 public:
@@ -130,12 +168,13 @@ public:
         const Row &row = kRows[t.row];
         const Tile &tile = row.tile;
         const gemm::Form form{row.operand, gemm::wgmma_format(row.precision),
-                              can_activate(row.precision, tile.block_m, tile.block_n, tile.min_blocks)};
+                              !tile.differences && can_activate(row.precision, tile.block_m, tile.block_n, tile.min_blocks),
+                              tile.differences};
         reason = gemm_reason(p, t, d, row, form, traits_of(row));
         if (!reason.empty()) return nullptr;
         const gemm::Operands operands = gemm::operands_of(p, form);
         Im2colBox box;
-        reason = find_box(operands.shape, t, box);
+        reason = tile.differences ? differences_reason(p, t) : find_box(operands.shape, t, box);
         if (!reason.empty()) return nullptr;
         const void *function = kernel_of_row<kRows>(t.row, operands.prologue_in_kernel);
         return std::make_unique<ImplicitGemmTmaPlan>(p, t, d, row, operands, box, function);

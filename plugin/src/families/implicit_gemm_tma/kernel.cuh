@@ -18,6 +18,7 @@
 
 #include <type_traits>
 
+#include "families/implicit_gemm_tma/differences.cuh"
 #include "families/implicit_gemm_tma/params.h"
 #include "families/implicit_gemm_tma/rows.h"
 #include "kernels/mma/gemm_sums.cuh"
@@ -375,10 +376,14 @@ struct Instances {
         constexpr Precision kPrecision = kRows[kRow].precision;
         constexpr bool kPhases = kRows[kRow].operand == gemm::Operand::kPhasesOfW;
         constexpr int kStaged = kPhases ? t.staged_channels : 0;
-        using Config = TileConfigOf<kRows, kRow>;
-        if constexpr (can_activate(kPrecision, t.block_m, t.block_n, t.min_blocks))
-            if (activates) return reinterpret_cast<const void *>(&implicit_gemm_tma_kernel<Config, true, kPhases, kStaged>);
-        return reinterpret_cast<const void *>(&implicit_gemm_tma_kernel<Config, false, kPhases, kStaged>);
+        if constexpr (t.differences) {
+            return reinterpret_cast<const void *>(&implicit_gemm_tma_differences_kernel<kPrecision>);
+        } else {
+            using Config = TileConfigOf<kRows, kRow>;
+            if constexpr (can_activate(kPrecision, t.block_m, t.block_n, t.min_blocks))
+                if (activates) return reinterpret_cast<const void *>(&implicit_gemm_tma_kernel<Config, true, kPhases, kStaged>);
+            return reinterpret_cast<const void *>(&implicit_gemm_tma_kernel<Config, false, kPhases, kStaged>);
+        }
     }
 };
 

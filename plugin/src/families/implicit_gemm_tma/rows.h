@@ -14,7 +14,7 @@ using gemm::Tile;
 
 // Steps are of 128 bytes of channels of one tap.
 // clang-format off
-// block_m, block_n, warps_m, warps_n, stages, min_blocks, step, staged_channels, phase_step_us, phase_ends_us
+// block_m, block_n, warps_m, warps_n, stages, min_blocks, step, staged_channels, phase_step_us, phase_ends_us, differences
 constexpr Tile k128x256s4{128, 256,  8, 1, 4, 1, {0.574}};
 constexpr Tile k128x128s6{128, 128,  8, 1, 6, 1, {0.314}, 32, 0.328, 6.17};
 constexpr Tile k128x128s3{128, 128,  8, 1, 3, 2, {0.332, 0.331}};
@@ -30,6 +30,7 @@ constexpr Tile k128x256s3{128, 256,  8, 1, 3, 1, {0.574}, 128, 0.686, 2.6};
 constexpr Tile k128x192s4{128, 192,  8, 1, 4, 1, {0.45}, 96, 0.565, 1.5};
 constexpr Tile k128x128s5{128, 128,  8, 1, 5, 1, {0.314}, 64, 0.441, 1.3};
 constexpr Tile k128x64s3{ 128,  64,  8, 1, 3, 2, {0.194, 0.228}, 64, 0.322, 1.02};
+constexpr Tile k128x128d{ 128, 128,  8, 1, 4, 1, {0.314}, 64, 0.37, 2.3, true};
 
 inline constexpr Line kLines[] = {
     // tile, split, {X pooled: F16, BF16, TF32, TF32x3;  W fused: the same;  phases of W: the same}
@@ -63,6 +64,7 @@ inline constexpr Line kLines[] = {
     {k128x192s4, 1, {   0,    0,    0,    0,    0,    0,    0, 0, 5031, 5131, 5231,    0}},
     {k128x128s5, 1, {   0,    0,    0,    0,    0,    0,    0, 0, 5033, 5133, 5233,    0}},
     {k128x64s3,  1, {   0,    0,    0,    0,    0,    0,    0, 0, 5034, 5134, 5234,    0}},
+    {k128x128d,  1, {   0,    0,    0,    0,    0,    0,    0, 0, 5035, 5135,    0,    0}},
 };
 // clang-format on
 inline constexpr auto kRows = rows_of<kLines>();

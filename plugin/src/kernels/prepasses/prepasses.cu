@@ -62,6 +62,7 @@ template <class Element> __global__ void __launch_bounds__(kThreads) fuse_weight
             for (int a = rows.begin; a < rows.end; ++a)
                 for (int b = columns.begin; b < columns.end; ++b)
                     sum += to_float(w[((static_cast<int64_t>(m) * p.kh + a) * p.kw + b) * p.c + c]);
+            sum *= p.columns.factor(tap % p.fused_w);
         } else if (c < p.c) {
             for (int a = 0; a < p.kh; ++a) {
                 const int u = y - a * p.tap_step_h;
@@ -113,6 +114,8 @@ __global__ void __launch_bounds__(kThreads) merge_phases_kernel(const __grid_con
 #pragma unroll
                 for (int i = 0; i < kPerChunk; ++i) sum[i] += value[i];
             }
+#pragma unroll
+        for (int i = 0; i < kPerChunk; ++i) sum[i] *= p.columns.factor(column);
         const int64_t at = (static_cast<int64_t>(place) * p.fused_w + column) * p.chunks + chunk;
         store_chunk<Element>(p.out, at, p.format, pack_chunk<kPrecision>(sum));
     }
