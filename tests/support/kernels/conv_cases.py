@@ -239,6 +239,9 @@ def upsampled_cases(count: int) -> list[dict]:
         usual | dict(n=9, c=24, m=20, spatial=(3, 40), bias=True, kernel_shape=1, upsample=4, pads=0),
         usual | dict(n=420, c=24, m=72, spatial=(7, 2), upsample=(1, 3)),
         usual | dict(n=20, c=24, m=136, spatial=(16, 16), bias=True, prologue_activation="relu"),
+        # By differences: tiles that Y ends in, and more steps than stages.
+        usual | dict(n=2, c=328, m=136, spatial=(19, 13), bias=True, pads=(1, 3, 2, 1)),
+        usual | dict(n=12, c=200, m=72, spatial=(33, 9), activation="relu"),
     ]
     cases.append(usual | both | dict(n=2, c=520, m=72, spatial=(4, 4), activation="relu"))
     cases.append(usual | dict(n=1, c=264, m=40, spatial=(8, 8), activation="clip", alpha=-2, beta=3))
@@ -247,17 +250,8 @@ def upsampled_cases(count: int) -> list[dict]:
         prologue = dict(prologue_affine=affine, prologue_activation=before, prologue_alpha=0.25)
         cases.append(usual | both | prologue | dict(n=3, c=136, m=72, spatial=(9, 17)))
         cases.append(usual | prologue | dict(n=2, c=33, m=17, spatial=(5, 6), upsample=(3, 2)))
-    for kernel, scale, pads in (
-        (1, 2, 0),
-        (2, 2, (0, 0, 1, 1)),
-        (2, 2, 1),
-        (4, 2, 2),
-        (5, 2, 2),
-        (3, 3, 1),
-        (5, 4, 2),
-        (7, 2, 3),
-    ):
-        cases.append(usual | dict(n=2, c=40, m=48, spatial=(7, 10), kernel_shape=kernel, upsample=scale, pads=pads))
+    for size, scale, pads in ((1, 2, 0), (2, 2, (0, 0, 1, 1)), (2, 2, 1), (4, 2, 2), (5, 2, 2), (3, 3, 1), (5, 4, 2), (7, 2, 3)):
+        cases.append(usual | dict(n=2, c=40, m=48, spatial=(7, 10), kernel_shape=size, upsample=scale, pads=pads))
     cases.append(usual | dict(n=2, c=16, m=16, spatial=(3, 5), pads=(9, 0, 4, 6)))
     cases.append(usual | dict(n=2, c=16, m=16, spatial=(1, 1), upsample=(4, 3), pads=0))
     rng = random.Random(44)
