@@ -37,11 +37,11 @@ class Inlined:
 def inlined(model: ModelProto, calls: Container[Call] | None = None) -> Inlined | None:
     """A copy in which these calls, None for all, are replaced; None where there is none that can be.
 
-    convpool's own functions stay, and those whose operators have other versions than the model's.  Functions that nothing calls
-    any more go.
+    convpool's own functions stay, those whose operators have other versions than the model's, and those of the standard domain:
+    onnxruntime runs the operator of the name.  Functions that nothing calls any more go.
     """
     functions = {key_of(function): function for function in model.functions}
-    usable = {key for key, function in functions.items() if not is_own(function) and _fits(function, model)}
+    usable = {k for k, f in functions.items() if k[0] not in STANDARD_DOMAINS and not is_own(f) and _fits(f, model)}
     if not any(key_of(node) in usable for node in model_nodes(model)) or check_functions(model) > MAX_NODES:
         return None
     result = Inlined(ModelProto())

@@ -461,11 +461,11 @@ def test_a_function_of_another_opset(opset, fits):
         rewrite(model, 1, "direct")
 
 
-@pytest.mark.parametrize(("node", "fits"), [("Relu(f)", True), ("other.some(f)", False)])
-def test_a_function_that_imports_a_domain_in_another_version(node, fits):
-    """The import counts only if the function has a node of the domain."""
-    function = f'<domain: "local", opset_import: ["": 17, "other": 2]> net (f) => (g) {{ g = {node} }}'
-    model = graph("h = Conv(x, w)\ny = local.net(h)", functions=function, imports=', "local": 1, "other": 1')
+@pytest.mark.parametrize(("call", "node", "fits"), [("l.net", "Relu(f)", 1), ("l.net", "other.some(f)", 0), ("Neg", "Abs(f)", 0)])
+def test_a_function_of_the_standard_domain_or_that_has_nodes_of_a_domain_in_another_version(call, node, fits):
+    domain, _, name = call.rpartition(".")
+    function = f'<domain: "{domain}", opset_import: ["": 17, "other": 2]> {name} (f) => (g) {{ g = {node} }}'
+    model = graph(f"h = Conv(x, w)\ny = {call}(h)", functions=function, imports=', "l": 1, "other": 1')
     assert (inlined(model) is not None) == fits
 
 
