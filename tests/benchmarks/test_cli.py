@@ -13,7 +13,6 @@ from benchmarks.layers import record as records
 from benchmarks.layers.device import DeviceError, modules
 from benchmarks.layers.suites import SUITES
 from benchmarks.layers.tensorrt import ROOT, program
-from convpool import cuda
 from convpool.cli.group import run
 from tests.support.bench_record import record
 
@@ -54,20 +53,6 @@ def one_line(capsys) -> str:
     return captured.err
 
 
-def test_listing_needs_no_gpu(capsys, own):
-    assert bench("--list", own, "densenet") == 0
-    text = capsys.readouterr().out
-    assert all(name in text for name in (*SUITES, "cudnn_naive", "tensorrt_direct", "sat_direct", "convpool:TACTIC"))
-    assert "own.json      fp16 1x4x9x9 to 6, 3x3 (mine)" in text
-    assert text.count("DenseNet-121/169/201 1") == 2
-
-
-def test_a_prologue_is_asked_for_all_rows(capsys):
-    assert bench("--list", "densenet", "--prologue") == 0
-    rows = [line for line in capsys.readouterr().out.splitlines() if " fp16 " in line and "1x1" in line]
-    assert len(rows) == 10 and all(", prologue (DenseNet" in line for line in rows)
-
-
 def test_every_import_of_the_command_works_without_gpu_packages():
     code = (
         "import sys; import benchmarks.layers.cli; bad = {'torch', 'cupy', 'tensorrt', 'pycuda', 'matplotlib', 'cudnn'} "
@@ -82,15 +67,6 @@ def test_without_a_gpu_it_says_so_in_one_line(capsys, tmp_path):
     out = tmp_path / "out.json"
     assert bench("suita-table1", "--json", out) == 2
     assert "GPU" in one_line(capsys) and not out.exists()
-
-
-def test_the_current_device_is_asked_of_the_cuda_runtime():
-    try:
-        device = cuda.current_device()
-    except cuda.CudaError as error:
-        assert str(error).startswith("no current CUDA device") and not has_gpu()
-    else:
-        assert device["cc"] >= 50 and device["multiprocessors"] > 0 and device["shared_bytes"] >= 48 * 1024
 
 
 def test_cpu_methods_need_no_gpu(capsys, tmp_path, own):
@@ -139,28 +115,6 @@ def test_an_unusable_option_is_one_line(args, part, capsys, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     assert bench(*args) == 2
     assert part in one_line(capsys)
-
-
-HOSTILE = {
-    **{f"nested {text}": text * 200_000 for text in ("[", '{"a":', '[{"c":', "[[],")},
-    **{f"number {key}": f'[{{"c": 8, "m": 8, "size": 16, "{key}": {"9" * 5000}}}]' for key in ("c", "size", "n", "pad", "label")},
-    "a real number": f'[{{"c": 8, "m": 8, "size": 1e{"9" * 5000}}}]',
-    "no end": "[" + "1," * 1000,
-}
-
-
-@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
-@pytest.mark.parametrize("words", [["--list"], ["--merge"]], ids=["rows", "record"])
-def test_hostile_json_is_one_line(words, text, capsys, tmp_path):
-    (tmp_path / "rows.json").write_text(text)
-    assert bench(*words, str(tmp_path / "rows.json")) == 2
-    assert len(one_line(capsys)) < 500
-
-
-def test_labels_are_shown_as_text(tmp_path, capsys):
-    (tmp_path / "rows.json").write_text(json.dumps([{"c": 8, "m": 8, "size": 16, "label": "\x1b]0;OWNED\x07\u202e\nfine"}]))
-    assert bench("--list", tmp_path / "rows.json") == 0
-    assert r"(\x1b]0;OWNED\x07\u202e\nfine)" in capsys.readouterr().out
 
 
 def test_other_processes_import_nothing_from_where_one_stands(tmp_path):

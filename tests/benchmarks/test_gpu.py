@@ -2,15 +2,12 @@
 """On a GPU: every method is right on odd shapes, in every precision and layout; the ceilings are plausible."""
 
 import json
-import shutil
-import subprocess
 
 import pytest
 
 from benchmarks.layers import cli
 from benchmarks.layers import record as records
 from benchmarks.layers.case import LIMITS
-from benchmarks.layers.device import ELEMENTS, source
 from benchmarks.layers.rows import LAYOUTS, PRECISIONS
 from benchmarks.layers.run import LIBRARIES
 from convpool import cuda
@@ -67,15 +64,3 @@ def test_tensorrts_process_can_time(gpu):
     source, target = (worker.memory.allocate(2**20) for _ in range(2))
     found = worker.measure(lambda i: worker.driver.memcpy_dtod_async(int(target), int(source), 2**20, worker.memory.stream), 4, 3)
     assert found["us"] > 0 and found["spread_us"] >= 0
-
-
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")
-@pytest.mark.parametrize("element", sorted(set(ELEMENTS.values())))
-def test_the_kernels_compile_without_spilling(element, tmp_path):
-    path = tmp_path / "kernels.cu"
-    path.write_text(source())
-    command = ["nvcc", "-std=c++17", "-arch=sm_90", f"-DELEMENT={element}", "-cubin", "-Xptxas=-v", "-o", tmp_path / "out", path]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    used = [line for line in done.stderr.splitlines() if "spill stores" in line]
-    assert len(used) == 16 and all(" 0 bytes spill stores" in line for line in used)

@@ -2,13 +2,11 @@
 """Times of networks and of the host: the check before the timing, records, tables, turns and bars; one network on a GPU."""
 
 import json
-import shutil
-import subprocess
 
 import numpy as np
 import pytest
 
-from benchmarks import host_time, network_times, tensorrt_engines
+from benchmarks import host_time, network_times
 from benchmarks import onnxruntime_times as times
 from benchmarks.network_times import NETWORKS, Options, time_network
 from convpool.check.session import Session
@@ -132,23 +130,6 @@ def test_convolutions_without_a_pooling_are_the_plugins_in_16_bits_and_tf32():
         assert network_times.USUAL[precision] == ("original", "direct", "fused", "fused_variants", "plain_conv")
 
 
-def test_rows_are_added_in_order_and_replaced(tmp_path):
-    path = tmp_path / "times.json"
-    for one in (
-        row("densenet121", 32, original=9),
-        row("sngan64", 64, original=3),
-        row("densenet121", 1, original=2),
-        row("densenet121", 32, original=8),
-    ):
-        network_times.add_row(path, one)
-    rows = json.loads(path.read_text())["rows"]
-    assert [(one["network"], one["batch"], one["lowerings"]["original"]["us"]) for one in rows] == [
-        ("sngan64", 64, 3),
-        ("densenet121", 1, 2),
-        ("densenet121", 32, 8),
-    ]
-
-
 def test_the_table_compares_with_the_original_and_the_best_standard_form():
     whole = row("sngan64", 64, original=360, direct=300, fused=270, plugin=250, fused_variants=180)
     whole["lowerings"]["fused_variants"]["error"] = 4e-4
@@ -168,14 +149,6 @@ def test_the_table_compares_with_the_original_and_the_best_standard_form():
     ]
 
 
-def test_groups_of_tests_are_added_in_order_and_replaced(tmp_path):
-    path = tmp_path / "tests.json"
-    for name, passed in (("wgan_gp", 4), ("plugin", 60), ("wgan_gp", 3)):
-        tensorrt_engines.add_group(path, {"group": name, "passed": passed})
-    groups = json.loads(path.read_text())["groups"]
-    assert groups == [{"group": "plugin", "passed": 60}, {"group": "wgan_gp", "passed": 3}]
-
-
 ROW = {
     "network": "sngan64",
     "batch": 64,
@@ -187,32 +160,6 @@ ROW = {
         "cuda": {"us": 200.0}, "cuda_nhwc": {"skipped": "no"},
     },
 }  # fmt: skip
-
-
-def test_a_method_that_is_another_s_has_its_time():
-    assert times.times_of(ROW)["direct"] == 900.0 and "fused_nhwc" not in times.times_of(ROW)
-
-
-def test_the_table_compares_with_the_faster_layout():
-    table = times.markdown({"rows": [{**ROW, "commit": "0123456789"}]}, {"sngan64": "SNGAN"}).splitlines()
-    assert table[2] == "| SNGAN, batch 64, fp16 | 800.0 | 700.0 | 500.0 | 200.0 | 4.00 | 3.5 | 3.50 | 0123456 |"
-    alone = {**ROW, "graphs": False, "methods": {"original": {"us": 5.0}}}
-    line = times.markdown({"rows": [alone]}).splitlines()[2]
-    assert line == "| sngan64, batch 64, fp16, no CUDA graph | 5.0 | | | | | | | |"
-
-
-def test_forms_of_resized_layers_are_compared_with_the_original_by_the_same_figure():
-    methods = {
-        "original": {"us": 90.0, "eager_us": 100.0},
-        "original_nhwc": {"us": 80.0, "eager_us": 120.0},
-        "resized": {"same_as": "resized_fused"},
-        "resized_fused": {"us": 40.0, "eager_us": 80.0},
-        "resized_phases": {"wrong": 0.3},
-    }
-    row = {"network": "Real-ESRGAN", "batch": 1, "methods": methods}
-    *_, line, mean = times.resizing_markdown({"rows": [row]}).splitlines()
-    assert line == "| Real-ESRGAN, batch 1 | 80.0 | 2.00 | 1.25 | 2.00 | | |"
-    assert mean == "| geometric mean of the first 1 | | 2.00 | 1.25 | | | |"
 
 
 def test_a_row_takes_the_place_of_its_like(tmp_path):
@@ -260,23 +207,3 @@ def test_calls_are_timed_in_turn(monkeypatch):
 def test_times_over_their_bars_are_named():
     row = {"layer": [1, 2, 3, 4, 5], "conv_avg_pool_us": 30.0, "plan_launch_python_us": 10.5, "more_us": 1.9}
     assert host_time.over_the_bar([row]) == ["[1, 2, 3, 4, 5]: Plan.launch; got 10.5 us, expected at most 10"]
-
-
-def test_a_layer_is_five_numbers(capsys):
-    with pytest.raises(SystemExit):
-        host_time.main(["--layer", "1,2,3"])
-    assert "--layer: five numbers; expected N,C,M,H,W" in capsys.readouterr().err
-
-
-def test_the_program_compiles_and_says_what_it_lacks(tmp_path):
-    if not shutil.which("g++"):
-        pytest.skip("no g++")
-    try:
-        host_time.cuda_include()
-    except SystemExit as error:
-        pytest.skip(str(error))
-    program = host_time.compiled(tmp_path)
-    done = subprocess.run([program, tmp_path / "none.so"], capture_output=True, text=True)
-    assert done.returncode == 1 and done.stderr.startswith("plan_launch_time: ")
-    done = subprocess.run([program], capture_output=True, text=True)
-    assert done.returncode == 1 and "usage: plan_launch_time" in done.stderr

@@ -10,15 +10,13 @@ import numpy as np
 import onnx
 import pytest
 
-from benchmarks.layers import cpu, ort
+from benchmarks.layers import ort
 from benchmarks.layers.case import Skip
 from benchmarks.layers.cpu import reference
 from benchmarks.layers.record import new_record
 from benchmarks.layers.rows import LAYOUTS, Row
 from benchmarks.layers.run import Options, Run, protocol
-from benchmarks.layers.tensorrt_worker import _data, _ends, build
 from convpool.check.session import Session
-from convpool.errors import ConvpoolError
 from convpool.ir import schema
 from convpool.ir.model import LoadedModel
 from tests.support.gpu import skip_or_fail
@@ -87,22 +85,3 @@ def test_every_form_is_built():
             for layout in layouts:
                 engine = f"{kernel} {precision} {layout}"
                 assert sizes[f"{engine} fused"] - sizes[f"{engine} naive"] > more / 2
-
-
-@pytest.mark.parametrize("row", [Row(3, 5, 4, 9, 8), Row(1, 5, 4, 9, 8, stride=2)], ids=lambda row: row.name)
-def test_the_data_of_a_row_is_made_once_and_right_in_both_layouts(row):
-    w, x, right = _data(row, "fp32", "nchw")
-    assert _data(row, "fp32", "nchw")[1] is x
-    np.testing.assert_array_equal(right, cpu.reference(x, w, row)[[0, -1]])
-    same_w, last, same = _data(row, "fp32", "nhwc")
-    np.testing.assert_array_equal(w, same_w)
-    np.testing.assert_array_equal(same, cpu.reference(last.transpose(0, 3, 1, 2), w, row)[[0, -1]])
-    np.testing.assert_array_equal(_ends(last, "nhwc"), last[[0, -1]].transpose(0, 3, 1, 2))
-
-
-def test_box_means_of_a_strided_convolution_are_refused():
-    trt = pytest.importorskip("tensorrt_rtx_bindings")
-    row = Row(1, 8, 8, 9, 9, stride=2)
-    w = np.zeros((8, 8, 3, 3), np.float16)
-    with pytest.raises(ConvpoolError, match="no dilation"):
-        build(trt, row, "direct", "fp16", "nhwc", w, 3)

@@ -2,17 +2,12 @@
 """The changes that `make mutation` makes, and how the record counts them."""
 
 import ast
-import json
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
 
-from tools.mutation.__main__ import result, sample, score
+from tools.mutation.__main__ import sample, score
 from tools.mutation.mutants import mutants
-from tools.mutation.outcome import PACKAGE, ROOT, Runs
-from tools.mutation.reach import likeliest
 
 CHANGES = {
     "a = b < c": ["a = (b >= c)", "a = (b <= c)"],
@@ -62,34 +57,3 @@ def test_what_is_harmless_does_not_count():
     unseen = [{"judged": "equivalent: one input"}, {"judged": "message only"}, {"judged": ""}, {"judged": "a hole"}]
     counts = Counter(killed=15, timeout=1, survived=4)
     assert score(counts, unseen) == {"mutants": 20, "seen": 16, "harmless": 2, "share": round(16 / 18, 4)}
-
-
-@pytest.mark.parametrize("by", ["--wall", "signal"])
-def test_a_run_that_ends_early_leaves_a_record(tmp_path, by):
-    words = [sys.executable, "-m", "tools.mutation", "--count", "4", "--seed", "3", "--json", str(tmp_path / "record.json")]
-    run = subprocess.Popen([*words, *(["--wall", "0.01"] if by == "--wall" else [])], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    if by == "signal":
-        assert run.stdout.readline().startswith("without a change: ")  # told when it starts
-        run.terminate()
-    output, _ = run.communicate(timeout=60)
-    assert "ended early: 4 changes have no result" in output and run.returncode == 1
-    record = json.loads((tmp_path / "record.json").read_text())
-    assert record["unfinished"] == [0, 1, 2, 3] and record["mutants"] == 0
-
-
-def test_a_change_is_tried_on_tests_that_reach_its_line_first():
-    path, file = PACKAGE / "algebra" / "lowering.py", "tests/algebra/test_cost.py"
-    runs = Runs()
-    runs.unchanged([file], 60)
-    lines = {line: tests for (name, line), tests in runs.reach.items() if name == "algebra/lowering.py"}
-    inside = [line for line, tests in lines.items() if tests]
-    assert inside and all(test.startswith(file) for line in inside for test in lines[line])
-    changes = [mutant for mutant in mutants(path.read_text()) if mutant.line in inside and "return" in mutant.kind]
-    status, failed = result(runs, path, changes[0], [file], 60)
-    assert status == "killed" and failed[0] in lines[changes[0].line]
-
-
-def test_tests_of_each_function_come_in_turn_and_the_first_files_first():
-    tests = {"b.py::one", "a.py::two[1]", "a.py::two[2]", "a.py::three[x]", "c.py::four"}
-    order = ["a.py::three[x]", "a.py::two[1]", "b.py::one", "c.py::four", "a.py::two[2]"]
-    assert likeliest(tests, ["a.py", "b.py"], 5) == order and likeliest(tests, ["a.py", "b.py"], 2) == order[:2]
