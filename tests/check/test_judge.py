@@ -252,13 +252,8 @@ def test_strings_are_equal_or_not():
 
 def test_sequences_of_other_lengths():
     """Sequences of one tensor, or of two."""
-    models = []
-    for inputs in ("x", "x, x"):
-        model = graph(f"y = SequenceConstruct({inputs})", inputs="float[2] x", outputs="float[2] y")
-        kind = helper.make_sequence_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, [2]))
-        model.graph.output[0].CopyFrom(helper.make_value_info("y", kind))
-        models.append(model)
-    one, two = models
+    given = {"inputs": "float[2] x", "outputs": "seq(float[2]) y"}
+    one, two = (graph(f"y = SequenceConstruct({names})", **given) for names in ("x", "x, x"))
     assert convpool.verify(two, two).passed
     for first, second in ((one, two), (two, one)):
         (output,) = convpool.verify(first, second).outputs
@@ -267,16 +262,9 @@ def test_sequences_of_other_lengths():
 
 def maps(factor: float, labels: str = "[3,5]") -> onnx.ModelProto:
     """A model that gives a sequence of dictionaries."""
-    nodes = [
-        helper.make_node("Mul", ["x", "k"], ["m"]),
-        helper.make_node("ZipMap", ["m"], ["y"], domain="ai.onnx.ml", classlabels_int64s=[3, 5] if labels == "[3,5]" else [3, 4]),
-    ]
-    kind = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, None))
-    outputs = [helper.make_value_info("y", helper.make_sequence_type_proto(kind))]
-    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 2])]
-    number = helper.make_tensor("k", TensorProto.FLOAT, [], [factor])
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 1)]
-    return helper.make_model(helper.make_graph(nodes, "maps", inputs, outputs, [number]), opset_imports=opsets, ir_version=8)
+    body = f"m = Mul(x, k)\ny = ai.onnx.ml.ZipMap<classlabels_int64s={labels}>(m)"
+    given = {"inputs": "float[2,2] x", "outputs": "seq(map(int64, float)) y", "imports": ', "ai.onnx.ml": 1'}
+    return graph(body, {"k": np.float32(factor)}, **given)
 
 
 def test_maps_are_equal_or_not():
@@ -322,22 +310,14 @@ def test_models_and_engines_with_open_sizes_are_compared_at_two(tmp_path, monkey
             assert "the first runs at x:3x16x65x67, but not the second" in capsys.readouterr().err
 
 
-def test_what_random_inputs_cannot_be_made_for():
-    sequence = helper.make_value_info("x", helper.make_sequence_type_proto(helper.make_tensor_type_proto(1, [2])))
-    model = graph("y = SequenceAt(x, zero)", {"zero": np.int64(0)}, inputs="float[2] x", outputs="float[a] y")
-    model.graph.input[0].CopyFrom(sequence)
-    with pytest.raises(ModelError, match="input 'x': not a tensor; give it as data or switch the check off"):
-        convpool.verify(model, model)
-
-
 def test_a_result_that_cannot_be_checked_is_not_given():
-    body = "h = Conv<pads=[1,1,1,1]>(x, w)\ny = AveragePool<kernel_shape=[2,2], strides=[2,2]>(h)\nn = SequenceLength(s)"
-    model = graph(body, inputs="float[1,16,12,12] x, float[2] s", outputs="float[a,b,c,d] y, int64 n")
-    sequence = helper.make_sequence_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, [2]))
-    model.graph.input[1].CopyFrom(helper.make_value_info("s", sequence))
+    """No random inputs can be made for it."""
+    given = {"inputs": "float[1,16,12,12] x, seq(float[2]) s", "outputs": "float[a,b,c,d] y, int64 n"}
+    model = graph(f"{PAIR}\nn = SequenceLength(s)", **given)
     assert convpool.optimize(model, check=0).changed
-    with pytest.raises(ModelError, match="input 's': not a tensor; give it as data or switch the check off"):
-        convpool.optimize(model)
+    for run_it in (convpool.optimize, lambda model: convpool.verify(model, model)):
+        with pytest.raises(ModelError, match="input 's': not a tensor; give it as data or switch the check off"):
+            run_it(model)
 
 
 def test_unusable_inputs_are_refused_even_where_nothing_is_rewritten():
@@ -459,14 +439,12 @@ def test_an_empty_output_beside_others_is_named(name):
 
 
 def test_a_sequence_without_elements_and_an_optional_without_a_value():
-    kind = helper.make_tensor_type_proto(TensorProto.FLOAT, None)
-    for body, made in (
-        ("y = SequenceEmpty()", helper.make_sequence_type_proto(kind)),
-        ("n = SequenceConstruct(x)\ny = SequenceErase(n)", helper.make_sequence_type_proto(kind)),
-        ("y = Optional<type=float[4]>()", helper.make_optional_type_proto(kind)),
+    for body, kind in (
+        ("y = SequenceEmpty()", "seq"),
+        ("n = SequenceConstruct(x)\ny = SequenceErase(n)", "seq"),
+        ("y = Optional<type=float[4]>()", "optional"),
     ):
-        model = graph(f"{body}\nz = Neg(x)", inputs="float[4] x", outputs="float[4] y, float[4] z")
-        model.graph.output[0].CopyFrom(helper.make_value_info("y", made))
+        model = graph(f"{body}\nz = Neg(x)", inputs="float[4] x", outputs=f"{kind}(float) y, float[4] z")
         found = convpool.verify(model, model)
         assert found.passed and [(o.compared, o.note) for o in found.outputs] == [(0, "empty"), (8, "")]
         del model.graph.output[1], model.graph.node[-1]

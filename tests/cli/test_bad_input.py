@@ -18,60 +18,17 @@ from convpool.cli.group import run as run_cli
 from convpool.cli.optimize import command
 from convpool.errors import ModelError, OptionError, OutputError, VerificationError
 from tests.support.models import graph
-from tests.support.rewriting import IF_BODY, IF_INPUTS
-
-PAIR = "h = Conv<pads=[1,1,1,1]>(x, w)\ny = AveragePool<kernel_shape=[2,2], strides=[2,2]>(h)"
+from tests.support.rewriting import IF_BODY, IF_INPUTS, PAIR
 
 
 def good() -> onnx.ModelProto:
     return graph(PAIR)
 
 
-def dangling() -> onnx.ModelProto:
-    return graph(PAIR.replace("(x, w)", "(nowhere, w)"))
-
-
-def duplicate() -> onnx.ModelProto:
-    return graph(PAIR + "\nh = Relu(x)")
-
-
 def without_opset() -> onnx.ModelProto:
     model = good()
     del model.opset_import[:]
     return model
-
-
-def opset_99() -> onnx.ModelProto:
-    model = good()
-    model.opset_import[0].version = 99
-    return model
-
-
-def short_data() -> onnx.ModelProto:
-    model = good()
-    tensor = model.graph.initializer[0]
-    tensor.raw_data = tensor.raw_data[:-4]
-    return model
-
-
-def wrong_channels() -> onnx.ModelProto:
-    return graph(PAIR, {"w": (32, 15, 3, 3)})
-
-
-def wrong_group() -> onnx.ModelProto:
-    return graph(PAIR.replace("pads=[1,1,1,1]", "pads=[1,1,1,1], group=5"), {"w": (32, 16, 3, 3)})
-
-
-def wrong_bias() -> onnx.ModelProto:
-    return graph(PAIR.replace("(x, w)", "(x, w, b)"), {"b": (31,)})
-
-
-def unknown_operator() -> onnx.ModelProto:
-    return graph(PAIR + "\nz = NoSuchOperator(x)")
-
-
-def cyclic() -> onnx.ModelProto:
-    return graph(PAIR.replace("(x, w)", "(y, w)"))
 
 
 def external(location: str, offset: str = "0", length: str = "18432") -> onnx.ModelProto:
@@ -86,17 +43,16 @@ def external(location: str, offset: str = "0", length: str = "18432") -> onnx.Mo
 
 
 MODELS = {
-    "dangling input": (dangling, "nowhere"),
-    "duplicate output": (duplicate, "h"),
+    "dangling input": (lambda: graph(PAIR.replace("(x, w)", "(nowhere, w)")), "nowhere"),
+    "duplicate output": (lambda: graph(PAIR + "\nh = Relu(x)"), "h"),
     "no opset": (without_opset, "opset"),
-    "opset 99": (opset_99, "opset; got 99"),
-    "short raw_data": (short_data, "w"),
-    "channels against group": (wrong_channels, "expected 15 channels"),
+    "opset 99": (lambda: graph(PAIR, opset=99), "opset; got 99"),
+    "channels against group": (lambda: graph(PAIR, {"w": (32, 15, 3, 3)}), "expected 15 channels"),
     "channels in a branch": (lambda: graph(IF_BODY, {"w": (32, 15, 3, 3)}, inputs=IF_INPUTS), "expected 15 channels"),
-    "group that does not divide": (wrong_group, "expected one that fits group 5"),
-    "bias of another size": (wrong_bias, "bias; got shape [31], expected [32]"),
-    "unknown operator": (unknown_operator, "NoSuchOperator"),
-    "cycle": (cyclic, "y"),
+    "group that does not divide": (lambda: graph(PAIR.replace("<", "<group=5, ", 1)), "expected one that fits group 5"),
+    "bias of another size": (lambda: graph(PAIR.replace("w)", "w, b)"), {"b": (31,)}), "bias; got shape [31], expected [32]"),
+    "unknown operator": (lambda: graph(PAIR + "\nz = NoSuchOperator(x)"), "NoSuchOperator"),
+    "cycle": (lambda: graph(PAIR.replace("(x, w)", "(y, w)")), "y"),
     "missing data file": (lambda: external("none.bin"), "is missing"),
     "data above the folder": (lambda: external("../w.bin"), "outside the model's folder"),
     "data above by detour": (lambda: external("sub/../../w.bin"), "outside the model's folder"),
@@ -115,6 +71,7 @@ FILES = {
     "empty": (b"", "empty"),
     "truncated": (good().SerializeToString()[:-100], "not an ONNX model"),
     "text": (b"this is no model, it is a sentence", "not an ONNX model"),
+    "no graph": (onnx.ModelProto(ir_version=8).SerializeToString(), "not an ONNX model; it has no IR version or no graph"),
     "zeros": (bytes(1000), "not an ONNX model"),
     "protobuf of another kind": (helper.make_tensor("t", 1, [1], [1.0]).SerializeToString(), "not an ONNX model"),
 }
