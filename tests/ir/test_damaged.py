@@ -4,7 +4,6 @@
 CONVPOOL_DAMAGED_CASES=20000 runs more of them, CONVPOOL_DAMAGED_FIRST=N others, CONVPOOL_DAMAGED_PROCESSES=8 more at a time.
 """
 
-import io
 import os
 import stat
 import sys
@@ -17,10 +16,9 @@ from onnx import AttributeProto, TensorProto, helper
 
 import convpool
 from convpool.errors import ModelError
-from convpool.ir import constants, files, save
+from convpool.ir import constants, files
 from convpool.ir import model as sanity
 from convpool.ir.constants import constant_tensor
-from convpool.ir.files import external_bytes
 from convpool.ir.model import check_functions
 from tests.fuzz.damaged import Outcome, share
 from tests.support.damage import damaged
@@ -251,65 +249,6 @@ def test_no_memory_for_the_check(monkeypatch):
         convpool.optimize(graph(PAIR))
     with pytest.raises(ModelError, match="not enough memory"):
         convpool.verify(graph(PAIR), graph(PAIR))
-
-
-def refused(model: object) -> str:
-    """Why a model is not taken."""
-    with pytest.raises(ModelError) as found:
-        convpool.optimize(model, check=0)
-    return str(found.value)
-
-
-def test_what_is_no_model(tmp_path):
-    path = tmp_path / "a.onnx"
-    path.write_bytes(onnx.ModelProto(producer_name="nobody").SerializeToString())
-    assert refused(path) == f"{path}: not an ONNX model; it has no IR version or no graph"
-    path.write_bytes(onnx.ModelProto(ir_version=8).SerializeToString())
-    assert refused(path) == f"{path}: not an ONNX model; it has no IR version or no graph"
-    path.write_bytes(b"")
-    assert refused(path) == f"{path}: empty; expected an ONNX model"
-    assert refused(tmp_path) == f"{tmp_path}: a folder; expected an ONNX file"
-    assert refused(tmp_path / "b.onnx") == f"{tmp_path / 'b.onnx'}: no such file"
-    assert refused(tmp_path / ("b" * 300)) == f"{tmp_path / ('b' * 300)}: cannot be read; File name too long"
-
-
-def test_a_function_that_is_defined_twice():
-    functions = """<opset_import: ["": 17], domain: "local">
-    one (a) => (b) { b = Relu(a) }"""
-    model = graph("y = local.one(x)", functions=functions, imports=', "local": 1')
-    model.functions.append(model.functions[0])
-    assert refused(model) == "function 'local::one': defined twice; expected once"
-    del model.functions[1:]
-    assert not convpool.optimize(model, check=0).changed
-
-
-def external(**entries: str) -> TensorProto:
-    """Two floats in a data file."""
-    tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[2], data_location=TensorProto.EXTERNAL)
-    for key, value in {"location": "data", **entries}.items():
-        tensor.external_data.add(key=key, value=value)
-    return tensor
-
-
-def test_strings_in_a_data_file(tmp_path):
-    tensor = external()
-    tensor.data_type = TensorProto.STRING
-    with pytest.raises(ModelError, match="^tensor 'w': external data; got strings, expected numbers$"):
-        external_bytes(tensor, tmp_path)
-
-
-def test_data_that_are_gone_when_they_are_read(tmp_path):
-    with pytest.raises(ModelError, match="^external data 'data': cannot be read; No such file or directory$"):
-        external_bytes(external(length="8"), tmp_path)
-
-
-def test_bytes_that_are_gone_when_they_are_copied(tmp_path):
-    (tmp_path / "data").write_bytes(bytes(range(8)))
-    copied = io.BytesIO()
-    save._copy_bytes(tmp_path / "data", 2, 6, copied)
-    assert copied.getvalue() == bytes(range(2, 8))
-    with pytest.raises(ModelError, match="data': got shorter since the model was loaded$"):
-        save._copy_bytes(tmp_path / "data", 2, 7, io.BytesIO())
 
 
 def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path):

@@ -266,14 +266,19 @@ def test_data_files_whose_names_cannot_be_followed(tmp_path, place):
         external._checked_stamp("w", tmp_path, place)
 
 
-def test_data_that_gets_shorter(tmp_path):
-    (tmp_path / "data").write_bytes(bytes(8))
-    tensor = TensorProto(data_type=TensorProto.FLOAT, dims=[2], data_location=TensorProto.EXTERNAL)
+def test_data_that_are_gone_shorter_or_of_strings(tmp_path):
+    tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[2], data_location=TensorProto.EXTERNAL)
     for key, value in (("location", "data"), ("offset", "0"), ("length", "8")):
         tensor.external_data.add(key=key, value=value)
+    with pytest.raises(ModelError, match="^external data 'data': cannot be read; No such file or directory$"):
+        external.external_bytes(tensor, tmp_path)
+    (tmp_path / "data").write_bytes(bytes(8))
     assert external.external_bytes(tensor, tmp_path) == bytes(8)
     (tmp_path / "data").write_bytes(bytes(7))
     with pytest.raises(ModelError, match="'data': got shorter since the model was loaded"):
+        external.external_bytes(tensor, tmp_path)
+    tensor.data_type = TensorProto.STRING
+    with pytest.raises(ModelError, match="^tensor 'w': external data; got strings, expected numbers$"):
         external.external_bytes(tensor, tmp_path)
 
 

@@ -26,6 +26,15 @@ SHARE = 1e-5
 """A share of the largest output."""
 
 
+ONES = np.ones((1, 16, 12, 12), np.float32)
+
+
+def assert_gives(result: onnx.ModelProto, model: onnx.ModelProto, feeds: dict[str, np.ndarray], tolerance: float = 1e-5) -> None:
+    """The result gives what the model gives."""
+    for one, other in zip(sessions.run(model, feeds), sessions.run(result, feeds), strict=True):
+        np.testing.assert_allclose(other, one, rtol=tolerance, atol=tolerance)
+
+
 def outcome(seed: int) -> tuple[str, list[str]]:
     """Rewrite the model of a seed: whether it is, and what is wrong with that at three sizes."""
     noted = noted_models.make(seed)
@@ -104,8 +113,7 @@ def test_one_name_on_two_inputs_makes_no_residual(names):
         )
     result = convpool.optimize(model, target="cuda").model
     assert [node.op_type for node in result.graph.node] == ["ConvAvgPool", "Add"]
-    feeds = {"x": np.ones((2, 16, 12, 12), np.float32), "r": np.ones((1, 32, 6, 6), np.float32)}
-    np.testing.assert_allclose(sessions.run(result, feeds)[0], sessions.run(model, feeds)[0], rtol=1e-5, atol=1e-5)
+    assert_gives(result, model, {"x": np.repeat(ONES, 2, 0), "r": np.ones((1, 32, 6, 6), np.float32)})
 
 
 def test_a_size_of_0_is_one():
@@ -166,9 +174,7 @@ def test_a_size_noted_where_a_loop_s_body_begins_may_be_the_first_run_s(end, cou
     model = graph(body, constants, inputs="float[1,32,8,8] x", outputs="float[a,b,c,d,e] y")
     result = convpool.optimize(model, check=0)
     assert result.report.summary.rewritten == counts
-    feeds = {"x": np.ones((1, 32, 8, 8), np.float32)}
-    for one, other in zip(sessions.run(model, feeds), sessions.run(result.model, feeds), strict=True):
-        np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-4)
+    assert_gives(result.model, model, {"x": np.ones((1, 32, 8, 8), np.float32)}, tolerance=1e-4)
 
 
 def test_a_note_of_nothing_keeps_its_name():
@@ -234,9 +240,7 @@ def test_branches_of_several_shapes_stay_before_opset_11(opset):
         ("rejected", "shape of the branch's result: unknown") if opset < 11 else ("rewritten", None)
     )
     for condition in (True, False):
-        feeds = {"c": np.array(condition), "x": np.ones((1, 16, 12, 12), np.float32)}
-        (one,), (other,) = sessions.run(model, feeds), sessions.run(result.model, feeds)
-        np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-5)
+        assert_gives(result.model, model, {"c": np.array(condition), "x": ONES})
 
 
 def test_a_result_is_not_refused_for_a_wrong_note_of_the_original():
@@ -248,8 +252,7 @@ def test_a_result_is_not_refused_for_a_wrong_note_of_the_original():
     assert passes_full_check(load(model))
     result = convpool.optimize(model, check=0, target="cpu", upsampling="fused")
     assert result.changed
-    feeds = {"x": np.ones((1, 16, 12, 12), np.float32)}
-    np.testing.assert_allclose(sessions.run(result.model, feeds)[0], sessions.run(model, feeds)[0], rtol=1e-5, atol=1e-5)
+    assert_gives(result.model, model, {"x": ONES})
 
 
 def test_a_branch_of_unknown_shape_leaves_the_result_of_its_if_unknown():
@@ -265,9 +268,7 @@ def test_a_branch_of_unknown_shape_leaves_the_result_of_its_if_unknown():
         one.output[0].type.tensor_type.ClearField("shape")
     result = convpool.optimize(model, check=0, target="cpu", upsampling="fused")
     for condition in (True, False):
-        feeds = {"c": np.array(condition), "x": np.ones((1, 16, 12, 12), np.float32)}
-        (one,), (other,) = sessions.run(model, feeds), sessions.run(result.model, feeds)
-        np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-5)
+        assert_gives(result.model, model, {"c": np.array(condition), "x": ONES})
 
 
 SIZES = {"x": [2, 16, 12, 14]}
