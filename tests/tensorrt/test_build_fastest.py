@@ -44,7 +44,8 @@ class FakeEngine:
         if not self.loads:
             raise TensorRTError("cannot be loaded")
         shape = (2, 3, 32, 32)
-        return {"image": TensorInfo("image", shape, np.dtype(np.float32), ((shape, shape, shape),))}
+        profiles = ((1, 3, 32, 32), shape, (8, 3, 32, 32)), ((16, 3, 32, 32),) * 3
+        return {"image": TensorInfo("image", shape, np.dtype(np.float32), profiles)}
 
     def save(self, path) -> None:
         Path(path).write_bytes(self.plan)

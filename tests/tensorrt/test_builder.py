@@ -3,7 +3,6 @@
 
 import re
 import signal
-from dataclasses import asdict
 from types import SimpleNamespace
 
 import onnx
@@ -12,7 +11,7 @@ from onnx import TensorProto
 
 from convpool.errors import ModelError, OptionError, OutputError, TensorRTError
 from convpool.ir import files
-from convpool.tensorrt import BuildOptions, build_engine, builder
+from convpool.tensorrt import build_engine, builder
 from convpool.tensorrt.builder import interruptible, monitor_of
 from convpool.tensorrt.network import add_profiles, typical_shapes
 from convpool.tensorrt.prepare import is_plugin_node
@@ -248,16 +247,6 @@ def test_a_timing_cache_that_cannot_be_written(trt, tmp_path, monkeypatch):
     path = tmp_path / "a.cache"
     with pytest.raises(OutputError, match=f"^timing cache {path}: cannot be written; No space left on device$"):
         build_engine(generate("wgan_gp_small", batch=2), trt=trt, timing_cache=path)
-
-
-def test_the_options_of_a_build():
-    assert asdict(BuildOptions()) == {
-        "precision": "fp32", "profiles": None, "plugin": True, "lowering": None, "autotune": False, "stem": True,
-        "plain_conv": True, "accumulation": None, "layers": False, "timing_cache": None,
-        "workspace_bytes": 1073741824, "optimization_level": None, "max_aux_streams": None, "progress": None,
-        "trt": None, "configure": None, "configure_network": None, "check": 1, "data": None, "rtol": None,
-        "atol": None, "seed": 0,
-    }  # fmt: skip
 
 
 def refused(trt, what: str) -> None:

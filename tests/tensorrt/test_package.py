@@ -18,7 +18,6 @@ from convpool.ir.model import load
 from convpool.tensorrt import BuildOptions, package, plugin_library, policy, prepare
 from convpool.tensorrt.memory import PycudaMemory
 from convpool.tensorrt.runner import EngineRunner
-from convpool.tensorrt.tune import typical_inputs
 from models.generators import generate
 from tests.support.models import graph
 from tests.support.played_engine import ILogger
@@ -136,24 +135,6 @@ def info(name: str = "x", *typical: int, dtype=np.float32) -> SimpleNamespace:
     """An input whose profiles have these batches as their typical ones."""
     profiles = [((1, 3), (batch, 3), (16, 3)) for batch in typical]
     return SimpleNamespace(name=name, dtype=np.dtype(dtype), profiles=profiles, format="LINEAR", shape=(-1, 3))
-
-
-def test_engines_are_timed_at_the_first_profile_s_typical_shape():
-    assert typical_inputs({"a": SimpleNamespace(inputs={"x": info("x", 4, 8)})})["x"].shape == (4, 3)
-
-
-def test_of_engines_that_cannot_be_loaded_the_last_one_s_error_is_told():
-    class Broken:
-        @property
-        def inputs(self):
-            raise TensorRTError("cannot be loaded")
-
-    good = SimpleNamespace(inputs={"x": info("x", 4)})
-    assert typical_inputs({"a": Broken(), "b": good})["x"].shape == (4, 3)
-    assert typical_inputs({"a": Broken(), "b": Broken(), "c": good})["x"].shape == (4, 3)
-    for broken in ({"a": Broken()}, {"a": Broken(), "b": Broken()}):
-        with pytest.raises(TensorRTError, match="^cannot be loaded$"):
-            typical_inputs(broken)
 
 
 def test_a_runner_gives_what_the_engine_gives():

@@ -9,7 +9,6 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from convpool import optimize
-from convpool.algebra.parts import FUSED_VARIANTS
 from convpool.check.session import Session
 from convpool.cuda import CudaError, tactics
 from convpool.errors import ModelError, OptionError
@@ -19,6 +18,7 @@ from convpool.ir.model import LoadedModel, load
 from convpool.tensorrt import PRECISIONS, Engine, build_engine, pipeline, policy, prepare
 from convpool.tensorrt.network import keep_heads_in_float, typical_shapes
 from models.generators import generate, random_inputs
+from tests.support.models import graph
 
 TRT_86 = SimpleNamespace(__name__="tensorrt", __version__="8.6.1")
 
@@ -55,27 +55,9 @@ def test_cast_floats_rounds_and_nothing_else(name):
         assert 1e-6 < error < 1e-2  # it did round, and no more than half precision does
 
 
-def test_a_loaded_model_is_prepared_like_its_file(tmp_path):
-    """Compare what convpool-build hands on with what a path gives."""
-    path = tmp_path / "model.onnx"
-    onnx.save(generate("wgan_gp_small", batch=2), path)
-    from_file, from_loaded = (prepare.lowered(load(model), "convavgpool") for model in (path, load(path)))
-    assert prepare.has_plugin_nodes(from_loaded) and from_loaded == from_file
-    assert not prepare.has_plugin_nodes(prepare.lowered(load(path), "none"))
-
-
 def test_cast_floats_keeps_scales_and_clips_what_half_precision_cannot_hold():
-    scales = helper.make_tensor("scales", TensorProto.FLOAT, [4], [1, 1, 2, 2])
-    large = helper.make_tensor("large", TensorProto.FLOAT, [1], [1e9])
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 1, size, size]) for name, size in (("x", 2), ("y", 4)))
-    graph = helper.make_graph(
-        [helper.make_node("Resize", ["x", "", "scales"], ["z"]), helper.make_node("Min", ["z", "large"], ["y"])],
-        "g",
-        [x],
-        [y],
-        [scales, large],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    constants = {"scales": np.float32([1, 1, 2, 2]), "large": np.float32([1e9])}
+    model = graph("z = Resize(x, , scales)\ny = Min(z, large)", constants, inputs="float[1,1,2,2] x", outputs="float[1,1,4,4] y")
     prepare.cast_floats(model, TensorProto.FLOAT16)
     onnx.checker.check_model(model, full_check=True)
     kept = {tensor.name: tensor for tensor in model.graph.initializer}
@@ -85,16 +67,13 @@ def test_cast_floats_keeps_scales_and_clips_what_half_precision_cannot_hold():
 
 
 def test_cast_floats_keeps_scales_of_constant_nodes_and_converts_what_branches_hold():
-    text = """<ir_version: 8, opset_import: ["": 17]>
-    g (float[1,1,2,2] x, bool c) => (float[1,1,4,4] y) {
-      scales = Constant<value = float[4] {1, 1, 2, 2}>()
+    body = """scales = Constant<value = float[4] {1, 1, 2, 2}>()
       z = Resize<mode = "nearest">(x, , scales)
       y = If (c) <
         then_branch = t () => (float[1,1,4,4] a) <float[1] three = {3}> { a = Mul(z, three) },
         else_branch = e () => (float[1,1,4,4] b) { half = Constant<value = float {0.5}>() b = Mul(z, half) }
-      >
-    }"""
-    model = onnx.parser.parse_model(text)
+      >"""
+    model = graph(body, inputs="float[1,1,2,2] x, bool c", outputs="float[1,1,4,4] y")
     branch = model.graph.node[-1].attribute[0].g
     assert [tensor.name for tensor in branch.initializer] == ["three"]
     prepare.cast_floats(model, TensorProto.FLOAT16)
@@ -250,12 +229,10 @@ def test_constant_weights_are_those_that_nothing_can_change():
 
 def test_nodes_in_bodies_have_no_constant_weights():
     """There a name may mean another tensor."""
-    text = """<ir_version: 8, opset_import: ["": 17, "ai.convpool": 1]>
-    main (float[1,2,4,4] x, bool flag) => (float[a,b,c,d] y)
-    { y = If(flag) <then_branch = yes () => (float[1,2,2,2] a) { a = ai.convpool.ConvAvgPool<constant_weights=1>(x, w) },
-      else_branch = no () => (float[1,2,2,2] b) { b = ai.convpool.ConvAvgPool(x, w) }> }"""
-    model = onnx.parser.parse_model(text)
-    model.graph.initializer.append(numpy_helper.from_array(np.ones((2, 1, 1, 2), np.float32), "w"))
+    body = """y = If(flag) <
+      then_branch = yes () => (float[1,2,2,2] a) { a = ai.convpool.ConvAvgPool<constant_weights=1>(x, w) },
+      else_branch = no () => (float[1,2,2,2] b) { b = ai.convpool.ConvAvgPool(x, w) }>"""
+    model = graph(body, {"w": (2, 1, 1, 2)}, inputs="float[1,2,4,4] x, bool flag", imports=', "ai.convpool": 1')
     prepare.set_constant_weights(model, True)
     nodes = [item.g.node[0] for item in model.graph.node[0].attribute]
     assert all(prepare.is_plugin_node(node) and not node.attribute for node in nodes)
@@ -300,35 +277,6 @@ def test_a_file_with_the_operators_nodes_has_no_other_form(lowering):
         build_engine(optimized, lowering=lowering, trt=TRT_86)
     for own in ("convavgpool", "fused"):  # which nobody asked for
         assert prepare.has_plugin_nodes(prepare.lowered(load(optimized), own))
-
-
-def test_another_domain_is_the_same_model(tmp_path):
-    """onnxruntime's TensorRT provider looks for plugins in a domain of its own; everyone else runs the function."""
-    from convpool.cli.group import run as run_cli
-    from convpool.cli.optimize import command
-
-    model = generate("wgan_gp_small", batch=2)
-    onnx.save(model, tmp_path / "a.onnx")
-    out = tmp_path / "b.onnx"
-    arguments = [str(tmp_path / "a.onnx"), "-o", str(out), "--domain", "trt.plugins", "-q"]
-    assert run_cli(command, "convpool-optimize", arguments) == 0
-    moved = onnx.load(out)
-    onnx.checker.check_model(moved)
-    assert {node.domain for node in moved.graph.node if prepare.is_plugin_node(node)} == {"trt.plugins"}
-    assert "ai.convpool" not in {entry.domain for entry in moved.opset_import}
-    inputs = random_inputs(model)
-    np.testing.assert_allclose(run(moved, inputs)[0], run(model, inputs)[0], rtol=1e-4)
-
-
-@pytest.mark.parametrize("name", ["densenet_small", "sngan64_small", "stargan_v2_small"])
-def test_the_plugin_gets_the_fused_variants(name):
-    optimized = optimize(generate(name, batch=2), check=0).model
-    names = {node.op_type for node in optimized.graph.node}
-    for_plugin = prepare.for_parser(prepare.self_contained(optimized), 10, plugin=True, allow_tf32=True)
-    variants = [node for node in for_plugin.graph.node if node.op_type in FUSED_VARIANTS]
-    assert variants and all(any(item.name == "allow_tf32" for item in node.attribute) for node in variants)
-    built = prepare.lowered(load(generate(name, batch=2)), "convavgpool")
-    assert {node.op_type for node in built.graph.node} == names
 
 
 def test_the_least_capability_is_the_tactics():
@@ -381,16 +329,12 @@ def test_convolutions_without_a_pooling_go_to_the_plugin_but_in_fp32(precision, 
 
 
 def test_what_stands_in_a_local_function_goes_to_the_plugin_and_is_folded():
-    text = """<ir_version: 8, opset_import: ["": 17, "own": 1]> g (float[1,3,16,16] x) => (float[1,4,8,8] y) {
-      y = own.Block(x, w)
-    }
-    <opset_import: ["": 17], domain: "own"> Block (a, w) => (b) {
+    functions = """<opset_import: ["": 17], domain: "own"> Block (a, w) => (b) {
       n = ReduceL2<keepdims = 0>(w) v = Div(w, n) c = Conv<pads = [1, 1, 1, 1]>(a, v)
       b = AveragePool<kernel_shape = [2, 2], strides = [2, 2]>(c)
     }"""
-    model = onnx.parser.parse_model(text)
-    weights = np.random.default_rng(0).standard_normal((4, 3, 3, 3), np.float32)
-    model.graph.initializer.append(numpy_helper.from_array(weights, "w"))
+    given = {"inputs": "float[1,3,16,16] x", "functions": functions, "imports": ', "own": 1'}
+    model = graph("y = own.Block(x, w)", {"w": (4, 3, 3, 3)}, **given)
     for lowering, operators in (("convavgpool", {"ConvAvgPool"}), ("none", {"Conv", "AveragePool"})):
         ready = prepare.for_parser(prepare.lowered(load(model), lowering), 10, plugin=True, allow_tf32=False)
         assert not ready.functions and {node.op_type for node in ready.graph.node} - {"Transpose", "Constant"} == operators
