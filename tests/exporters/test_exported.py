@@ -11,15 +11,11 @@ import subprocess
 import pytest
 
 import convpool
-from convpool.cli.group import run
-from convpool.cli.optimize import command
-from tests.support.data_files import assert_loads, snapshot
 from tests.support.exported import load_models
-from tests.support.exported.cases import CASES, EXPORTERS
-from tests.support.exported.made import LAYOUTS, MODELS, NO_KERNELS, assert_gives, made, remove
+from tests.support.exported.cases import CASES
+from tests.support.exported.made import MODELS, assert_gives, made, remove
 
 OLD_PYTHON = os.environ.get("CONVPOOL_OLD_ONNX_PYTHON")
-COMMAND_CASES = ["lenet5", "sngan block, spectral norm", "densenet", "no convolution"]
 every_model = pytest.mark.parametrize(("name", "exporter"), MODELS, ids=lambda value: value)
 
 
@@ -101,30 +97,3 @@ def test_original_and_results_load_in_the_oldest_onnx(name, exporter, old_onnx):
     result = made(name, exporter)
     for path in (result.exported.path, *(files[0] for files in result.files.values())):
         assert old_onnx(path) == "ok"
-
-
-@pytest.mark.parametrize("place", ["other folder", "same folder", "in place"])
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("exporter", EXPORTERS)
-@pytest.mark.parametrize("name", COMMAND_CASES)
-def test_command(name, exporter, layout, place, tmp_path):
-    exported = made(name, exporter).exported
-    folder = tmp_path / "models"
-    shutil.copytree(exported.path.parent, folder)
-    (tmp_path / "elsewhere").mkdir()
-    model = folder / "model.onnx"
-    before = snapshot(folder)
-    out = {"other folder": tmp_path / "elsewhere" / "out.onnx", "same folder": folder / "out.onnx", "in place": model}[place]
-    assert run(command, "convpool-optimize", [str(model), "-q", "-o", str(out), "--external-data", layout]) == 0
-    after = snapshot(folder)
-    if place == "in place":
-        del before["model.onnx"]
-    assert {path: after[path] for path in before} == before
-    assert_loads(out)
-    if place == "other folder":
-        shutil.rmtree(folder)
-    assert_gives(out, exported, name)
-
-
-def test_types_without_kernels_are_in_the_table():
-    assert NO_KERNELS <= CASES.keys()
