@@ -18,7 +18,7 @@ from convpool.ir import schema
 from convpool.ir.protos import model_nodes
 from models import generators
 from tests.support import sessions
-from tests.support.models import graph, random_feeds
+from tests.support.models import graph
 from tests.support.rewriting import IF_BODY, IF_INPUTS, PAIR
 
 ROOT = Path(__file__).parents[1]
@@ -138,10 +138,3 @@ def test_an_attribute_of_another_type_is_no_valid_model():
     item.CopyFrom(onnx.helper.make_attribute("accumulation", "packed"))
     with pytest.raises(onnx.checker.ValidationError, match="accumulation"):
         onnx.checker.check_model(result)
-
-
-def test_results_are_compared_by_the_function():
-    model = graph(PAIR)
-    result = convpool.optimize(model, accumulation="packed")
-    assert result.report.verification.passed and result.report.verification.inputs == 1
-    assert sessions.run(result.model, random_feeds(model, size=8))

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options as data: targets, rules by name, the flags that stand for them, limits and defaults."""
 
-import itertools
 import warnings
 
 import onnx
@@ -16,21 +15,6 @@ from convpool.rules import STAGES
 from models import generators
 from tests.support.models import graph
 from tests.support.rewriting import PAIR
-
-GROUPED = {
-    "pointwise groups": ("Conv<group=2>(x, w)", (32, 8, 1, 1)),
-    "pointwise 3-D": ("Conv(x, w)", (32, 16, 1, 1, 1)),
-    "groups": ("Conv<group=2, pads=[1,1,1,1]>(x, w)", (32, 8, 3, 3)),
-    "3-D": ("Conv<pads=[1,1,1,1,1,1]>(x, w)", (16, 16, 3, 3, 3)),
-}
-"""Convolutions for which the plugin has no fast kernel."""
-
-
-def pair(conv: str, shape: tuple[int, ...]):
-    rank = len(shape) - 2
-    body = f"h = {conv}\ny = AveragePool<kernel_shape={[2] * rank}, strides={[2] * rank}>(h)"
-    sizes = ",".join(["12"] * rank)
-    return graph(body, {"w": shape}, inputs=f"float[1,16,{sizes}] x", outputs=f"float[{','.join('abcde'[: rank + 2])}] y")
 
 
 def test_every_pass_has_a_name_that_switches_it_and_every_name_a_pass():
@@ -71,20 +55,6 @@ def test_options_are_frozen_and_checked():
         OptimizeOptions(passes=frozenset({"nothing"}))
     with pytest.raises(AttributeError):
         OptimizeOptions().lowering = "direct"
-
-
-@pytest.mark.parametrize(("conv", "shape"), GROUPED.values(), ids=GROUPED)
-def test_any_leaves_no_gain_that_auto_takes(conv, shape):
-    model = pair(conv, shape)
-    for lowering, target in itertools.product((None, "auto"), ("any", "cpu")):
-        site = convpool.optimize(model, lowering=lowering, target=target).report.sites[0]
-        assert site.status == "rewritten" and site.lowering in ("direct", "fused")
-
-
-def test_tensorrt_gets_no_box_mean_where_the_plugin_has_no_fast_kernel():
-    for name, (conv, shape) in GROUPED.items():
-        site = convpool.optimize(pair(conv, shape), target="tensorrt").report.sites[0]
-        assert (site.status, site.lowering) == (("rejected", None) if "pointwise" in name else ("rewritten", "fused"))
 
 
 def test_targets():

@@ -233,8 +233,12 @@ def test_what_the_plugin_has_no_fast_kernel_for(conv, shape, sizes, fused):
     pool = f"AveragePool<kernel_shape={[2] * rank}, strides={[2] * rank}>"
     types = {"inputs": f"float[1,16,{sizes}] x", "outputs": f"float[{','.join('abcde'[: rank + 2])}] y"}
     model = graph(f"h = {conv}\ny = {pool}(h)", given, **types)
+    for options in ({}, {"target": "cpu"}, {"lowering": "auto"}):
+        site = convpool.optimize(model, check=0, **options).report.sites[0]
+        assert site.status == "rewritten" and site.lowering in ("direct", "fused")
     if fused:
         assert operators(rewrite(model, 1, "convavgpool").graph) == {"Conv": 1}
+        assert convpool.optimize(model, target="tensorrt").report.sites[0].lowering == "fused"
     else:
         assert operators(rewrite(model, 1, "convavgpool").graph) == {"AveragePool": 1, "Conv": 1}
         kept = convpool.optimize(model, target="tensorrt").report.sites[0]
