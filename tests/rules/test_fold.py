@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The results of `--fold`, and Concats of channels that begin as an earlier one does."""
 
-import json
-
 import numpy as np
 import onnx
 import pytest
@@ -184,10 +182,7 @@ def test_every_layer_of_densenet121():
     assert {len(names) for names in concats(result.model.graph).values()} == {2}
 
 
-@pytest.mark.parametrize(("options", "count"), [([], 2), (["--concat"], 2), (["--no-concat"], 0)])
-def test_command_line(options, count, tmp_path, capsys):
+def test_command_line(tmp_path, capsys):
     onnx.save(graph(PAIR + BLOCK, outputs=OUTPUTS), tmp_path / "in.onnx")
-    report = tmp_path / "report.json"
-    assert run(command, "convpool-optimize", [str(tmp_path / "in.onnx"), "--report", str(report), *options]) == 0
-    assert json.loads(report.read_text())["summary"]["concats"] == count
-    assert ("concats   2 reuse the result of an earlier one" in capsys.readouterr().out) == bool(count)
+    assert run(command, "convpool-optimize", [str(tmp_path / "in.onnx")]) == 0
+    assert "concats   2 reuse the result of an earlier one" in capsys.readouterr().out

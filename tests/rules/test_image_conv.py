@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Convolutions without a pair, of images and others: what becomes a node with a window of one element, and why others stay."""
 
-import json
-
 import numpy as np
 import onnx
 import pytest
@@ -11,8 +9,6 @@ from onnx import helper, numpy_helper
 import convpool
 from convpool.algebra.geometry import ConvSpec, PoolSpec
 from convpool.check.session import Session
-from convpool.cli.group import run
-from convpool.cli.optimize import command
 from convpool.ir import schema
 from convpool.ir.model import LoadedModel
 from convpool.ir.protos import attributes
@@ -231,12 +227,6 @@ REFUSED = {
         f"{IMAGE}, float[8,3,3,3] v",
         "Conv 's': weights; got computed, or an input that a caller may override, expected a constant",
     ),
-    "overridable weights": (
-        STEM,
-        {"v": (8, 3, 3, 3)},
-        f"{IMAGE}, float[8,3,3,3] v",
-        "Conv 's': weights; got computed, or an input that a caller may override, expected a constant",
-    ),
     "weights of an unknown rank": (
         "u = Reshape(x, n)\ns = Conv(x, u)\n",
         {},
@@ -256,12 +246,6 @@ REFUSED = {
         "Conv 's': Pad 'p' in front; got pads that the convolution cannot take, expected none",
     ),
     "one axis": ("s = Conv(x, v)\n", {"v": (8, 3, 3)}, "float[1,3,12] x", "Conv 's': spatial axes; got 1, expected 2"),
-    "SAME of an open size, strided": (
-        's = Conv<auto_pad="SAME_UPPER", strides=[2,2]>(x, v)\n',
-        {},
-        "float[1,3,H,W] x",
-        "Conv 's': auto_pad; got SAME_UPPER with strides on an unknown size, expected explicit pads",
-    ),
 }
 
 
@@ -324,26 +308,6 @@ def test_each_kind_for_itself():
         assert (site.pattern, site.status) == expected
 
 
-@pytest.mark.parametrize(("options", "first"), [([], "Conv"), (["--stem"], "ConvAvgPoolRelu")])
-def test_command_line(options, first, tmp_path, capsys):
-    onnx.save(graph(RELU + PAIR, SHAPES, inputs=IMAGE), tmp_path / "in.onnx")
-    report = tmp_path / "report.json"
-    assert run(command, "convpool-optimize", [str(tmp_path / "in.onnx"), "--report", str(report), *options]) == 0
-    assert made(onnx.load(tmp_path / "in.convpool.onnx"))[0] == first
-    printed = capsys.readouterr().out
-    sites = json.loads(report.read_text())["sites"]
-    if options:
-        assert "  -  ConvAvgPoolRelu with Relu  " in printed
-        assert [(site["pool"], site["pattern"], site["operator"]) for site in sites] == [
-            ("y", "conv_pool", schema.OP_TYPE),
-            ("", "stem", "ConvAvgPoolRelu"),
-        ]
-    else:
-        assert len(sites) == 1
-    run(command, "convpool-optimize", ["--help"])
-    assert "--stem" in capsys.readouterr().out
-
-
 def test_a_size_of_minus_one_is_an_open_one():
     model = graph(f"s = Conv(x, v)\n{PAIR}", WIDE_SHAPES, inputs=WIDE.replace("[1,", "[N,", 1))
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1
@@ -388,11 +352,6 @@ PLAIN_REFUSED: dict[str, tuple] = {  # the reason, the weights' shape, and if ot
         SQUARE,
         "float[1,128,8,8] a",
         "s = Conv<group=2>(x, v)\n",
-    ),
-    "computed weights": (
-        "weights; got computed, or an input that a caller may override, expected a constant",
-        None,
-        f"{WIDE_INPUT}, float[64,64,3,3] v",
     ),
     "Pad": (
         "Pad 'p' in front; got pads that the convolution cannot take, expected none",

@@ -9,8 +9,6 @@ from onnx import helper, numpy_helper
 import convpool
 from convpool.algebra import parts as layouts
 from convpool.algebra.geometry import ConvSpec, PoolSpec, pool_first, pool_last
-from convpool.cli.group import run
-from convpool.cli.optimize import command
 from convpool.ir import schema
 from models import generators
 from tests.support import sessions
@@ -77,17 +75,6 @@ def test_networks_come_to_what_the_lowering_gives_at_once(name, lowering):
     counts = [{op: n for op, n in operators(found.model.graph).items() if op not in folded} for found in (over, once)]
     assert counts[0] == counts[1] and over.report.verification.passed
     assert convpool.verify(model, over.model).passed
-
-
-def test_the_command_line_on_a_file_that_has_the_operator(tmp_path):
-    onnx.save(graph(PAIR), tmp_path / "in.onnx")
-    steps = [["in.onnx", "-o", "op.onnx"], ["op.onnx", "-o", "back.onnx", "--lowering", "direct"]]
-    for source, *rest in steps:
-        words = [str(tmp_path / word) if word.endswith(".onnx") else word for word in (source, *rest)]
-        assert run(command, "convpool-optimize", [*words, "-q"]) == 0
-    back = onnx.load(tmp_path / "back.onnx")
-    assert operators(back.graph) == {"AveragePool": 1, "Conv": 1}
-    assert {tensor.name for tensor in back.graph.initializer} == {name for node in back.graph.node for name in node.input[1:]}
 
 
 def test_in_bodies_and_functions():

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random models around convolution and average pooling, with what is known about them by construction.
 
-A case says whether its pair is exact and pays beyond doubt under each lowering, by rules that this module states for
-itself, so that an optimizer that rejects everything fails.  All data has magnitudes in [1/8, 2], from which no weight
-that a rewrite makes can underflow, in half precision either.
+A case says what node its pair must become where that is beyond doubt, by rules that this module states for itself.  All data has
+magnitudes in [1/8, 2], from which no weight that a rewrite makes can underflow, in half precision either.
 """
 
 import math
@@ -25,14 +24,13 @@ WEIGHT_KINDS = ("initializer", "constant", "identity", "overridable", "computed"
 
 @dataclass
 class Case:
-    """A model, inputs for it, and the lowerings under which its pair must be found."""
+    """A model, inputs for it, and the lowering to ask for."""
 
     seed: int
     model: onnx.ModelProto
     feeds: dict[str, np.ndarray]
     dtype: str
     lowering: str
-    must: bool
     operator: str | None
     """The operator of its one node of convpool's, if there is one; None where there is a doubt."""
     tags: dict[str, str] = field(default_factory=dict)
@@ -109,19 +107,13 @@ class Maker:
 
 @dataclass
 class Layer:
-    """A convolution's numbers: what the rules about forms and costs need."""
+    """What of a convolution the nodes behind it need."""
 
-    kernel: list[int]
-    strides: list[int]
-    dilations: list[int]
-    pads: list[int]
     group: int
     channels: int
     filters: int
-    size: list[int]
     out: list[int]
-    weight_kind: str = "initializer"
-    bias: bool = False
+    weight_kind: str
 
 
 def make_conv(m: Maker, out: list[int]) -> tuple[str, Layer]:
@@ -153,11 +145,11 @@ def make_conv(m: Maker, out: list[int]) -> tuple[str, Layer]:
     channels, filters = (16, 64) if big and r < 3 else (8, 32) if big else (group * int(m.pick([1, 2])), 2 * group)
     kind = str(m.pick(["initializer"] * 6 + list(WEIGHT_KINDS[1:])))
     weight = m.constant(m.data(filters, channels // group, *kernel), kind)
-    layer = Layer(kernel, strides, dilations, pads, group, channels, filters, size, out, kind, m.chance(0.1 if m.wide else 0.6))
+    layer, bias = Layer(group, channels, filters, out, kind), m.chance(0.1 if m.wide else 0.6)
     shape = (m.batch, channels, *size)
     m.open_batch = m.chance(0.3)
     inputs = [make_before(m, m.feed(shape, ["N", *shape[1:]] if m.open_batch else None), channels), weight]
-    if layer.bias:
+    if bias:
         inputs.append(m.constant(m.data(filters)))
     given = {"pads": pads} if not auto else {"auto_pad": auto, **({"pads": pads} if auto == "NOTSET" else {})}
     given |= {"strides": strides, "dilations": dilations, "group": group, "kernel_shape": kernel}

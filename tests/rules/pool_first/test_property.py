@@ -36,12 +36,19 @@ from convpool.rules import image_conv as offload_conv
 from tests.support import sessions
 from tests.support.error_bounds import UNIT_ROUNDOFF, Traced, evaluate, gamma
 from tests.support.random_models import Case
-from tests.support.random_pooling import KINDS, make_case
+from tests.support.random_pooling import make_case
 
 CASES = int(os.environ.get("CONVPOOL_PROPERTY_CASES", "800"))
 FIRST = int(os.environ.get("CONVPOOL_PROPERTY_FIRST", "0"))
 REASON = re.compile(r"^(tensor|[A-Z]\w+) '[^']*': .+; got .+, expected .+", re.DOTALL)
 """<node>: <condition>; got <value>, expected <value>."""
+REWRITTEN = {
+    "rewritten": 385, "lowering convavgpool": 250, "lowering direct": 50, "lowering fused": 32, "lowering auto": 38,
+    "pool average": 100, "pool global": 22, "pool slices": 18, "pool steps": 17, "pool resize": 10, "pool box": 46,
+    "pool view": 29, "pool reduce": 24, "pool unsqueezed": 28, "pool axes": 15, "pool flattened": 19, "pool sum": 25,
+}  # fmt: skip
+"""Of a thousand cases, at least so many are rewritten: a tenth to a fifth fewer than are.  A form that is no longer found is
+missing here."""
 RUNTIME_OPSET, RUNTIME_IR = 26, 13
 """The newest that the oldest onnxruntime of interest is known to take; newer models are checked by the first bound."""
 
@@ -104,21 +111,15 @@ def test_every_case_is_rejected_or_exact_for_cuda():
 def test_the_cases_reach_what_they_are_for(tally):
     if CASES < 500:
         pytest.skip("too few cases for shares")
-    shares = {"rewritten": 0.25, "rejected": 0.2, "must": 0.08, "ran": 0.2, "evaluated": 0.03, "absorbing": 0.05, "named": 0.04}
-    some = [
-        *(f"rank {rank}" for rank in (1, 2, 3)),
-        *(f"pool {kind}" for kind in KINDS),
-        *UNIT_ROUNDOFF,
-        "join Add",
-        "join Concat",
-    ]
-    some += [f"lowering {name}" for name in ("convavgpool", "direct", "fused", "auto")]
+    shares = {"rejected": 0.2, "ran": 0.2, "evaluated": 0.03, "absorbing": 0.05, "named": 0.04}
+    some = [*(f"rank {rank}" for rank in (1, 2, 3)), *UNIT_ROUNDOFF, "join Add", "join Concat"]
     some += [f"weights {kind}" for kind in ("overridable", "computed", "constant", "identity")]
     some += [f"prologue {part}" for part in ("none", "Affine", "AffineRelu", "LeakyRelu")]
     some += [f"epilogue {part}" for part in ("none", "Relu", "Tanh", "Sigmoid", "Add", "AddRelu")]
     for name, least in {
-        **dict.fromkeys([*some, "join Add", "join Concat", "plain", "residual broadcast", "stem", "plain_conv"], 0.001),
+        **dict.fromkeys([*some, "plain", "residual broadcast", "stem", "plain_conv"], 0.001),
         **shares,
+        **{name: count / 1000 for name, count in REWRITTEN.items()},
     }.items():
         assert tally.counts[name] >= least * CASES, f"only {tally.counts[name]} of {CASES} cases are '{name}'"
     assert len(tally.reasons) >= 10
@@ -148,10 +149,6 @@ def check_case(case: Case, tally: Tally, target: str = "any") -> None:
             tally.reasons[re.sub(r"'[^']*'", "*", site.reason.split("; got")[0])] += 1
     rewritten = sum(site.status == "rewritten" for site in sites)
     tally.counts["cases"] += 1
-    tally.counts["must"] += case.must
-    has_kernel = case.tags["rank"] != "3" and case.tags["group"] == "1" and case.tags["window"] == "small"
-    must = case.must and (target == "any" or case.lowering == "convavgpool" and has_kernel)
-    assert rewritten or not must, f"{case.lowering}, {case.tags}: must be found; {[s.reason for s in sites]}"
     if not rewritten:
         assert after == before, "no site was rewritten, yet the model changed"
         tally.counts["rejected" if sites else "no site"] += 1

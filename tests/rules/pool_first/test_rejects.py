@@ -30,12 +30,8 @@ from tests.support.reject_cases import (
 CASES: dict[str, tuple] = {  # arguments of `check_rejected`
     # rules/pool_first/averages.py
     "pool pads": (
-        CONV + pool("kernel_shape=[2,2], strides=[2,2], pads=[1,1,1,1]"),
-        "AveragePool 'y': pooling pads; got [1, 1, 1, 1], expected no padding",
-    ),
-    "pool pads counted": (
-        CONV + pool("kernel_shape=[2,2], strides=[2,2], pads=[1,1,1,1], count_include_pad=1"),
-        "AveragePool 'y': pooling pads; got [1, 1, 1, 1], expected no padding",
+        CONV + pool("kernel_shape=[2,2], strides=[2,2], pads=[1,0,0,0]"),
+        "AveragePool 'y': pooling pads; got [1, 0, 0, 0], expected no padding",
     ),
     "end pads in a window": (
         CONV + pool("kernel_shape=[3,3], strides=[2,2], pads=[0,0,1,1]"),
@@ -63,11 +59,6 @@ CASES: dict[str, tuple] = {  # arguments of `check_rejected`
         "h = Conv(x, w)\n" + pool("kernel_shape=[3,3], strides=[2,2], ceil_mode=1"),
         "AveragePool 'y': window; got [3, 3], expected no larger than the feature map, [2, 2]",
         {"inputs": "float[1,16,4,4] x"},
-    ),
-    "computed axes": (
-        CONV + "y = ReduceMean(h, axes)",
-        "ReduceMean 'y': axes; got a computed tensor, expected a constant",
-        {"inputs": "float[1,16,12,12] x, int64[2] axes", "opset": 18},
     ),
     "open size under Slices": (
         FOUR_SUM + "y = Mul(t, q)",
@@ -99,11 +90,6 @@ CASES: dict[str, tuple] = {  # arguments of `check_rejected`
         FOUR_SUM + "y = Mul(t, q)",
         "Mul 'y': shape of a constant; got [1, 1, 1, 1, 1], expected sizes of 1 or [1, 32, 6, 6]",
         {**QUARTER, "q": np.full((1,) * 5, 0.25, "f"), "outputs": "float[a,b,c,d,e5] y"},
-    ),
-    "nearly a quarter": (
-        FOUR_SUM + "y = Mul(t, q)",
-        "Mul 'y': factor of a Slice; got 0.250099987, expected 1/4",
-        {**QUARTER, "q": np.float32(0.2501)},
     ),
     "unequal factors": (
         FOUR + "p = Mul(s1, third)\nt = Sum(p, s2, s3, s4)\ny = Mul(t, q)",
@@ -146,10 +132,6 @@ CASES: dict[str, tuple] = {  # arguments of `check_rejected`
         {**BOOL, "outputs": "float[a,b,c,d] o, float[a,b,c,d] y"},
     ),
     "activation": (slot("h = Relu(c)"), "Relu 'h': between convolution and pooling; got Relu, expected linear operators only"),
-    "a Relu and padding": (
-        slot("h = Relu(c)").replace("strides=[2,2]>", "strides=[2,2], pads=[1,1,1,1]>"),
-        "Relu 'h': between convolution and pooling; got Relu, expected linear operators only",
-    ),
     "quantised": (
         slot("i = QuantizeLinear(c, one)\nh = DequantizeLinear(i, one)"),
         "DequantizeLinear 'h': between convolution and pooling; got DequantizeLinear, expected linear operators only",
@@ -198,12 +180,6 @@ CASES: dict[str, tuple] = {  # arguments of `check_rejected`
         ALONE.replace("w)", "v)"),
         "Conv 'h': weights; got computed, or an input that a caller may override, expected a constant",
         {"inputs": "float[1,16,12,12] x, float[32,16,3,3] v", "lowering": "fused"},
-    ),
-    "window of one, direct": (
-        CONV + pool("kernel_shape=[1,1]"),
-        "Conv 'h': saves too little as direct; got 663,552 of 663,552 multiply-adds, and 0 additions in place of 0, "
-        "expected at most 75% of the multiply-adds, and less time by the cost model",
-        {"lowering": "direct"},
     ),
     "dilated box mean": (
         "h = Conv<strides=[2,2]>(x, w)\n" + POOL,
@@ -307,11 +283,6 @@ CASES: dict[str, tuple] = {  # arguments of `check_rejected`
         "Dropout 'h': training_mode; got a computed tensor, expected false",
         {"ratio": np.float32(0.5), **BOOL},
     ),
-    "training BatchNormalization": (
-        slot("h, m, v = BatchNormalization<training_mode=1>(c, g, b, mean, var)"),
-        "BatchNormalization 'h': form; got training, expected inference",
-        {name: (32,) for name in ("g", "b", "mean", "var")},
-    ),
     "spatial BatchNormalization": (
         slot("h = BatchNormalization<spatial=0>(c, g, b, mean, var)"),
         "BatchNormalization 'h': spatial; got 0, expected 1",
@@ -387,15 +358,6 @@ CASES: dict[str, tuple] = {  # arguments of `check_rejected`
     "pool strides of 0": (
         CONV + pool("kernel_shape=[2,2], strides=[0,2]"),
         "AveragePool 'y': strides; got [0, 2], expected 2 numbers of at least 1",
-    ),
-    "pool strides of one axis": (
-        CONV + pool("kernel_shape=[2,2], strides=[2]"),
-        "AveragePool 'y': strides; got [2], expected 2 numbers of at least 1",
-    ),
-    "pool_conv strides of one axis": (
-        pool_conv("kernel_shape=[2,2], strides=[2]"),
-        "AveragePool 'h': strides; got [2], expected 2 numbers of at least 1",
-        FUSE,
     ),
     "pads for two axes": (
         slot("h = Pad(c, p)"),

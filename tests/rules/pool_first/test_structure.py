@@ -16,6 +16,12 @@ from tests.support.models import graph, operators, random_feeds, weights
 from tests.support.rewriting import DIRECT, IF_BODY, IF_INPUTS, PAIR, POOL, RTOL, rewrite
 
 LOWERINGS = ("convavgpool", "direct", "fused", "auto")
+FUNCTION = f"""
+<domain: "local", opset_import: ["" : OPSET]>
+pair (x, w) => (y) {{ h = Conv<pads=[1,1,1,1]>(x, w) y = {POOL}(h) }}
+"""
+CALLS = "a = local.pair(x, w)\nb = local.pair(x, v)\ny = Add(a, b)"
+LOCAL = ', "local": 1'
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
@@ -65,16 +71,23 @@ def test_pair_read_in_a_branch_only_by_its_pooling_stays():
     assert convpool.optimize(model, check=0).model.SerializeToString() == model.SerializeToString()
 
 
-def test_pairs_in_a_body_within_a_body_become_standard_operators():
+@pytest.mark.parametrize("called", [False, True])
+def test_pairs_in_a_body_within_a_body_become_standard_operators(called):
     """onnxruntime 1.31 mixes up tensors of functions inlined in both, where a constant decides an If."""
-    inner = f"""y2 = If(flag) <
-      then_branch = yes2 () => (float[1,16,6,6] a2) {{ n = Neg(r) h2 = Conv<pads=[1,1,1,1]>(n, w2) a2 = {POOL}(h2) }},
+    pair = "a2 = local.pair(n, w2)" if called else f"h2 = Conv<pads=[1,1,1,1]>(n, w2) a2 = {POOL}(h2)"
+    inner = f"""y2 = If(flag) <then_branch = yes2 () => (float[1,16,6,6] a2) {{ n = Neg(r) {pair} }},
       else_branch = no2 () => (float[1,16,6,6] b2) {{ b2 = {POOL}(r) }}>"""
     text = f"""r = Relu(x)
 y = If(k) <then_branch = yes () => (float[1,16,3,3] a) {{ {inner} h = Conv<pads=[1,1,1,1]>(y2, w) a = {POOL}(h) }},
   else_branch = no () => (float[1,16,3,3] b) {{ b = AveragePool<kernel_shape=[4,4], strides=[4,4]>(r) }}>"""
-    model = graph(text, {"w": (16, 16, 3, 3), "w2": (16, 16, 3, 3), "k": np.array(True)}, inputs=IF_INPUTS)
+    constants = {"w": (16, 16, 3, 3), "w2": (16, 16, 3, 3), "k": np.array(True)}
+    functions = {"functions": FUNCTION.replace("OPSET", "17"), "imports": LOCAL} if called else {}
+    model = graph(text, constants, inputs=IF_INPUTS, **functions)
     result = rewrite(model, 2, "convavgpool")
+    if called:
+        body = next(function for function in result.functions if function.name == "pair").node
+        assert [node.op_type for node in body] == ["AveragePool", "Conv"]
+        return
     outer = result.graph.node[-1].attribute[0].g
     assert operators(outer) == {"ConvAvgPool": 1, "If": 1}
     body = next(node for node in outer.node if node.op_type == "If").attribute[0].g
@@ -96,33 +109,18 @@ def test_scan_body():
     assert "ai.convpool" in {entry.domain for entry in result.opset_import}
 
 
-FUNCTION = f"""
-<domain: "local", opset_import: ["" : OPSET]>
-pair (x, w) => (y) {{ h = Conv<pads=[1,1,1,1]>(x, w) y = {POOL}(h) }}
-"""
-CALLS = "a = local.pair(x, w)\nb = local.pair(x, v)\ny = Add(a, b)"
-LOCAL = ', "local": 1'
-
-
-def test_function_called_twice():
-    result = rewrite(graph(CALLS, {"v": (32, 16, 3, 3)}, functions=FUNCTION.replace("OPSET", "17"), imports=LOCAL), 1)
-    assert operators(result.functions[0]) == {"AveragePool": 1, "Conv": 1}
-    assert operators(result.graph) == {"Add": 1, "pair": 2}
-
-
-def test_function_of_another_opset_takes_standard_operators():
-    model = graph(CALLS, {"v": (32, 16, 3, 3)}, functions=FUNCTION.replace("OPSET", "16"), imports=LOCAL)
-    result = rewrite(model, 1, "convavgpool")
-    assert operators(result.functions[0]) == {"AveragePool": 1, "Conv": 1}
-    assert all(function.domain != schema.DOMAIN for function in result.functions)
-
-
-def test_function_of_the_same_opset_takes_the_operator():
-    model = graph(CALLS, {"v": (32, 16, 3, 3)}, functions=FUNCTION.replace("OPSET", "17"), imports=LOCAL)
-    result = rewrite(model, 1, "convavgpool")
-    assert [function.name for function in result.functions] == ["pair", "ConvAvgPool"]
-    assert result.functions[0].node[-1].op_type == "ConvAvgPool"
-    assert {entry.domain: entry.version for entry in result.functions[0].opset_import}["ai.convpool"] == 1
+@pytest.mark.parametrize(("opset", "lowering"), [(17, "direct"), (17, "convavgpool"), (16, "convavgpool")])
+def test_function_called_twice(opset, lowering):
+    """A function of another opset than the model's takes standard operators."""
+    model = graph(CALLS, {"v": (32, 16, 3, 3)}, functions=FUNCTION.replace("OPSET", str(opset)), imports=LOCAL)
+    result = rewrite(model, 1, lowering)
+    assert operators(result.graph)["pair"] == 2
+    if (opset, lowering) == (17, "convavgpool"):
+        assert [function.name for function in result.functions] == ["pair", "ConvAvgPool"]
+        assert result.functions[0].node[-1].op_type == "ConvAvgPool"
+        assert {entry.domain: entry.version for entry in result.functions[0].opset_import}["ai.convpool"] == 1
+    else:
+        assert operators(result.functions[0]) == {"AveragePool": 1, "Conv": 1} and len(result.functions) == 1
 
 
 def test_nested_functions():
@@ -205,18 +203,6 @@ def test_ir_3_initializers_are_constants(lowering):
     else:
         assert result.ir_version == 3
         assert {t.name for t in result.graph.initializer} <= {v.name for v in result.graph.input}
-
-
-def test_a_function_called_in_a_body_within_a_body_becomes_standard_operators():
-    inner = f"""y2 = If(flag) <then_branch = yes2 () => (float[1,16,6,6] a2) {{ n = Neg(r) a2 = local.pair(n, w2) }},
-      else_branch = no2 () => (float[1,16,6,6] b2) {{ b2 = {POOL}(r) }}>"""
-    text = f"""r = Relu(x)
-y = If(k) <then_branch = yes () => (float[1,16,3,3] a) {{ {inner} h = Conv<pads=[1,1,1,1]>(y2, w) a = {POOL}(h) }},
-  else_branch = no () => (float[1,16,3,3] b) {{ b = AveragePool<kernel_shape=[4,4], strides=[4,4]>(r) }}>"""
-    constants = {"w": (16, 16, 3, 3), "w2": (16, 16, 3, 3), "k": np.array(True)}
-    model = graph(text, constants, inputs=IF_INPUTS, functions=FUNCTION.replace("OPSET", "17"), imports=LOCAL)
-    body = next(function for function in rewrite(model, 2, "convavgpool").functions if function.name == "pair").node
-    assert [node.op_type for node in body] == ["AveragePool", "Conv"]
 
 
 def test_a_function_of_another_opset_gets_no_more_nodes():
