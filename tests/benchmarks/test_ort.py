@@ -1,11 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The models of the methods of onnxruntime, and TensorRT's networks, built by the real builder of TensorRT-RTX."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import onnx
 import pytest
@@ -14,7 +9,7 @@ from benchmarks.layers import ort
 from benchmarks.layers.case import Skip
 from benchmarks.layers.cpu import reference
 from benchmarks.layers.record import new_record
-from benchmarks.layers.rows import LAYOUTS, Row
+from benchmarks.layers.rows import Row
 from benchmarks.layers.run import Options, Run, protocol
 from convpool.check.session import Session
 from convpool.ir import schema
@@ -70,18 +65,3 @@ def test_the_methods_run_on_a_gpu():
         run.measure(lambda done, rows, what: None)
         methods = record["rows"][0]["methods"]
         assert {name: "us" in found for name, found in methods.items()} == dict.fromkeys(ort.NAMES, True), methods
-
-
-def test_every_form_is_built():
-    pytest.importorskip("tensorrt_rtx_bindings")
-    program = [sys.executable, "-m", "tests.support.rtx.build_layers"]
-    done = subprocess.run(program, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
-    assert done.returncode == 0, done.stderr[-2000:]
-    sizes = json.loads(done.stdout)
-    assert len(sizes) == (2 + 1) * 3 * 3 and min(sizes.values()) > 1000
-    for kernel, side, layouts in ((3, 4, LAYOUTS), (1, 2, LAYOUTS[:1])):
-        for precision, item in (("fp16", 2), ("tf32", 4), ("fp32", 4)):
-            more = 24 * 16 * (side**2 - kernel**2) * item  # the fused form's engine holds the larger kernel
-            for layout in layouts:
-                engine = f"{kernel} {precision} {layout}"
-                assert sizes[f"{engine} fused"] - sizes[f"{engine} naive"] > more / 2

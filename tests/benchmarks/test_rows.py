@@ -148,13 +148,9 @@ def test_rows_from_a_file(tmp_path):
     ("text", "part"),
     [
         ("{", "cannot be read as JSON"),
-        ("[]", "no rows; got list"),
         ('{"rows": 3}', "no rows; got int"),
-        ("[3]", "row 1: got int, expected an object"),
         ('[{"c": 8, "m": 8}]', "row 1: no 'h'; expected c, m and size"),
         ('[{"c": 8, "m": 8, "size": 8}, {"c": 0, "m": 8, "size": 8}]', "row 2: c; got 0, expected a whole number from 1"),
-        ('[{"c": 8, "m": 8, "size": "8"}]', "row 1: h; got '8'"),
-        ('[{"c": 8, "m": 8, "size": 8, "kernel": 1.5}]', "row 1: kernel; got 1.5"),
         ('[{"c": true, "m": 8, "size": 8}]', "row 1: c; got True"),
         ('[{"c": 8, "m": 8, "size": 8, "groups": 2}]', "row 1: unknown field 'groups'; expected c, h, kernel"),
         ('[{"c": 8, "m": 8, "size": 2, "pad": 0}]', "row 1: no output; got 1x8x2x2 to 8, 3x3 pad 0"),
