@@ -2,6 +2,7 @@
 """The arrays and streams that `conv_avg_pool` takes, and what it says of the rest."""
 
 import ctypes
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -114,20 +115,9 @@ def test_wrong_option_is_named(arguments, reason):
 
 
 def test_streams():
-    class Pycuda:
-        handle = 5
-
-    class Cupy:
-        ptr = 6
-
-    class Torch:
-        cuda_stream = 7
-
-    class Protocol:
-        def __cuda_stream__(self):
-            return (0, 8)
-
-    assert [arrays.stream_handle(s) for s in (None, 4, Pycuda(), Cupy(), Torch(), Protocol())] == [0, 4, 5, 6, 7, 8]
+    given = {"handle": 5, "ptr": 6, "cuda_stream": 7, "__cuda_stream__": lambda: (0, 8)}  # of pycuda, CuPy, PyTorch; the protocol
+    streams = [None, 4, *(SimpleNamespace(**{name: value}) for name, value in given.items())]
+    assert [arrays.stream_handle(stream) for stream in streams] == [0, 4, 5, 6, 7, 8]
 
 
 def expected(x, w):

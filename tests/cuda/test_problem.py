@@ -548,22 +548,18 @@ def test_a_measured_tactic_is_chosen_for_its_problem_and_device_only(tmp_path):
     assert chosen(str(path), *asked) == ([*compiled_in[:2], none, *compiled_in[3:]], [])
 
 
-def test_a_scale_and_a_shift_in_front_are_measured_apart_from_an_activation_alone(tmp_path):
-    affine, alone = dict(prologue_affine=True, prologue_activation="relu"), dict(prologue_activation="relu")
+def test_prologues_have_rows_of_their_own(tmp_path):
+    """The library once found no row of a Silu or of scales by image: `convpool tune` measured them in vain."""
+    slow = [dict(prologue_activation="relu"), dict(prologue_affine=1, n=62)]
+    none = [
+        dict(prologue_affine=True, prologue_activation="relu"),
+        dict(prologue_activation="silu"),
+        dict(prologue_affine=2, n=62),
+    ]
     path = tmp_path / "tuned.def"
-    path.write_text(row(SLOW, **alone) + row(NONE, **affine))
-    asked = [(LAYER | prologue, WHOLE_H200) for prologue in (alone, dict(prologue_activation="leaky_relu"), affine)]
-    assert chosen(str(path), *asked) == ([find_tactic(SLOW).id] * 2 + [find_tactic(NONE).id], [])
-
-
-def test_a_silu_and_a_scale_by_image_have_rows_of_their_own(tmp_path):
-    """The library once found no row of theirs: `convpool tune` measured them in vain."""
-    silu, image = dict(prologue_activation="silu"), dict(prologue_affine=2, n=62)
-    alone, channel = dict(prologue_activation="relu"), dict(prologue_affine=1, n=62)
-    path = tmp_path / "tuned.def"
-    path.write_text(row(NONE, **silu) + row(NONE, **image) + row(SLOW, **alone) + row(SLOW, **channel))
-    asked = [(LAYER | prologue, WHOLE_H200) for prologue in (silu, image, alone, channel)]
-    assert chosen(str(path), *asked) == ([find_tactic(NONE).id] * 2 + [find_tactic(SLOW).id] * 2, [])
+    path.write_text("".join(row(SLOW, **fields) for fields in slow) + "".join(row(NONE, **fields) for fields in none))
+    asked = [(LAYER | prologue, WHOLE_H200) for prologue in (*slow, dict(prologue_activation="leaky_relu"), *none)]
+    assert chosen(str(path), *asked) == ([find_tactic(SLOW).id] * 3 + [find_tactic(NONE).id] * 3, [])
 
 
 def test_every_field_of_a_row_is_where_the_library_looks(tmp_path):

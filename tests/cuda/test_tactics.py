@@ -31,13 +31,19 @@ def names(wanted=lambda name: True) -> list:
     return [pytest.param(tactic.name, marks=pytest.mark.xdist_group(group)) for tactic, group in zip(chosen, groups, strict=True)]
 
 
+def tactic_of(gpu, name: str, hopper: bool = False):
+    """The tactic, where the GPU runs it.  hopper: on no other one."""
+    tactic, (major, minor) = find_tactic(name), gpu.compute_capability()
+    if 10 * major + minor < tactic.min_cc or hopper and (major, minor) != (9, 0):
+        pytest.skip(f"needs compute capability {90 if hopper else tactic.min_cc}")
+    return tactic
+
+
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("kind", [INTEGER, RANDOM])
 @pytest.mark.parametrize("name", names())
 def test_tactic(gpu, name, kind, layout):
-    tactic = find_tactic(name)
-    if 10 * gpu.compute_capability()[0] + gpu.compute_capability()[1] < tactic.min_cc:
-        pytest.skip(f"needs compute capability {tactic.min_cc}")
+    tactic = tactic_of(gpu, name)
     types = [tactic.dtype] if tactic.dtype else list(NUMPY_TYPES)
     tried = sum(check(i, tactic, dtype, layout, kind) for dtype in types for i in range(len(CASES)))
     print(f"{name}: {tried} cases")
@@ -57,9 +63,7 @@ def layout_of(name: str) -> str:
 
 def check_skewed(gpu, name: str, skewed: str, kernel: int):
     """The tactic runs the array named `skewed`, which is aligned to its elements only, or refuses it as its plan says."""
-    tactic = find_tactic(name)
-    if gpu.compute_capability() != (9, 0):
-        pytest.skip("needs compute capability 90")
+    tactic = tactic_of(gpu, name, hopper=True)
     wanted = dict(prologue_affine=True, bias=True, residual=True, kernel_shape=(kernel, kernel))
     case = next(i for i, c in enumerate(CASES) if i % 3 and wanted.items() <= c.items())  # check() moves Y at every third
     problem = make_problem(CASES[case], tactic.dtype, "NHWC", "NHWC", "tf32x3" not in name, INTEGER)
@@ -74,14 +78,14 @@ def check_skewed(gpu, name: str, skewed: str, kernel: int):
 @pytest.mark.parametrize("name", names(lambda name: "_tf32_" in name))
 def test_tf32_is_rounded_to_nearest(gpu, name, rounded):
     """Integers are exact either way, and the bound on random data is too wide to tell rounding from cutting off."""
-    tactic = find_tactic(name)
+    tactic = tactic_of(gpu, name)
     side = layer_of(tactic)["kernel_shape"]
     problem = Problem(
         n=2, c=256, m=256, spatial=(16, 16), **layer_of(tactic), dtype="float32", layout=layout_of(name),
         allow_tf32=True,
     )  # fmt: skip
-    if 10 * gpu.compute_capability()[0] + gpu.compute_capability()[1] < tactic.min_cc or problem.why_not(tactic):
-        pytest.skip(problem.why_not(tactic) or f"needs compute capability {tactic.min_cc}")
+    if reason := problem.why_not(tactic):
+        pytest.skip(reason)
     x, w = np.ones(problem.x_shape[:1] + (256, 16, 16)), np.zeros(problem.w_shape)
     w[:, side // 2, side // 2] = np.eye(256)
     (x if rounded == "x" else w)[:] *= 1 + 3 * 2.0**-12
@@ -90,12 +94,19 @@ def test_tf32_is_rounded_to_nearest(gpu, name, rounded):
     assert (y == 1 + 2.0**-10).all(), np.unique(y)
 
 
+def check_not_finite(problem: Problem, tactic, x: np.ndarray, w: np.ndarray) -> None:
+    """Give the reference's result for an infinity of each sign and NaN among the values of X."""
+    for place, value in ((5, np.inf), (15, -np.inf), (25, np.nan)):
+        x[0, 0, place, place] = value
+    with np.errstate(invalid="ignore"):
+        expected = conv_reference.linear(problem, conv_reference.prologue(problem, x, x, x), w)
+    np.testing.assert_array_equal(run_twice(problem, tactic, x, w, None, None, None, None), expected)
+
+
 @pytest.mark.parametrize("before, slope", [("relu", 0.0), ("leaky_relu", 0.25), ("leaky_relu", 0.0)])
 @pytest.mark.parametrize("name", names(lambda name: "_tma" in name or name.endswith("_im2col") and "f16_" in name))
 def test_prologue_of_values_that_are_not_finite(gpu, name, before, slope):
-    tactic = find_tactic(name)
-    if gpu.compute_capability() != (9, 0):
-        pytest.skip("needs compute capability 90")
+    tactic = tactic_of(gpu, name, hopper=True)
     prologue = dict(prologue_activation=before, prologue_alpha=slope)
     layer = dict(layer_of(tactic), strides=2)
     if tactic.family == "upsample":
@@ -109,20 +120,14 @@ def test_prologue_of_values_that_are_not_finite(gpu, name, before, slope):
     w[:, 0] = 1  # sums that are numbers of bfloat16
     if tactic.family == "upsample":
         w[:] = 1  # which sums taps first: a zero beside a one does not make NaN of an infinity
-    for place, value in ((5, np.inf), (15, -np.inf), (25, np.nan)):
-        x[0, 0, place, place] = value
-    with np.errstate(invalid="ignore"):
-        expected = conv_reference.linear(problem, conv_reference.prologue(problem, x, x, x), w)
-    np.testing.assert_array_equal(run_twice(problem, tactic, x, w, None, None, None, None), expected)
+    check_not_finite(problem, tactic, x, w)
 
 
 @pytest.mark.parametrize("before", [None, "relu", "leaky_relu"])
 @pytest.mark.parametrize("name", names(lambda name: "_rs" in name))
 def test_box_means_of_values_that_are_not_finite(gpu, name, before):
     """Formed in registers, and rounded there.  128 channels are enough for every split."""
-    tactic = find_tactic(name)
-    if gpu.compute_capability() != (9, 0):
-        pytest.skip("needs compute capability 90")
+    tactic = tactic_of(gpu, name, hopper=True)
     accumulation = "packed" if tactic.packed else "default"
     kernel, window = sizes(name)
     layer = dict(n=1, c=128, m=8, spatial=(36, 40), kernel_shape=kernel, pool_kernel_shape=window, strides=window)
@@ -133,20 +138,14 @@ def test_box_means_of_values_that_are_not_finite(gpu, name, before):
         return
     x, w = np.zeros((1, 128, 36, 40)), np.zeros(problem.w_shape)
     x[:, ::16] = w[:, 0] = 1  # sums that are numbers of bfloat16
-    for place, value in ((5, np.inf), (15, -np.inf), (25, np.nan)):
-        x[0, 0, place, place] = value
-    with np.errstate(invalid="ignore"):
-        expected = conv_reference.linear(problem, conv_reference.prologue(problem, x, x, x), w)
-    np.testing.assert_array_equal(run_twice(problem, tactic, x, w, None, None, None, None), expected)
+    check_not_finite(problem, tactic, x, w)
 
 
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("activation, alpha", [("relu", 0.0), ("leaky_relu", 0.25), ("leaky_relu", 0.0), ("clip", -0.5)])
 @pytest.mark.parametrize("name", names(lambda name: "m64n64" in name or name.endswith("_few")))
 def test_epilogue_of_values_that_are_not_finite(gpu, name, activation, alpha, residual):
-    tactic = find_tactic(name)
-    if 10 * gpu.compute_capability()[0] + gpu.compute_capability()[1] < tactic.min_cc:
-        pytest.skip(f"needs compute capability {tactic.min_cc}")
+    tactic = tactic_of(gpu, name)
     allowed, channels = 0, 3 if name.endswith("_few") else 256
     layer = dict(kernel_shape=1, pool_kernel_shape=2, strides=2) if name.endswith("_few") else layer_of(tactic)
     for y_layout in ("NHWC", "NCHW"):
@@ -172,9 +171,7 @@ def test_epilogue_of_values_that_are_not_finite(gpu, name, activation, alpha, re
 @pytest.mark.parametrize("name", names(lambda name: "m64n64" in name and not re.search("_rs|_tma|_1x1", name)))
 def test_channels_first_arrays_aligned_to_their_elements(gpu, name, skewed):
     """Images are whole runs of pixels, which aligned arrays are read and written in."""
-    tactic = find_tactic(name)
-    if 10 * gpu.compute_capability()[0] + gpu.compute_capability()[1] < tactic.min_cc:
-        pytest.skip(f"needs compute capability {tactic.min_cc}")
+    tactic = tactic_of(gpu, name)
     wanted = dict(c=296, spatial=(8, 8), residual=True)  # slices enough for a split of 8
     if tactic.family == "upsample":
         wanted = dict(c=520, spatial=(4, 4), residual=True, upsample=2)
@@ -191,9 +188,7 @@ def test_arrays_that_the_kernel_cannot_take(gpu, name, skewed):
 @pytest.mark.parametrize("skewed", ["x", "w", "b", "residual", "y"])
 @pytest.mark.parametrize("name", names(lambda name: "_nchw" in name))
 def test_channels_first_arrays_that_the_kernel_cannot_take(gpu, name, skewed):
-    tactic = find_tactic(name)
-    if gpu.compute_capability() != (9, 0):
-        pytest.skip("needs compute capability 90")
+    tactic = tactic_of(gpu, name, hopper=True)
     accumulation = dict(accumulation="packed" if tactic.packed else "default")
     problems = [make_problem(case | accumulation, tactic.dtype, "NCHW", "NCHW", True, INTEGER) for case in CASES]
     fitting = (i for i, p in enumerate(problems) if p.bias and p.residual and p.why_not(tactic) is None)
@@ -215,9 +210,7 @@ def test_arrays_around_an_implicit_gemm_by_tma(gpu, name, skewed):
 @pytest.mark.parametrize("skewed", ["x", "w", "b", "residual", "scale", "shift", "y"])
 @pytest.mark.parametrize("name", names(lambda name: name.endswith("_few")))
 def test_arrays_of_few_channels_aligned_to_their_elements(gpu, name, skewed, layout):
-    tactic = find_tactic(name)
-    if 10 * gpu.compute_capability()[0] + gpu.compute_capability()[1] < tactic.min_cc:
-        pytest.skip(f"needs compute capability {tactic.min_cc}")
+    tactic = tactic_of(gpu, name)
     wanted = dict(c=3, kernel_shape=(1, 1), prologue_affine=True, bias=True, residual=True)
     case = next(i for i, c in enumerate(CASES) if i % 3 and wanted.items() <= c.items())
     assert check(case, tactic, tactic.dtype, layout, INTEGER, skewed)
@@ -226,9 +219,7 @@ def test_arrays_of_few_channels_aligned_to_their_elements(gpu, name, skewed, lay
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("name", names(lambda name: re.search("16_.*_few$", name) or name == "conv_avgpool_generic"))
 def test_images_of_floats(gpu, name, layout):
-    tactic = find_tactic(name)
-    if 10 * gpu.compute_capability()[0] + gpu.compute_capability()[1] < tactic.min_cc:
-        pytest.skip(f"needs compute capability {tactic.min_cc}")
+    tactic = tactic_of(gpu, name)
     types = [tactic.dtype] if tactic.dtype else ["float16", "bfloat16"]
     assert sum(check_float_image(i, tactic, dtype, layout) for dtype in types for i in range(len(CASES))) > 30
 
