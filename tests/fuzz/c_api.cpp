@@ -12,6 +12,7 @@
 #include <cstring>
 #include <memory>
 #include <random>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -19,17 +20,8 @@ extern "C" void pretended_set_device(int device, uint64_t context);
 
 namespace {
 
-class Failure : public std::exception {
-public:
-    explicit Failure(std::string what) : what_(std::move(what)) {}
-    const char *what() const noexcept override { return what_.c_str(); }
-
-private:
-    std::string what_;
-};
-
 void expect(bool right, const std::string &what) {
-    if (!right) throw Failure(what);
+    if (!right) throw std::runtime_error(what);
 }
 
 // A status of the enum, with a message unless it is CONVPOOL_OK.

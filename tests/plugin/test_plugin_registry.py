@@ -90,19 +90,6 @@ print(json.dumps([[core.plugin_name, core.plugin_version, core.plugin_namespace]
     assert errors == ""
 
 
-@pytest.mark.parametrize("op_type", ["ConvAvgPool", "UpsampleConv"])
-def test_refuses_wrong_attributes_by_name(plugin, op_type):
-    """The rest of what is refused: `wrong_fields` and `contradictions` of host/checks.h."""
-    code = f"""
-made = [find_creator(trt, "{op_type}").create_plugin("layer", fields(**{{**good("{op_type}"), "pads": [1]}}), phase)
-        for phase in (trt.TensorRTPhase.BUILD, trt.TensorRTPhase.RUNTIME)]
-print(json.dumps([one is None for one in made]))
-"""
-    refused, errors = run(plugin, code)
-    assert refused == [True, True]
-    assert errors.count("convpool: createPlugin: pads; got 1 values, expected 4 for a kernel_shape of 2") == 2
-
-
 def node_attributes(op_type: str) -> dict[str, object]:
     """The attributes of a fused variant that the optimizer writes, as Python values, without those that are not fields."""
     node = helper.make_node("ConvAvgPool", ["x", "w", "b"], ["y"], domain=schema.DOMAIN)
