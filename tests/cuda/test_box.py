@@ -1,29 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """convpool_box_mean and its adjoint without a GPU: what is refused and why, and what is launched on the pretended runtime."""
 
-import ctypes
-
 import pytest
 
 from convpool.cuda import box
-from tests.cuda.test_plan import Launch
-from tests.support.kernels.pretended import library_path
+from tests.support.kernels import pretended
 
 X, GATE, OUT = 1 << 30, 2 << 30, 3 << 30
 LAYER = dict(dtype="bfloat16", channels_last=True, shape=(4, 64, 16, 16), kernel=(2, 2), strides=(1, 1), pads=(1, 1, 1, 1))
 INVALID, MISALIGNED = 1, 4
 
 
-@pytest.fixture(scope="module")
-def lib():
-    found = ctypes.CDLL(str(library_path()))
-    found.convpool_last_error.restype = ctypes.c_char_p
-    found.pretended_launch.restype = ctypes.POINTER(Launch)
-    for function in (found.convpool_box_mean, found.convpool_box_mean_adjoint):
-        function.restype, function.argtypes = ctypes.c_int32, [ctypes.c_char_p, *[ctypes.c_void_p] * 4]
-    found.pretended_set_device.argtypes = [ctypes.c_int, ctypes.c_uint64]
-    found.pretended_set_device(0, 1)
-    return found
+@pytest.fixture
+def lib(monkeypatch):
+    lib = pretended.load(monkeypatch)
+    box.calls.__wrapped__()  # which declares them
+    return lib
 
 
 def problem(**changed) -> bytes:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from convpool.cuda import Problem, UnsupportedError, find_tactic, library, tactics
-from tests.support.kernels.pretended import library_path
+from tests.support.kernels.pretended import Launch, load
 
 ROOT = Path(__file__).parents[2]
 LAYER = dict(n=64, c=128, m=128, spatial=(32, 32), kernel_shape=3, pool_kernel_shape=2, pool_pads=1, strides=2, layout="NHWC")
@@ -25,37 +25,11 @@ ANY_BYTES = 2**63
 MEMORY = 1 << 20  # an address that nothing follows
 
 
-class Launch(ctypes.Structure):
-    """A kernel launch that the pretended runtime saw."""
-
-    _fields_ = library.fields(
-        (ctypes.c_void_p, "function"),
-        (ctypes.c_uint, "grid threads cluster"),
-        (ctypes.c_size_t, "shared_bytes"),
-    )
-
-
-def _bind(path: Path) -> ctypes.CDLL:
-    lib = ctypes.CDLL(str(path))
-    i32, size, pointer = ctypes.c_int32, ctypes.c_size_t, ctypes.c_void_p
-    problem, tensors = ctypes.POINTER(library.ProblemStruct), ctypes.POINTER(library.TensorsStruct)
-    lib.convpool_last_error.restype = ctypes.c_char_p
-    lib.convpool_plan_create.argtypes = [problem, i32, size, ctypes.c_uint32, ctypes.POINTER(pointer)]
-    lib.convpool_plan_launch.argtypes = [pointer, tensors, pointer]
-    lib.convpool_plan_info.argtypes = [pointer, ctypes.POINTER(library.PlanStruct)]
-    lib.convpool_plan_destroy.argtypes, lib.convpool_plan_destroy.restype = [pointer], None
-    lib.convpool_launch.argtypes = [problem, i32, tensors, pointer]
-    lib.convpool_prepare.argtypes = [problem, i32]
-    return lib
-
-
 class Pretended:
     """The pretended library: every call below is made on device 0 unless told otherwise."""
 
-    def __init__(self, path: Path) -> None:
-        self.lib = _bind(path)
-        self.lib.pretended_set_device.argtypes = [ctypes.c_int, ctypes.c_uint64]
-        self.lib.pretended_launch.restype = ctypes.POINTER(Launch)
+    def __init__(self, patched: pytest.MonkeyPatch) -> None:
+        self.lib = load(patched)
         self.plans: list[ctypes.c_void_p] = []
 
     def device(self, ordinal: int, context: int) -> None:
@@ -83,7 +57,7 @@ class Pretended:
         return properties
 
     def launch(self, plan, **pointers) -> int:
-        return self.lib.convpool_plan_launch(plan, tensors(**pointers), None)
+        return self.lib.convpool_plan_launch(plan, bytes(tensors(**pointers)), None)
 
     def launches(self) -> list[Launch]:
         return [self.lib.pretended_launch(i).contents for i in range(self.lib.pretended_launches())]
@@ -102,10 +76,8 @@ def layer(**fields) -> Problem:
 
 
 @pytest.fixture
-def pretended():
-    session = Pretended(library_path())
-    session.device(0, 100)
-    session.forget()
+def pretended(monkeypatch):
+    session = Pretended(monkeypatch)
     yield session
     for plan in session.plans:
         session.lib.convpool_plan_destroy(plan)
@@ -394,13 +366,13 @@ def test_prepare_loads_what_a_launch_needs(pretended):
 @pytest.mark.parametrize("log, lines", [("1", 2), ("0", 0)])
 def test_log_tells_every_shape_once(pretended, log, lines):
     program = (
-        "import sys\nfrom pathlib import Path\nfrom tests.cuda import test_plan as t\n"
-        "p, packed = t.Pretended(Path(sys.argv[1])), t.layer(accumulation='packed'); p.device(0, 100)\n"
+        "from tests.cuda import test_plan as t\n"
+        "p, packed = t.Pretended(t.pytest.MonkeyPatch()), t.layer(accumulation='packed')\n"
         "for plan in (p.made(packed), p.made(packed), p.made(t.layer(n=3, bias=True, activation='relu'), 'generic')):\n"
         "    p.launch(plan)\n"
     )
     environment = {**os.environ, "CONVPOOL_LOG": log}
-    command = [sys.executable, "-c", program, pretended.lib._name]
+    command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=ROOT)
     told = [line for line in done.stderr.splitlines() if line.startswith("convpool: ")]
     assert len(told) == lines

@@ -3,7 +3,6 @@
 
 import concurrent.futures
 import contextlib
-import ctypes
 import gc
 import sys
 from types import SimpleNamespace
@@ -25,16 +24,11 @@ GEMM = "conv_avgpool_direct_gemm_sm75_f16_m64n64k32_s4"
 @pytest.fixture
 def lib(monkeypatch):
     """The pretended library as the package's, device 0 current; no call planned yet."""
-    monkeypatch.setenv("CONVPOOL_LIBRARY", str(pretended.library_path()))
     monkeypatch.setitem(sys.modules, "torch", pretended.torch_module())
     monkeypatch.setattr(calls, "_plans", calls._Cache(calls.CACHED_PLANS))
     monkeypatch.setattr(library, "current_ordinal", lambda: 0)
     monkeypatch.setattr(Tensor, "made", [])
-    lib = library.load()
-    lib.pretended_set_device.argtypes = [ctypes.c_int, ctypes.c_uint64]
-    lib.pretended_set_device(0, 100)
-    lib.pretended_forget()
-    return lib
+    return pretended.load(monkeypatch)
 
 
 # ---- conv_avg_pool ----

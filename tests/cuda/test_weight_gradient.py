@@ -6,8 +6,7 @@ import ctypes
 import pytest
 
 from convpool.cuda import Problem, weight_gradient
-from tests.cuda.test_plan import Launch
-from tests.support.kernels.pretended import library_path
+from tests.support.kernels import pretended
 
 DY, X, DW, DB, SPACE = (n << 30 for n in range(1, 6))
 IMAGE = dict(n=64, c=3, m=64, spatial=(64, 64), kernel_shape=3, pool_kernel_shape=1, pads=1, dtype="bfloat16", layout="NHWC")
@@ -16,19 +15,11 @@ PART = 32 * 64 * 4
 """Bytes of the sums of one block."""
 
 
-@pytest.fixture(scope="module")
-def lib():
-    found = ctypes.CDLL(str(library_path()))
-    found.convpool_last_error.restype = ctypes.c_char_p
-    found.pretended_launch.restype = ctypes.POINTER(Launch)
-    found.convpool_weight_gradient.restype = ctypes.c_int32
-    found.convpool_weight_gradient.argtypes = [
-        ctypes.c_char_p, *[ctypes.c_void_p] * 5, ctypes.c_size_t, ctypes.c_void_p,
-    ]  # fmt: skip
-    found.pretended_set_device.argtypes = [ctypes.c_int, ctypes.c_uint64]
-    found.convpool_turn_weights.argtypes = weight_gradient.TURN_ARGUMENTS
-    found.pretended_set_device(0, 1)
-    return found
+@pytest.fixture
+def lib(monkeypatch):
+    lib = pretended.load(monkeypatch)
+    weight_gradient.call.__wrapped__(), weight_gradient.turn.__wrapped__()  # which declare them
+    return lib
 
 
 def problem(**changed) -> bytes:

@@ -6,11 +6,14 @@ The library is part of a build with -DCONVPOOL_PLUGIN_TESTS=ON: in CONVPOOL_PLUG
 
 from __future__ import annotations
 
+import ctypes
 import os
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+
+from convpool.cuda import library
 
 ROOT = Path(__file__).parents[3]
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "int8": 1, "uint8": 1, "float8_e4m3fn": 1}
@@ -23,6 +26,27 @@ def library_path() -> Path:
     if not path.exists():
         pytest.skip(f"no {path}: build plugin/ with -DCONVPOOL_PLUGIN_TESTS=ON")
     return path
+
+
+class Launch(ctypes.Structure):
+    """A kernel launch that the pretended runtime saw."""
+
+    _fields_ = library.fields(
+        (ctypes.c_void_p, "function"),
+        (ctypes.c_uint, "grid threads cluster"),
+        (ctypes.c_size_t, "shared_bytes"),
+    )
+
+
+def load(patched: pytest.MonkeyPatch) -> ctypes.CDLL:
+    """The library as the package's, device 0 current; no launch is seen yet."""
+    patched.setenv("CONVPOOL_LIBRARY", str(library_path()))
+    lib = library.load()
+    lib.pretended_launch.restype = ctypes.POINTER(Launch)
+    lib.pretended_set_device.argtypes = [ctypes.c_int, ctypes.c_uint64]
+    lib.pretended_set_device(0, 100)
+    lib.pretended_forget()
+    return lib
 
 
 class DType:
