@@ -10,8 +10,10 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from itertools import count, product
 from pathlib import Path
+from tempfile import mkdtemp
 
 import numpy as np
 import onnx
@@ -62,7 +64,7 @@ def files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def at_step(number: int, folder: Path, then: Callable[[], None], work: Callable[[], object]) -> int:
+def at_step(number: int, folder: Path, then: Callable[[], object], work: Callable[[], object]) -> int:
     """Do `work` in another process, and `then` before its step `number` in a folder; the status that it ends with."""
     child = os.fork()
     if child:
@@ -86,23 +88,24 @@ def at_step(number: int, folder: Path, then: Callable[[], None], work: Callable[
         os._exit(status)
 
 
-def every_step(prepare: Callable[[], Path], then: Callable[[], None], work: Callable[[], object], statuses: set[int]):
-    """The folder after each step of `work` at which `then` came."""
+def every_step(place: Path, work: Callable[[Path], object], then: Callable[[Path], object], status: int, prepare=lambda _: None):
+    """The folder after each step of `work` at which `then` came, a new one each time."""
     for number in count():
-        folder = prepare()
-        status = at_step(number, folder, then, work)
-        if status == NO_SUCH_STEP:
+        folder = Path(mkdtemp(dir=place))
+        prepare(folder)
+        ended = at_step(number, folder, partial(then, folder), partial(work, folder))
+        if ended == NO_SUCH_STEP:
             assert number >= 3
             return
-        assert status in statuses, (number, status)
+        assert ended == status, (number, ended)
         yield folder
 
 
-def stop() -> None:
+def stop(_: Path) -> None:
     raise KeyboardInterrupt
 
 
-def die() -> None:
+def die(_: Path) -> None:
     os._exit(9)
 
 
@@ -113,27 +116,17 @@ def test_another_save_at_every_step(tmp_path, layout, values, out):
     """The first goes on, is interrupted or is killed; then a third model is saved, and an old model may lack its data."""
     sources = [make(tmp_path / f"in{number}", value) for number, value in enumerate((*values, 3.0))]
     first, second, third = (convpool.optimize(path, check=0, lowering="direct") for path in sources)
-    places = (tmp_path / f"out{number}" for number in count())
-    current = [tmp_path]
 
-    def prepare() -> Path:
-        current[0] = next(places)
-        current[0].mkdir()
-        return current[0]
+    def save_first(folder: Path) -> None:
+        first.save(folder / "same.onnx", external_data=layout)
 
-    def save_first() -> None:
-        first.save(current[0] / "same.onnx", external_data=layout)
+    for ending, status in ((lambda _: None, ENDED), (stop, 130), (die, 9)):
 
-    def save_second() -> None:
-        second.save(current[0] / out, external_data=layout)
+        def then(folder: Path, ending: Callable[[Path], None] = ending) -> None:
+            second.save(folder / out, external_data=layout)
+            ending(folder)
 
-    for ending, status in ((lambda: None, ENDED), (stop, 130), (die, 9)):
-
-        def then(ending: Callable[[], None] = ending) -> None:
-            save_second()
-            ending()
-
-        for folder in every_step(prepare, then, save_first, {status}):
+        for folder in every_step(tmp_path, save_first, then, status):
             needed = assert_own_weights(folder)
             assert (folder / out).exists()
             if status != 9 and out != "same.onnx":  # else the first one may have been whole, and was replaced
@@ -149,20 +142,17 @@ def test_another_save_at_every_step(tmp_path, layout, values, out):
 def test_an_old_model_at_every_step(tmp_path, layout, lost):
     """It stays as it was until the new one is there, also where its data is missing and the new one's would have that name."""
     old, new = (convpool.optimize(make(tmp_path / f"in{v}", v), check=0, lowering="direct") for v in (1.0, 2.0))
-    places = (tmp_path / f"out{number}" for number in count())
-    current = [tmp_path]
 
-    def prepare() -> Path:
-        current[0] = next(places)
-        current[0].mkdir()
-        written = old.save(current[0] / "o.onnx", external_data=layout)
-        if lost:
-            for path in written[1:]:
-                path.unlink()
-        return current[0]
+    def prepare(folder: Path) -> None:
+        written = old.save(folder / "o.onnx", external_data=layout)
+        for path in written[1:] if lost else ():
+            path.unlink()
+
+    def save_new(folder: Path) -> None:
+        new.save(folder / "o.onnx", external_data=layout)
 
     for ending, status in ((stop, 130), (die, 9)):
-        for folder in every_step(prepare, ending, lambda: new.save(current[0] / "o.onnx", external_data=layout), {status}):
+        for folder in every_step(tmp_path, save_new, ending, status, prepare):
             if onnx.load(folder / "o.onnx", load_external_data=False).producer_name == "2.0" or not lost or layout == "auto":
                 assert_own_weights(folder)
             else:
@@ -190,29 +180,23 @@ def test_what_the_model_needs_stays_after_an_interruption_right_behind_its_renam
 def test_signals_at_every_step_of_a_command(tmp_path, number, lost):
     """One line and 128 + n; nothing is left but what was there, or the whole result.  The line may have nowhere to go."""
     source = str(make(tmp_path / "in", 1.0))
-    places = (tmp_path / f"out{place}" for place in count())
-    current = [tmp_path]
 
-    def prepare() -> Path:
-        current[0] = next(places)
-        current[0].mkdir()
-        (current[0] / "o.onnx").write_bytes(b"old")
-        return current[0]
+    def prepare(folder: Path) -> None:
+        (folder / "o.onnx").write_bytes(b"old")
 
-    def work() -> None:
+    def work(folder: Path) -> None:
         os.dup2(os.open("/dev/full" if lost else tmp_path / "err", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
         sys.stderr, sys.argv = open(2, "w", buffering=1, closefd=False), ["convpool"]
         for each in interrupt.WORDS:
             signal.signal(each, signal.SIG_DFL)
         interrupt.end_quietly()
-        out, report = str(current[0] / "o.onnx"), str(current[0] / "r.json")
+        out, report = str(folder / "o.onnx"), str(folder / "r.json")
         words = ["optimize", source, "-o", out, "--report", report, "--external-data", "one", "--no-check", "-q"]
         status = run(command, "convpool", words)
         if status:
             os._exit(status)
 
-    statuses = {128 + number}
-    for folder in every_step(prepare, lambda: os.kill(os.getpid(), number), work, statuses):
+    for folder in every_step(tmp_path, work, lambda _: os.kill(os.getpid(), number), 128 + number, prepare):
         if not lost:
             assert (tmp_path / "err").read_text().strip() == f"convpool: {interrupt.WORDS[number]}"
         whole = (folder / "o.onnx").read_bytes() != b"old"
