@@ -344,7 +344,7 @@ CONTROLS = {
     "separators": "\u2028\u2029\x85",
     "invisible": "\u200b\ufeff\U000e0041\xad",
     "markup": "[/x][link=http://evil]x[/link]\x1b[bold]",
-    **{f"{number:02x}": chr(number) for number in (*range(1, 32), 127, 128, 159)},
+    "each": "".join(map(chr, (*range(1, 32), 127, 128, 159))),
 }
 """Every one stands in the middle of a name."""
 
