@@ -19,7 +19,7 @@ from convpool.errors import ModelError
 from convpool.ir import schema
 from convpool.ir import schema as domains
 from convpool.ir.model import LoadedModel
-from tests.support.models import graph, operators
+from tests.support.models import graph, model_of, operators
 from tests.support.operator_models import SAMPLED
 from tests.support.rewriting import PAIR
 
@@ -29,18 +29,15 @@ WINDOWS = {False: (POOL, CONV), True: (UpsampleSpec((2, 3)), ConvSpec((3, 1), (1
 """A convolution behind what stands in front of it, by whether that upsamples."""
 
 
-def model(x_shape, pool=POOL, conv=CONV, bias=True, opset=17) -> onnx.ModelProto:
-    names = ["x", "w", "b"] if bias else ["x", "w"]
-    node = schema.make_node(names, "y", pool, conv)
-    shapes = {"x": x_shape, "w": [6, *conv.kernel_shape, 2], "b": [6]}
-    body = helper.make_graph(
-        [node],
-        "g",
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shapes[name]) for name in names],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-    )
-    imports = [helper.make_opsetid("", opset), helper.make_opsetid(schema.DOMAIN, schema.VERSION)]
-    return helper.make_model(body, opset_imports=imports, ir_version=8, functions=[schema.function_proto(node.op_type, opset)])
+def made(nodes: list[onnx.NodeProto], shapes: dict[str, list], opset: int = 17, version: int = 1, **options) -> onnx.ModelProto:
+    """A model of these nodes, of inputs of these shapes; options: of `functions_for`."""
+    functions = schema.functions_for({node.op_type for node in nodes if node.domain}, opset, **options)
+    return model_of(nodes, shapes, {nodes[-1].output[0]: [None] * 4}, opset=opset, version=version, functions=functions)
+
+
+def model(x_shape, conv=CONV, bias=True, opset=17) -> onnx.ModelProto:
+    shapes = {"x": x_shape, "w": [6, *conv.kernel_shape, 2], **({"b": [6]} if bias else {})}
+    return made([schema.make_node(list(shapes), "y", POOL, conv)], shapes, opset)
 
 
 def inferred(found: onnx.ModelProto) -> list:
@@ -116,15 +113,8 @@ def fused_variant(
     schema.give_parts(node, parts)
     schema.give_layout(node, channels_last)
     permuting = schema.complete_layouts([node])
-    body = helper.make_graph(
-        [node],
-        "g",
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shapes[name]) for name in parts.inputs],
-        [helper.make_tensor_value_info("Y", TensorProto.FLOAT, [None] * 4)],
-    )
-    imports = [helper.make_opsetid("", opset), helper.make_opsetid(schema.DOMAIN, schema.version_of(parts))]
-    functions = schema.functions_for({op_type}, opset, permuting)
-    return helper.make_model(body, opset_imports=imports, ir_version=8, functions=functions), parts
+    shapes = {name: shapes[name] for name in parts.inputs}
+    return made([node], shapes, opset, schema.version_of(parts), permuting=permuting), parts
 
 
 @pytest.mark.parametrize(
@@ -264,13 +254,7 @@ def test_one_function_serves_nodes_of_both_layouts():
     schema.give_layout(first, 2)
     turn = helper.make_node("Transpose", ["t"], ["u"], perm=layouts.to_channels_first(2))
     assert schema.complete_layouts([first, second]) == {"ConvAvgPool"}
-    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", [2, 4, 6, 7]), ("w", [4, 1, 1, 2]))]
-    body = helper.make_graph(
-        [first, turn, second], "g", values, [helper.make_tensor_value_info("y", TensorProto.FLOAT, [None] * 4)]
-    )
-    imports = [helper.make_opsetid("", 17), helper.make_opsetid(schema.DOMAIN, 1)]
-    functions = schema.functions_for({"ConvAvgPool"}, 17, {"ConvAvgPool"})
-    found = helper.make_model(body, opset_imports=imports, ir_version=8, functions=functions)
+    found = made([first, turn, second], {"x": [2, 4, 6, 7], "w": [4, 1, 1, 2]}, permuting={"ConvAvgPool"})
     onnx.checker.check_model(found, full_check=True)
     rng = np.random.default_rng(2)
     feed = {"x": rng.standard_normal((2, 4, 6, 7)).astype(np.float32), "w": rng.standard_normal((4, 1, 1, 2)).astype(np.float32)}
@@ -289,10 +273,7 @@ def test_the_border_is_zero_and_not_what_the_prologue_makes_of_zero():
     node = schema.make_node(list(parts.inputs), "Y", pool, conv)
     schema.give_parts(node, parts)
     shapes = {"X": [1, 1, 1, 1], "W": [1, 1, 1, 1], "B": [1], "scale": [1], "shift": [1]}
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shapes[name]) for name in parts.inputs]
-    body = helper.make_graph([node], "g", values, [helper.make_tensor_value_info("Y", TensorProto.FLOAT, [None] * 4)])
-    imports = [helper.make_opsetid("", 17), helper.make_opsetid(schema.DOMAIN, 2)]
-    found = helper.make_model(body, opset_imports=imports, ir_version=8, functions=schema.functions_for({node.op_type}, 17))
+    found = made([node], shapes, version=2)
     feed = {"X": one, "W": one, "B": np.zeros(1), "scale": np.array([2.0]), "shift": shift}
     session = Session(LoadedModel(found, None, 0), optimize=False)
     assert session.run(None, {key: value.astype(np.float32) for key, value in feed.items()})[0].tolist() == got.tolist()

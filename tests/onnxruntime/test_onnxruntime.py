@@ -19,6 +19,7 @@ from convpool import onnxruntime as on_gpu
 from convpool.ir import schema
 from convpool.ir.model import load
 from models import generators
+from tests.support.models import graph
 from tests.support.operator_models import SAMPLED, Node
 
 ROOT = Path(__file__).parents[2]
@@ -275,8 +276,8 @@ def test_a_node_in_a_branch():
     other = helper.make_graph([helper.make_node("Identity", ["X"], ["Z"])], "else", [], [values["Z"]])
     condition = helper.make_node("If", ["c"], ["out"], then_branch=branch, else_branch=other)
     inputs = [*model.graph.input, helper.make_tensor_value_info("c", TensorProto.BOOL, [])]
-    graph = helper.make_graph([condition], "g", inputs, [values["out"]])
-    outer = helper.make_model(graph, opset_imports=list(model.opset_import), ir_version=8)
+    made = helper.make_graph([condition], "g", inputs, [values["out"]])
+    outer = helper.make_model(made, opset_imports=list(model.opset_import), ir_version=8)
     node.check(registered(outer).run(None, {"X": arrays["X"], "c": np.array(True)})[0], arrays)
 
 
@@ -326,10 +327,8 @@ def test_options_of_the_caller_are_as_before(first, second, before, tmp_path):
     for value, given in ((1, first), (2, second)):
         folder = tmp_path / str(value)
         folder.mkdir()
-        w = onnx.numpy_helper.from_array(np.full((4, 4, 3, 3), value, np.float32), "W")
-        inputs, outputs = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 4, s, s]) for n, s in (("X", 8), ("Y", 6)))
-        graph = helper.make_graph([helper.make_node("Conv", ["X", "W"], ["Y"])], "g", [inputs], [outputs], [w])
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        weights = {"W": np.full((4, 4, 3, 3), value, np.float32)}
+        model = graph("Y = Conv(X, W)", weights, inputs="float[1,4,8,8] X", outputs="float[1,4,6,6] Y")
         onnx.save(model, folder / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
         session = on_gpu.session(GIVEN[given](folder / "m.onnx"), [on_gpu.CPU], options=options)
         got = session.run(None, {"X": np.ones((1, 4, 8, 8), np.float32)})[0]

@@ -8,9 +8,8 @@ import convpool
 from convpool.rules.base import Reject
 from convpool.rules.linear import Step, known_step, pad_numbers
 from convpool.rules.origins import same_size, spatial_sizes
-from tests.support import sessions
 from tests.support.models import function_scope, graph, index
-from tests.support.rewriting import POOL, RTOL
+from tests.support.rewriting import POOL, RTOL, assert_close
 
 
 def test_a_linear_node_by_an_attribute_of_the_function():
@@ -167,8 +166,7 @@ def test_maps_that_came_about_alike_are_pooled_one_by_one(name, target):
     assert result.report.summary.rewritten >= 1 and "h" not in {out for node in result.model.graph.node for out in node.output}
     for size in ((8, 8), (13, 21), (10, 7), (5, 30)):
         feeds = {"x": np.random.default_rng(0).standard_normal((2, 16, *size)).astype(np.float32)}
-        (wanted,), (got,) = sessions.run(model, feeds), sessions.run(result.model, feeds)
-        np.testing.assert_allclose(got, wanted, rtol=0, atol=2 * RTOL * np.abs(wanted).max())
+        assert_close(model, result.model, feeds, 2 * RTOL)
 
 
 @pytest.mark.parametrize("name", OTHER)

@@ -4,61 +4,48 @@
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 import convpool
 from convpool.algebra.expand import FORMS
-from tests.support import sessions
+from tests.support.random_graph import RandomGraph
 from tests.support.resizing import TOLERANCE
+from tests.support.rewriting import assert_close, assert_stable
 
 
-class Maker:
+class Maker(RandomGraph):
     """Builds one random model; `form` is the one to ask for."""
 
     def __init__(self, seed: int) -> None:
-        self.rng = np.random.default_rng(seed)
-        self.rank = int(self.pick(1, 2, 2, 2, 3))
-        self.opset = int(self.pick(9, 10, 11, 13, 17, 18, 21))
-        self.form = str(self.pick(*FORMS))
-        self.factors = [int(self.pick(2, 2, 3, 4, 5)) for _ in range(self.rank)]
+        super().__init__(seed)
+        self.rank = int(self.pick([1, 2, 2, 2, 3]))
+        self.opset = int(self.pick([9, 10, 11, 13, 17, 18, 21]))
+        self.form = str(self.pick(FORMS))
+        self.factors = [int(self.pick([2, 2, 3, 4, 5])) for _ in range(self.rank)]
         if self.rank == 3:
             self.factors = [min(factor, 3) for factor in self.factors]
-        if self.rng.random() < 0.5:
+        if self.chance(0.5):
             self.factors = [self.factors[0]] * self.rank
-        elif self.rank > 1 and self.rng.random() < 0.3:
+        elif self.rank > 1 and self.chance(0.3):
             self.factors[0] = 1
-        self.size = [int(self.rng.integers(1 if self.rng.random() < 0.2 else 2, 6)) for _ in range(self.rank)]
-        self.channels = int(self.pick(2, 4, 6))
-        self.nodes: list[onnx.NodeProto] = []
-        self.constants: list[onnx.TensorProto] = []
+        self.size = [int(self.rng.integers(1 if self.chance(0.2) else 2, 6)) for _ in range(self.rank)]
+        self.channels = int(self.pick([2, 4, 6]))
         self.inputs: dict[str, list[int]] = {}
-        self.open = bool(self.rng.random() < 0.3)
+        self.open = self.chance(0.3)
         # What is missing of an upsampled map that ends where a skip connection does.
-        self.is_cut = self.opset > 11 and bool(self.rng.random() < 0.4)
+        self.is_cut = self.opset > 11 and self.chance(0.4)
         if self.is_cut:
             self.factors = [min(factor, 2) for factor in self.factors]
-            self.form = str(self.pick(*FORMS[1:]))
-        self.missing = [int(self.is_cut and s > 1 and self.rng.random() < 0.6) for s in self.factors]
-
-    def pick(self, *options):
-        """One of some options."""
-        return options[int(self.rng.integers(len(options)))]
+            self.form = str(self.pick(FORMS[1:]))
+        self.missing = [int(self.is_cut and s > 1 and self.chance(0.6)) for s in self.factors]
 
     def numbers(self, *shape: int) -> np.ndarray:
         """Small whole numbers in float32."""
         return self.rng.integers(-3, 4, shape).astype(np.float32)
 
-    def constant(self, array: np.ndarray) -> str:
-        """The name of a new initializer."""
-        name = f"c{len(self.constants)}"
-        self.constants.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
-        return name
-
     def add(self, op_type: str, *inputs: str, **values) -> str:
         """A new node; the name of what it gives."""
-        name = f"t{len(self.nodes)}"
-        self.nodes.append(helper.make_node(op_type, list(inputs), [name], f"n{len(self.nodes)}", **values))
-        return name
+        return self.node(op_type, list(inputs), **values)
 
     def input(self, size: list[int]) -> str:
         """A new input."""
@@ -75,8 +62,8 @@ class Maker:
         z = self.input(self.large())
         x = self.add("MaxPool", z, kernel_shape=[1] * self.rank, strides=self.factors)
         values = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-        if self.opset > 17 and self.rng.random() < 0.5:
-            sizes = self.add("Slice", self.add("Shape", z), *(self.constant(np.array([n], np.int64)) for n in (2, 9)))
+        if self.opset > 17 and self.chance(0.5):
+            sizes = self.add("Slice", self.add("Shape", z), *(self.constant([n]) for n in (2, 9)))
             values["axes"] = range(2, self.rank + 2)
         else:
             sizes = self.add("Shape", z)
@@ -94,33 +81,27 @@ class Maker:
             return self.add("Upsample", x, self.constant(full), mode="nearest")
         if self.opset < 11:
             return self.add("Resize", x, self.constant(full), mode="nearest")
-        kind = self.pick("scales", "scales", "sizes", "computed", "expand", "ones", "gather")
-        coordinates, rounding = self.pick(
-            ("asymmetric", "floor"),
-            ("half_pixel", "round_prefer_floor"),
-            ("pytorch_half_pixel", "round_prefer_ceil"),
-            ("asymmetric", "round_prefer_floor" if whole else "floor"),
-        )
+        kind = self.pick(["scales", "scales", "sizes", "computed", "expand", "ones", "gather"])
+        roundings = [("asymmetric", "floor"), ("half_pixel", "round_prefer_floor"), ("pytorch_half_pixel", "round_prefer_ceil")]
+        coordinates, rounding = self.pick([*roundings, ("asymmetric", "round_prefer_floor" if whole else "floor")])
         values = {"mode": "nearest", "coordinate_transformation_mode": coordinates, "nearest_mode": rounding}
         roi = "" if self.opset >= 13 else self.constant(np.zeros(0, np.float32))
         none = "" if self.opset >= 13 else self.constant(np.zeros(0, np.float32))
         if kind == "sizes" and not self.open:
-            return self.add(
-                "Resize", x, roi, none, self.constant(np.array([2, self.channels, *self.large()], np.int64)), **values
-            )
+            return self.add("Resize", x, roi, none, self.constant([2, self.channels, *self.large()]), **values)
         if kind == "computed" and self.opset >= 13:
             shape = self.add("Shape", x)
-            first = self.add("Slice", shape, *(self.constant(np.array([n], np.int64)) for n in (0, 2, 0)))
-            rest = self.add("Slice", shape, *(self.constant(np.array([n], np.int64)) for n in (2, 2**62, 0)))
-            grown = self.add("Mul", rest, self.constant(np.array(self.factors, np.int64)))
+            first = self.add("Slice", shape, *(self.constant([n]) for n in (0, 2, 0)))
+            rest = self.add("Slice", shape, *(self.constant([n]) for n in (2, 2**62, 0)))
+            grown = self.add("Mul", rest, self.constant(self.factors))
             return self.add("Resize", x, "", "", self.add("Concat", first, grown, axis=0), **values)
         if kind == "expand" and not self.open and self.opset >= 13:
             one, many = [2, self.channels], [2, self.channels]
             for n, s in zip(self.size, self.factors, strict=True):
                 one, many = [*one, n, 1], [*many, n, s]
-            opened = self.add("Reshape", x, self.constant(np.array(one, np.int64)))
-            spread = self.add("Expand", opened, self.constant(np.array(many, np.int64)))
-            return self.add("Reshape", spread, self.constant(np.array([2, self.channels, *self.large()], np.int64)))
+            opened = self.add("Reshape", x, self.constant(one))
+            spread = self.add("Expand", opened, self.constant(many))
+            return self.add("Reshape", spread, self.constant([2, self.channels, *self.large()]))
         if kind == "ones" and self.rank < 3:
             weight = self.constant(np.ones((self.channels, 1, *self.factors), np.float32))
             return self.add("ConvTranspose", x, weight, strides=self.factors, kernel_shape=self.factors, group=self.channels)
@@ -134,13 +115,12 @@ class Maker:
         """Some nodes that a nearest upsampling moves past."""
         column = (channels, *[1] * self.rank)
         for _ in range(int(self.rng.integers(0, 3))):
-            kind = self.pick("Relu", "LeakyRelu", "Mul", "Add", "gate", "norm", "bn", "groups")
+            kind = self.pick(["Relu", "LeakyRelu", "Mul", "Add", "gate", "norm", "bn", "groups"])
             if kind in ("Relu", "LeakyRelu"):
                 x = self.add(kind, x)
             elif kind in ("Mul", "Add"):
-                x = self.add(
-                    kind, *self.pick((x, self.constant(self.numbers(*column))), (self.constant(self.numbers(*column)), x))
-                )
+                columns = [self.constant(self.numbers(*column)) for _ in range(2)]
+                x = self.add(kind, *self.pick([(x, columns[0]), (columns[1], x)]))
             elif kind == "gate":
                 x = self.add("Mul", x, self.add("Sigmoid", x))
             elif kind == "bn":
@@ -150,45 +130,45 @@ class Maker:
                 x = self.add("InstanceNormalization", x, *(self.constant(self.numbers(channels)) for _ in range(2)))
             elif normal and kind == "groups" and not self.open:
                 shape = [2, channels, *self.large()]
-                flat = self.add("Reshape", x, self.constant(np.array([0, 2, -1], np.int64)))
+                flat = self.add("Reshape", x, self.constant([0, 2, -1]))
                 ones = self.constant(np.ones(2, np.float32)), self.constant(np.zeros(2, np.float32))
                 flat = self.add("InstanceNormalization", flat, *ones)
-                x = self.add("Reshape", flat, self.constant(np.array(shape, np.int64)))
+                x = self.add("Reshape", flat, self.constant(shape))
         return x
 
     def convolution(self, x: str, channels: int, *, group: int = 1, most: int = 7) -> str:
         """A convolution of the upsampled map with a bias or none."""
         kernel = [int(self.rng.integers(1, (3 if self.rank == 3 else most) + 1)) for _ in range(self.rank)]
-        dilations = [s if self.rng.random() < 0.15 else 1 for s in self.factors]
+        dilations = [s if self.chance(0.15) else 1 for s in self.factors]
         reach = [d * (k - 1) for d, k in zip(dilations, kernel, strict=True)]
-        if self.rng.random() < 0.5:
+        if self.chance(0.5):
             begins = [r // 2 for r in reach]
             pads = [*begins, *(r - b for r, b in zip(reach, begins, strict=True))]
         else:
             pads = [int(self.rng.integers(0, r + 1)) for r in (*reach, *reach)]
-        if self.is_cut and self.rng.random() < 0.8:
+        if self.is_cut and self.chance(0.8):
             pads[self.rank :] = [min(pad, 1) for pad in pads[self.rank :]]
         room = [n + pads[i] + pads[self.rank + i] - reach[i] for i, n in enumerate(self.large())]
         pads = [pad if room[i % self.rank] > 0 else reach[i % self.rank] for i, pad in enumerate(pads)]
-        m = group * int(self.pick(1, 2, 3))
+        m = group * int(self.pick([1, 2, 3]))
         weight = self.constant(self.numbers(m, channels // group, *kernel))
-        bias = [self.constant(self.numbers(m))] if self.rng.random() < 0.5 else []
-        split = [int(self.rng.integers(0, pad + 1)) for pad in pads] if self.rng.random() < 0.2 else [0] * len(pads)
+        bias = [self.constant(self.numbers(m))] if self.chance(0.5) else []
+        split = [int(self.rng.integers(0, pad + 1)) for pad in pads] if self.chance(0.2) else [0] * len(pads)
         if any(split):
             outer = [0, 0, *split[: self.rank], 0, 0, *split[self.rank :]]
             if self.opset < 11:
                 x = self.add("Pad", x, pads=outer)
             else:
-                x = self.add("Pad", x, self.constant(np.array(outer, np.int64)))
+                x = self.add("Pad", x, self.constant(outer))
         pads = [pad - part for pad, part in zip(pads, split, strict=True)]
         y = self.add("Conv", x, weight, *bias, kernel_shape=kernel, pads=pads, dilations=dilations, group=group)
         for op_type in ("BatchNormalization", "Relu"):
-            if self.rng.random() < 0.3:
+            if self.chance(0.3):
                 more = [self.constant(np.abs(self.numbers(m)) + 1) for _ in range(4)] if op_type != "Relu" else []
                 y = self.add(op_type, y, *more)
         return y
 
-    def model(self, outputs: list[str]) -> onnx.ModelProto:
+    def finish(self, outputs: list[str]) -> onnx.ModelProto:
         """The model that was built."""
 
         def shape(dims: list[int]) -> list:
@@ -203,14 +183,13 @@ class Maker:
             for name, dims in self.inputs.items()
         ]
         found = [helper.make_tensor_value_info(name, kind, [f"{name}_{i}" for i in range(self.rank + 2)]) for name in outputs]
-        graph = helper.make_graph(self.nodes, "random", inputs, found, self.constants)
-        return helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", self.opset)])
+        return self.model(inputs, found, self.opset)
 
 
 def random_upsampled(seed: int) -> tuple[onnx.ModelProto, dict[str, np.ndarray], Maker]:
     """A model with one or two convolutions of upsampled maps, arrays for its inputs, and its maker."""
     maker = Maker(seed)
-    structure = maker.pick("one", "one", "concat", "skip", "skip first", "two readers", "grouped", "shared", "add", "broadcast")
+    structure = maker.pick(["one", "one", "concat", "skip", "skip first", "two readers", "grouped", "shared", "add", "broadcast"])
     u = maker.upsampled()
     channels, normal = maker.channels, True
     if structure == "concat":
@@ -230,7 +209,7 @@ def random_upsampled(seed: int) -> tuple[onnx.ModelProto, dict[str, np.ndarray],
         outputs.append(maker.convolution(h, channels))
     elif structure == "shared":
         outputs.append(maker.add("Neg", h))
-    return maker.model(outputs), {name: maker.numbers(*dims) for name, dims in maker.inputs.items()}, maker
+    return maker.finish(outputs), {name: maker.numbers(*dims) for name, dims in maker.inputs.items()}, maker
 
 
 @pytest.mark.parametrize("seed", range(100))
@@ -238,11 +217,8 @@ def test_a_random_model(seed):
     model, feeds, maker = random_upsampled(seed)
     result = convpool.optimize(model, check=0, target="cpu", upsampling=maker.form)
     onnx.checker.check_model(result.model, full_check=True)
-    for one, other in zip(sessions.run(model, feeds), sessions.run(result.model, feeds), strict=True):
-        assert one.shape == other.shape
-        np.testing.assert_allclose(other, one, rtol=0, atol=TOLERANCE * max(np.abs(one).max(initial=0), 1))
-    again = convpool.optimize(result.model, check=0, target="cpu", upsampling=maker.form)
-    assert again.model.SerializeToString(deterministic=True) == result.model.SerializeToString(deterministic=True)
+    assert_close(model, result.model, feeds, TOLERANCE)
+    assert_stable(result.model, target="cpu", upsampling=maker.form)
 
 
 def test_the_models_have_every_form():

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models for --target cuda, and what every result must hold."""
 
-import numpy as np
 import onnx
 
 import convpool
 from convpool.ir import schema
-from tests.support import sessions
 from tests.support.models import graph, random_feeds, weights
-from tests.support.rewriting import PAIR, RTOL
+from tests.support.rewriting import PAIR, RTOL, assert_close, assert_stable
 
 NARROW = {"w": weights((32, 16, 3, 3)) / 12, "k": weights((16, 32, 3, 3)) / 17, "v": weights((32, 16, 3, 3)) / 12}
 TAIL = PAIR.replace("y =", "p =")
@@ -18,13 +16,9 @@ def for_cuda(model: onnx.ModelProto, size: int = 8, **options) -> convpool.Optim
     """The result, which is valid, equal, and stays as it is in a second run."""
     result = convpool.optimize(model, target="cuda", check=0, **options)
     onnx.checker.check_model(result.model, full_check=True)
-    again = convpool.optimize(result.model, target="cuda", check=0, **options)
-    assert again.model.SerializeToString(deterministic=True) == result.model.SerializeToString(deterministic=True)
+    assert_stable(result.model, target="cuda", check=0, **options)
     feeds = random_feeds(model, size=size)
-    for wanted, got in zip(sessions.run(model, feeds), sessions.run(result.model, feeds), strict=True):
-        assert got.shape == wanted.shape
-        assert np.isfinite(wanted).all()
-        np.testing.assert_allclose(got, wanted, rtol=0, atol=4 * RTOL * np.abs(wanted).max())
+    assert_close(model, result.model, feeds, 4 * RTOL)
     return result
 
 

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small models from ONNX text: `graph("h = Conv(x, w) ...")`, with seeded weights for the names that are given a shape."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
+from convpool.ir import schema
 from convpool.ir.index import Scope, index_model
 from convpool.ir.model import infer_shapes
 
@@ -58,6 +61,26 @@ def graph_of(body: str, given: dict[str, object]) -> onnx.ModelProto:
     """`graph` by one dictionary: its arguments, and constants by their names."""
     arguments = {name: given[name] for name in ("inputs", "outputs", "opset") if name in given}
     return graph(body, {name: value for name, value in given.items() if name not in arguments}, **arguments)
+
+
+def model_of(
+    nodes: Sequence[onnx.NodeProto],
+    inputs: dict[str, Sequence],
+    outputs: dict[str, Sequence],
+    constants: dict[str, np.ndarray] | None = None,
+    *,
+    kind: int = TensorProto.FLOAT,
+    opset: int = 17,
+    version: int = 1,
+    functions: Sequence[onnx.FunctionProto] = (),
+) -> onnx.ModelProto:
+    """A model of nodes that are made already.  inputs, outputs: shapes by name.  version: of convpool's operators."""
+    values = ([helper.make_tensor_value_info(name, kind, shape) for name, shape in given.items()] for given in (inputs, outputs))
+    stored = [numpy_helper.from_array(array, name) for name, array in (constants or {}).items()]
+    imports = [helper.make_opsetid("", opset), helper.make_opsetid(schema.DOMAIN, version)]
+    return helper.make_model(
+        helper.make_graph(nodes, "g", *values, stored), opset_imports=imports, ir_version=8, functions=functions
+    )
 
 
 def _names(proto):

@@ -5,13 +5,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from convpool.algebra import reference
 from convpool.algebra.expand import UpsampleSpec
 from convpool.algebra.geometry import ConvSpec, PoolSpec
 from convpool.algebra.parts import LAYOUTS, OPERATORS
 from convpool.ir import schema
+from tests.support.models import model_of
 
 TYPES = {
     "float16": TensorProto.FLOAT16,
@@ -141,16 +142,10 @@ class Node:
             shapes["X"] = _open(self.channels, x_last, self.rank, "i")
             if "R" in shapes:
                 shapes["R"] = _open(self.filters, y_last, self.rank, "o")
-        graph = helper.make_graph(
-            nodes,
-            "g",
-            [helper.make_tensor_value_info(name, outside, shapes[name]) for name in self.names if name not in weights],
-            [helper.make_tensor_value_info("Y", outside, y_shape)],
-            [numpy_helper.from_array(arrays[name], name) for name in weights],
-        )
-        imports = [helper.make_opsetid("", 17), helper.make_opsetid(schema.DOMAIN, schema.version_of(self.parts))]
+        inputs = {name: shapes[name] for name in self.names if name not in weights}
         made = schema.functions_for({self.op_type}, 17, permuting) if functions else []
-        return helper.make_model(graph, opset_imports=imports, ir_version=8, functions=made)
+        constants, version = {name: arrays[name] for name in weights}, schema.version_of(self.parts)
+        return model_of(nodes, inputs, {"Y": y_shape}, constants, kind=outside, version=version, functions=made)
 
     def with_constants(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The arrays, with a model's initializers in place of those that it does not take."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 import ml_dtypes
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from convpool.algebra.geometry import ConvSpec, PoolSpec
 from convpool.cuda import Problem
@@ -14,6 +14,7 @@ from convpool.errors import ConvpoolError
 from convpool.ir import schema
 from tests.support.gpu import skip_or_fail
 from tests.support.kernels import conv_reference
+from tests.support.models import model_of
 
 N, C, M, SIZE = 16, 64, 64, 32
 TYPES = {"float16": (np.float16, TensorProto.FLOAT16), "bfloat16": (ml_dtypes.bfloat16, TensorProto.BFLOAT16)}
@@ -68,15 +69,7 @@ class PackedLayer:
         return self._model(nodes, (N, SIZE, SIZE, C), np.ascontiguousarray(np.moveaxis(self.w, 1, -1)))
 
     def _model(self, nodes: list[onnx.NodeProto], x_shape: tuple[int, ...], w: np.ndarray) -> onnx.ModelProto:
-        graph = helper.make_graph(
-            nodes,
-            "layer",
-            [helper.make_tensor_value_info("x", TensorProto.FLOAT, x_shape)],
-            [helper.make_tensor_value_info("y", TensorProto.FLOAT, [None] * 4)],
-            [numpy_helper.from_array(w, "w"), numpy_helper.from_array(self.b, "b")],
-        )
-        imports = [helper.make_opsetid("", 17), helper.make_opsetid(schema.DOMAIN, schema.VERSION)]
-        return helper.make_model(graph, opset_imports=imports, ir_version=8)
+        return model_of(nodes, {"x": x_shape}, {"y": [None] * 4}, {"w": w, "b": self.b})
 
     def check(self, packed: np.ndarray, default: np.ndarray, *, differ: bool = True) -> None:
         """Compare results [N, M, h, w] with the exact one, each within its own bound.  differ: they were summed in two ways."""

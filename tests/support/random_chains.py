@@ -3,40 +3,22 @@
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
+
+from tests.support.random_graph import RandomGraph
 
 KINDS = ("conv", "pair", "pool", "act", "norm", "bias", "residual", "concat", "max", "turn", "mean", "tanh", "grouped", "scale")
 
 
-class Chain:
+class Chain(RandomGraph):
     """A network in the making: maps of 2-D feature maps with the shapes that they have."""
 
     def __init__(self, seed: int) -> None:
-        self.rng = np.random.default_rng(seed)
-        self.nodes: list[onnx.NodeProto] = []
-        self.initializers: list[onnx.TensorProto] = []
-        self.count = 0
+        super().__init__(seed)
         self.kinds: set[str] = set()
-
-    def fresh(self) -> str:
-        self.count += 1
-        return f"t{self.count}"
-
-    def pick(self, options):
-        return options[self.rng.integers(len(options))]
-
-    def constant(self, array: np.ndarray) -> str:
-        name = self.fresh()
-        self.initializers.append(numpy_helper.from_array(array, name))
-        return name
 
     def data(self, *shape: int) -> str:
         return self.constant(self.rng.uniform(-1, 1, shape).astype(np.float32))
-
-    def node(self, op_type: str, inputs: list[str], **attributes) -> str:
-        output = self.fresh()
-        self.nodes.append(helper.make_node(op_type, inputs, [output], name=f"{op_type}_{output}", **attributes))
-        return output
 
     def conv(self, x: str, shape: tuple, filters: int, kernel: int, group: int = 1) -> tuple[str, tuple]:
         fan_in = shape[1] // group * kernel**2
@@ -113,5 +95,4 @@ def make_chain(seed: int) -> tuple[onnx.ModelProto, dict[str, np.ndarray], set[s
         x = chain.node("Transpose", [x], perm=[0, 2, 3, 1])
     names = list(dict.fromkeys([*outputs, x]))
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names]
-    graph = helper.make_graph(chain.nodes, "chain", inputs, values, chain.initializers)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), feeds, chain.kinds | {end}
+    return chain.model(inputs, values, 17), feeds, chain.kinds | {end}

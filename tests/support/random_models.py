@@ -12,6 +12,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.support.random_graph import RandomGraph
+
 NEWEST = onnx.defs.onnx_opset_version()
 TYPES = {
     "float16": TensorProto.FLOAT16,
@@ -36,32 +38,21 @@ class Case:
     tags: dict[str, str] = field(default_factory=dict)
 
 
-class Maker:
+class Maker(RandomGraph):
     """One model in the making; `exact` stays true while everything chosen is exact beyond doubt."""
 
     def __init__(self, seed: int) -> None:
-        self.rng = np.random.default_rng(seed)
+        super().__init__(seed)
         self.seed, self.exact, self.tags = seed, True, {}
-        self.nodes, self.initializers, self.inputs, self.feeds = [], [], [], {}
+        self.inputs, self.feeds = [], {}
         self.dtype = str(self.pick(["float32"] * 6 + ["float16"] * 2 + ["bfloat16", "float64"]))
         self.opset = int(self.rng.integers(22 if self.dtype == "bfloat16" else 7, NEWEST + 1))
         self.ir = int(self.pick([3, 4, 6, 7, 8, 8, 9, 10, onnx.IR_VERSION]))
         self.rank, self.batch = int(self.pick([1, 1, 2, 2, 2, 2, 2, 3])), int(self.pick([1, 1, 2]))
         self.wide = self.chance(0.15)  # a convolution padded so far that zeros behind it may be zeros in front of it
-        self.count = 0
         self.open_batch, self.prologue = False, ""
         self.epilogue: str | None = ""
         self.keeps_rank, self.factor = True, 1.0  # of the average: whether spatial axes remain, what it is multiplied by
-
-    def pick(self, options):
-        return options[self.rng.integers(len(options))]
-
-    def chance(self, probability: float) -> bool:
-        return bool(self.rng.random() < probability)
-
-    def fresh(self, stem: str) -> str:
-        self.count += 1
-        return f"{stem}{self.count}"
 
     def data(self, *shape: int) -> np.ndarray:
         values = self.rng.uniform(0.125, 2, shape) * self.rng.choice([-1, 1], shape)

@@ -19,6 +19,20 @@ RTOL = 2e-6
 """A share of the largest output: sums of up to 576 float32 products with random errors of 6e-8."""
 
 
+def assert_close(model, result, feeds: dict | None = None, rtol: float = RTOL) -> None:
+    """Both give the same finite numbers, up to a share of each output's largest one."""
+    feeds = feeds or random_feeds(model)
+    for wanted, got in zip(sessions.run(model, feeds), sessions.run(result, feeds), strict=True):
+        assert got.shape == wanted.shape and np.isfinite(wanted).all()
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=rtol * np.abs(wanted).max(initial=0))
+
+
+def assert_stable(result: onnx.ModelProto, **options) -> None:
+    """A second run changes nothing."""
+    again = convpool.optimize(result, **{"check": 0, **options}).model
+    assert again.SerializeToString(deterministic=True) == result.SerializeToString(deterministic=True)
+
+
 def rewrite(
     model: onnx.ModelProto,
     pairs: int,
@@ -40,14 +54,11 @@ def rewrite(
     assert sum(site.status == "rewritten" for site in sites) == pairs, [site.reason for site in sites]
     assert model.SerializeToString(deterministic=True) == before
     onnx.checker.check_model(result.model, full_check=True)
-    again = convpool.optimize(result.model, check=0, **options)
-    assert again.model.SerializeToString(deterministic=True) == result.model.SerializeToString(deterministic=True)
+    assert_stable(result.model, **options)
     feeds = random_feeds(model, size=size)
     if whole:
         feeds = {name: np.round(array * 2) for name, array in feeds.items()}
-    for one, other in zip(sessions.run(model, feeds), sessions.run(result.model, feeds), strict=True):
-        assert one.shape == other.shape
-        np.testing.assert_allclose(other, one, rtol=0, atol=rtol * np.abs(one).max(initial=0))
+    assert_close(model, result.model, feeds, rtol)
     return result.model
 
 

@@ -19,7 +19,7 @@ from convpool.tensorrt import BuildOptions, package, plugin_library, policy, pre
 from convpool.tensorrt.memory import PycudaMemory
 from convpool.tensorrt.runner import EngineRunner
 from models.generators import generate
-from tests.support.models import graph
+from tests.support.models import graph, model_of
 from tests.support.played_engine import ILogger
 from tests.support.rewriting import PAIR
 
@@ -167,9 +167,7 @@ def test_work_is_timed_between_two_events():
 @pytest.mark.parametrize(("name", "value"), [("value_float", 0.1), ("value_floats", [0.1, 0.2, 1e6])])
 def test_constants_as_attributes_become_half_precision_ones(name, value):
     node = helper.make_node("Constant", [], ["y"], **{name: value})
-    shape = [len(value)] if isinstance(value, list) else []
-    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)]
-    model = helper.make_model(helper.make_graph([node], "g", [], outputs), opset_imports=[helper.make_opsetid("", 17)])
+    model = model_of([node], {}, {"y": [len(value)] if isinstance(value, list) else []})
     prepare.cast_floats(model, TensorProto.FLOAT16)
     onnx.checker.check_model(model, full_check=True)
     (tensor,) = [item.t for node in model.graph.node if node.op_type == "Constant" for item in node.attribute]

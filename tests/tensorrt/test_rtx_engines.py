@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.models import graph
 from tests.support.rtx import for_ampere_and_later
 
 pytest.importorskip("tensorrt_rtx_bindings")
@@ -139,19 +140,12 @@ sys.exit(run(build_cli.build_command, "convpool-build", ["model.onnx", "-o", "m.
 
 def test_a_model_that_tensorrt_cannot_read_is_an_error_with_its_message():
     import tensorrt_rtx_bindings as trt
-    from onnx import TensorProto, helper
 
     from convpool.errors import ModelError
     from convpool.tensorrt import build_engine
 
-    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in "xy"]
-    graph = helper.make_graph(
-        [helper.make_node("Det", ["m"], ["y"]), helper.make_node("Neg", ["x"], ["m"])][::-1], "g", value[:1], value[1:]
-    )
-    graph.node.append(helper.make_node("StringNormalizer", ["s"], ["t"]))
-    graph.input.append(helper.make_tensor_value_info("s", TensorProto.STRING, [1]))
-    graph.output.append(helper.make_tensor_value_info("t", TensorProto.STRING, [1]))
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    inputs, outputs = "float[1,4] x, string[1] s", "float[1,4] y, string[1] t"
+    model = graph("m = Neg(x)\ny = Det(m)\nt = StringNormalizer(s)", inputs=inputs, outputs=outputs)
     with pytest.raises(ModelError, match="TensorRT .* cannot read the model; got "):
         build_engine(model, lowering="none", plugin=False, trt=trt)
 

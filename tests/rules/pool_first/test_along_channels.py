@@ -10,12 +10,13 @@ from collections.abc import Callable
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 import convpool
 from tests.support import sessions
 from tests.support.models import graph, graph_of, operators
-from tests.support.rewriting import POOL, rewrite
+from tests.support.random_graph import RandomGraph
+from tests.support.rewriting import POOL, assert_stable, rewrite
 
 WAYS: tuple[dict, ...] = (
     *({"target": target} for target in ("any", "cpu", "cuda", "tensorrt")),
@@ -30,47 +31,35 @@ NEWEST = 22
 """The newest opset that is drawn."""
 
 
-class Net:
+class Net(RandomGraph):
     """A convolution of random rank, groups, open sizes and opset, behind it the nodes that a kind adds."""
 
     def __init__(self, seed: int, least: int = 7, filters: int = 8, channels: int = 8, kernel: int = 0) -> None:
-        self.rng = np.random.default_rng(seed)
+        super().__init__(seed)
         self.opset = int(self.rng.integers(max(7, least), NEWEST + 1))
         self.rank = int(self.rng.choice([1, 2, 2, 3]))
         self.channels, self.batch = channels, int(self.rng.choice([1, 2, 4]))
         self.first = "n" if self.rng.integers(2) else self.batch
         self.group = int(self.rng.choice([1, 1, 2, 4])) if filters == 8 else 1
-        self.nodes: list[onnx.NodeProto] = []
-        self.stored: list[onnx.TensorProto] = []
         size = [int(n) for n in self.rng.choice([4, 8], self.rank)]
         self.size = size
         k = kernel or int(self.rng.choice([1, 3]))
         weight = self.rng.integers(-2, 3, (filters, channels // self.group, *[k] * self.rank))
-        bias = [self.const(self.rng.integers(-4, 5, filters), np.float32)] if self.rng.integers(2) else []
-        inputs = ["x", self.const(weight, np.float32), *bias]
-        self.name = self.add("Conv", inputs, pads=[k // 2] * 2 * self.rank, group=self.group)
+        bias = [self.constant(self.rng.integers(-4, 5, filters), np.float32)] if self.rng.integers(2) else []
+        inputs = ["x", self.constant(weight, np.float32), *bias]
+        self.name = self.node("Conv", inputs, pads=[k // 2] * 2 * self.rank, group=self.group)
         self.shape = [self.batch, filters, *size]
-
-    def add(self, op_type: str, inputs: list[str], outputs: int = 1, **given) -> str | list[str]:
-        names = [f"t{len(self.nodes)}_{number}" for number in range(outputs)]
-        self.nodes.append(helper.make_node(op_type, inputs, names, **given))
-        return names[0] if outputs == 1 else names
-
-    def const(self, values, dtype=np.int64) -> str:
-        name = f"k{len(self.stored)}"
-        self.stored.append(numpy_helper.from_array(np.asarray(values, dtype), name))
-        return name
 
     def told(self, op_type: str, name: str, from_opset: int, outputs: int = 1, key: str = "axes", *, values, **given):
         """A node whose integers are an attribute before some opset, and an input from it on."""
         if self.opset < from_opset:
-            return self.add(op_type, [name], outputs, **{key: list(values)}, **given)
-        return self.add(op_type, [name, self.const(values)], outputs, **given)
+            return self.node(op_type, [name], outputs, **{key: list(values)}, **given)
+        return self.node(op_type, [name, self.constant(values)], outputs, **given)
 
     def slice(self, name: str, axis: int, start: int, end: int, step: int = 1) -> str:
         if self.opset < 10:
-            return self.add("Slice", [name], axes=[axis], starts=[start], ends=[end])
-        return self.add("Slice", [name, *map(self.const, ([start], [end], [axis], [step]))])
+            return self.node("Slice", [name], axes=[axis], starts=[start], ends=[end])
+        return self.node("Slice", [name, *map(self.constant, ([start], [end], [axis], [step]))])
 
     def pad(self, name: str, pads: list[int], **given) -> str:
         return self.told("Pad", name, 11, key="pads", values=pads, **given)
@@ -80,16 +69,16 @@ class Net:
         return axis - (self.rank + 2 if self.opset >= 11 and self.rng.integers(2) else 0)
 
     def reshape(self, name: str, shape: list[int]) -> str:
-        return self.add("Reshape", [name, self.const(shape)])
+        return self.node("Reshape", [name, self.constant(shape)])
 
     def average(self, name: str) -> str:
         """One of the ways to write an average of windows that are powers of two, or of the map."""
         spatial = list(range(2, self.rank + 2))
         kind = self.rng.choice(["AveragePool", "AveragePool", "GlobalAveragePool", "ReduceMean", "kept"])
         if kind == "AveragePool":
-            return self.add(kind, [name], kernel_shape=[2] * self.rank, strides=[2] * self.rank)
+            return self.node(kind, [name], kernel_shape=[2] * self.rank, strides=[2] * self.rank)
         if kind == "GlobalAveragePool":
-            return self.add(kind, [name])
+            return self.node(kind, [name])
         return self.told("ReduceMean", name, 18, values=spatial, keepdims=int(kind == "kept"))
 
     def finish(self, *outputs: str, opened: bool | None = None) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
@@ -98,8 +87,7 @@ class Net:
         size = [f"s{axis}" for axis in range(self.rank)] if opened else self.size
         x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [self.first, self.channels, *size])
         given = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
-        body = helper.make_graph(self.nodes, "net", [x], given, self.stored)
-        model = helper.make_model(body, opset_imports=[helper.make_opsetid("", self.opset)], ir_version=8)
+        model = self.model([x], given, self.opset)
         for value in model.graph.output:
             known = next(item for item in onnx.shape_inference.infer_shapes(model).graph.output if item.name == value.name)
             value.type.tensor_type.shape.SetInParent()
@@ -118,8 +106,7 @@ def check(model: onnx.ModelProto, feeds: dict[str, np.ndarray], ways: tuple[dict
         assert sites and all(site.status == "rewritten" or site.reason for site in sites), (way, sites)
         for one, other in zip(wanted, sessions.run(result.model, feeds), strict=True):
             np.testing.assert_array_equal(other, one, err_msg=str(way))
-        again = convpool.optimize(result.model, check=0, **way)
-        assert again.model.SerializeToString(deterministic=True) == result.model.SerializeToString(deterministic=True), way
+        assert_stable(result.model, **way)
         counts.append(sum(site.status == "rewritten" for site in sites))
     return counts
 
@@ -127,12 +114,12 @@ def check(model: onnx.ModelProto, feeds: dict[str, np.ndarray], ways: tuple[dict
 def shuffle(net: Net, name: str) -> str:
     groups = int(net.rng.choice([2, 4]))
     split = net.reshape(name, [-1, groups, 8 // groups, *net.size])
-    return net.reshape(net.add("Transpose", [split], perm=[0, 2, 1, *range(3, net.rank + 3)]), [-1, 8, *net.size])
+    return net.reshape(net.node("Transpose", [split], perm=[0, 2, 1, *range(3, net.rank + 3)]), [-1, 8, *net.size])
 
 
 def transposes(net: Net, name: str) -> str:
     perm = [0, *(1 + net.rng.permutation(net.rank + 1))]
-    return net.add("Transpose", [net.add("Transpose", [name], perm=perm)], perm=np.argsort(perm).tolist())
+    return net.node("Transpose", [net.node("Transpose", [name], perm=perm)], perm=np.argsort(perm).tolist())
 
 
 def unsqueezed(net: Net, name: str) -> str:
@@ -145,43 +132,43 @@ def one_of_split(net: Net, name: str) -> str:
 
 
 NOTHING: dict[str, tuple[int, bool, Callable[[Net, str], str]]] = {  # the first opset; whether sizes may be open; the nodes
-    "Cast": (7, True, lambda net, name: net.add("Cast", [name], to=TensorProto.FLOAT)),
-    "CastLike": (15, True, lambda net, name: net.add("CastLike", [name, "x"])),
+    "Cast": (7, True, lambda net, name: net.node("Cast", [name], to=TensorProto.FLOAT)),
+    "CastLike": (15, True, lambda net, name: net.node("CastLike", [name, "x"])),
     "Cast behind a Cast and an Identity": (
         7,
         True,
-        lambda net, name: net.add("Cast", [net.add("Identity", [net.add("Cast", [name], to=1)])], to=1),
+        lambda net, name: net.node("Cast", [net.node("Identity", [net.node("Cast", [name], to=1)])], to=1),
     ),
-    "Dropout": (7, True, lambda net, name: net.add("Dropout", [name])),
+    "Dropout": (7, True, lambda net, name: net.node("Dropout", [name])),
     "Reshape to its shape": (7, False, lambda net, name: net.reshape(name, [-1, *net.shape[1:]])),
     "Reshape by zeros": (7, True, lambda net, name: net.reshape(name, [0] * (net.rank + 1) + [-1])),
-    "flattened, and back": (7, False, lambda net, n: net.reshape(net.add("Flatten", [n]), [-1, *net.shape[1:]])),
+    "flattened, and back": (7, False, lambda net, n: net.reshape(net.node("Flatten", [n]), [-1, *net.shape[1:]])),
     "space flattened, and back": (7, False, lambda net, n: net.reshape(net.reshape(n, [0, 0, -1]), [-1, *net.shape[1:]])),
-    "Transpose of no axes": (7, True, lambda net, name: net.add("Transpose", [name], perm=list(range(net.rank + 2)))),
+    "Transpose of no axes": (7, True, lambda net, name: net.node("Transpose", [name], perm=list(range(net.rank + 2)))),
     "Transposes": (7, True, transposes),
     "Unsqueeze, Squeeze": (7, True, unsqueezed),
-    "Concat": (7, True, lambda net, name: net.add("Concat", [name], axis=int(net.rng.integers(0, net.rank + 2)))),
-    **{name: (8, True, lambda net, n, name=name: net.add(name, [n])) for name in ("Sum", "Max", "Min", "Mean")},
+    "Concat": (7, True, lambda net, name: net.node("Concat", [name], axis=int(net.rng.integers(0, net.rank + 2)))),
+    **{name: (8, True, lambda net, n, name=name: net.node(name, [n])) for name in ("Sum", "Max", "Min", "Mean")},
     "Pad": (7, True, lambda net, name: net.pad(name, [0] * 2 * (net.rank + 2))),
     "Slice": (7, True, lambda net, name: net.slice(name, int(net.rng.integers(0, net.rank + 2)), 0, 2**31 - 1)),
     "Slice to the size": (7, False, lambda net, name: net.slice(name, net.rank + 1, 0, net.size[-1])),
-    "Expand": (8, True, lambda net, name: net.add("Expand", [name, net.const([1] * int(net.rng.integers(1, net.rank + 3)))])),
-    "Expand to its shape": (8, False, lambda net, name: net.add("Expand", [name, net.const([1, *net.shape[1:]])])),
-    "Tile": (7, True, lambda net, name: net.add("Tile", [name, net.const([1] * (net.rank + 2))])),
+    "Expand": (8, True, lambda net, name: net.node("Expand", [name, net.constant([1] * int(net.rng.integers(1, net.rank + 3)))])),
+    "Expand to its shape": (8, False, lambda net, name: net.node("Expand", [name, net.constant([1, *net.shape[1:]])])),
+    "Tile": (7, True, lambda net, name: net.node("Tile", [name, net.constant([1] * (net.rank + 2))])),
     "Split into one": (
         7,
         True,
-        lambda net, name: net.add("Split", [name], axis=2, **({"num_outputs": 1} if net.opset >= 18 else {})),
+        lambda net, name: net.node("Split", [name], axis=2, **({"num_outputs": 1} if net.opset >= 18 else {})),
     ),
 }
 ALONG: dict[str, tuple[int, bool, Callable[[Net, str], str]]] = {
-    "Neg": (7, True, lambda net, name: net.add("Neg", [name])),
+    "Neg": (7, True, lambda net, name: net.node("Neg", [name])),
     "Slice": (7, True, lambda net, name: net.slice(name, net.axis(1), 2, 2**31 - 1)),
     "Slice of a Slice": (10, True, lambda net, n: net.slice(net.slice(n, 1, 1, 8, 2), net.axis(1), 0, 3)),
     "Slice that reverses": (10, True, lambda net, name: net.slice(name, net.axis(1), -1, -(2**31), -1)),
     "Slice of the batch": (7, True, lambda net, name: net.slice(name, 0, 0, 1)),
-    "Gather": (7, True, lambda net, n: net.add("Gather", [n, net.const(net.rng.integers(0, 8, 5))], axis=net.axis(1))),
-    "Gather of all": (7, True, lambda net, n: net.add("Gather", [n, net.const(net.rng.permutation(8))], axis=1)),
+    "Gather": (7, True, lambda net, n: net.node("Gather", [n, net.constant(net.rng.integers(0, 8, 5))], axis=net.axis(1))),
+    "Gather of all": (7, True, lambda net, n: net.node("Gather", [n, net.constant(net.rng.permutation(8))], axis=1)),
     "Pad": (7, True, lambda net, name: net.pad(name, [0, 1, *[0] * (net.rank + 1), 2, *[0] * net.rank])),
     "Pad that mirrors": (7, True, lambda net, name: net.pad(name, [0, 1, *[0] * (2 * net.rank + 2)], mode="edge")),
     "one of a Split": (7, True, one_of_split),
@@ -189,26 +176,26 @@ ALONG: dict[str, tuple[int, bool, Callable[[Net, str], str]]] = {
     "shuffle of a selection": (
         7,
         False,
-        lambda net, n: shuffle(net, net.add("Gather", [n, net.const(range(7, -1, -1))], axis=1)),
+        lambda net, n: shuffle(net, net.node("Gather", [n, net.constant(range(7, -1, -1))], axis=1)),
     ),
     "mean of the channels": (7, True, lambda net, name: net.told("ReduceMean", name, 18, values=[net.axis(1)])),
     "sum of the channels": (7, True, lambda net, name: net.told("ReduceSum", name, 13, values=[1])),
     "factors behind a selection": (
         7,
         True,
-        lambda net, n: net.add("Mul", [net.slice(n, 1, 0, 4), net.const([[[2]] * 4] * 1 if net.rank == 1 else 2, np.float32)]),
+        lambda net, n: net.node("Mul", [net.slice(n, 1, 0, 4), net.constant([[[2]] * 4] if net.rank == 1 else 2, np.float32)]),
     ),
     "Concat of selections of two convolutions": (
         7,
         True,
-        lambda net, n: net.add("Concat", [net.slice(n, 1, 0, 4), net.slice(second(net), 1, 4, 8)], axis=1),
+        lambda net, n: net.node("Concat", [net.slice(n, 1, 0, 4), net.slice(second(net), 1, 4, 8)], axis=1),
     ),
 }
 
 
 def second(net: Net) -> str:
     """A pointwise convolution beside the first one."""
-    return net.add("Conv", ["x", net.const(net.rng.integers(-2, 3, (8, 8, *[1] * net.rank)), np.float32)])
+    return net.node("Conv", ["x", net.constant(net.rng.integers(-2, 3, (8, 8, *[1] * net.rank)), np.float32)])
 
 
 @pytest.mark.parametrize("name", [*NOTHING, *(f"{name} of channels" for name in ALONG)])
@@ -240,20 +227,20 @@ def flat(net: Net, name: str) -> str:
     """[N, positions] in one of the ways."""
     shapes = [[0, -1], [-1, int(np.prod(net.size))], [net.batch, -1] if net.first == net.batch else []]
     shape = shapes[int(net.rng.integers(3))]
-    return net.reshape(name, shape) if shape else net.add("Flatten", [name])
+    return net.reshape(name, shape) if shape else net.node("Flatten", [name])
 
 
 PATCHES: dict[str, Callable[[Net, str], str]] = {
     "mean over 1, 2, 3": lambda net, n: mean(net, n, whole(net)),
     "sum over 1, 2, 3": lambda net, n: mean(net, n, whole(net), "ReduceSum"),
-    "sum, divided": lambda net, n: net.add(
-        "Div", [mean(net, n, whole(net), "ReduceSum"), net.const(float(np.prod(net.size)), np.float32)]
+    "sum, divided": lambda net, n: net.node(
+        "Div", [mean(net, n, whole(net), "ReduceSum"), net.constant(float(np.prod(net.size)), np.float32)]
     ),
     "flattened": lambda net, n: net.told("ReduceMean", flat(net, n), 18, values=[1], keepdims=int(net.rng.integers(2))),
     "over the positions, then the channel": lambda net, n: mean(net, mean(net, n, whole(net, 2), keep=True), [1]),
     "over the channel, then the positions": lambda net, n: mean(net, mean(net, n, [1], keep=True), whole(net, 2)),
     "over all axes": lambda net, n: mean(net, n, whole(net, 0)),
-    "over all, no axes told": lambda net, n: net.add("ReduceMean", [n], keepdims=int(net.rng.integers(2))),
+    "over all, no axes told": lambda net, n: net.node("ReduceMean", [n], keepdims=int(net.rng.integers(2))),
     "over all of one axis": lambda net, n: net.told("ReduceMean", net.reshape(n, [-1]), 18, values=[0], keepdims=0),
     "over each sample, then the batch": lambda net, n: net.told(
         "ReduceMean", mean(net, n, whole(net), keep=False), 18, values=[0], keepdims=0
@@ -281,7 +268,7 @@ def test_scores_of_patches_of_an_open_size(form):
         net = Net(seed, filters=1, channels=64, kernel=1)
         name = net.name
         if form != "ReduceMean":
-            name = net.add("Flatten", [name]) if form == "Flatten" else net.reshape(name, [0, -1])
+            name = net.node("Flatten", [name]) if form == "Flatten" else net.reshape(name, [0, -1])
         y = net.told("ReduceMean", name, 18, values=whole(net) if form == "ReduceMean" else [1], keepdims=0)
         model, feeds = net.finish(y, opened=True)
         check(model, feeds, ({"lowering": "direct"},))

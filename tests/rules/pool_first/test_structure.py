@@ -10,10 +10,9 @@ import convpool
 from convpool.check.session import Session
 from convpool.ir import schema
 from convpool.ir.model import LoadedModel
-from tests.support import sessions
 from tests.support.cuda_target import NARROW, TAIL
 from tests.support.models import graph, operators, random_feeds, weights
-from tests.support.rewriting import DIRECT, IF_BODY, IF_INPUTS, PAIR, POOL, RTOL, rewrite
+from tests.support.rewriting import DIRECT, IF_BODY, IF_INPUTS, PAIR, POOL, assert_close, rewrite
 
 LOWERINGS = ("convavgpool", "direct", "fused", "auto")
 FUNCTION = f"""
@@ -189,8 +188,7 @@ def test_overridable_weights_keep_their_effect(lowering):
     names = {"convavgpool": {"ConvAvgPool": 1, "Transpose": 1}, "direct": {"AveragePool": 1, "Conv": 1}}[lowering]
     assert operators(result.graph) == {**names, "Mul": 1}
     feeds = {**random_feeds(model), "w": np.ones((32, 16, 3, 3), np.float32)}
-    expected, got = sessions.run(model, feeds)[0], sessions.run(result, feeds)[0]
-    np.testing.assert_allclose(got, expected, rtol=0, atol=RTOL * np.abs(expected).max())
+    assert_close(model, result, feeds)
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
@@ -442,9 +440,7 @@ def test_other_targets_say_what_it_costs(conv, mean, target):
     assert result.report.notes == [
         "TensorRT would run 1 x a float kernel for an INT8 convolution; --target tensorrt leaves these"
     ]
-    feeds = random_feeds(given)
-    (wanted,), (got,) = sessions.run(given, feeds), sessions.run(result.model, feeds)
-    np.testing.assert_allclose(got, wanted, rtol=0, atol=RTOL * np.abs(wanted).max())
+    assert_close(given, result.model)
 
 
 @pytest.mark.parametrize("mean", MEANS)
