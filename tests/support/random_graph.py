@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What makers of random models share."""
+"""A base of the makers of random models."""
 
 import numpy as np
 import onnx

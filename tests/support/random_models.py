@@ -98,7 +98,7 @@ class Maker(RandomGraph):
 
 @dataclass
 class Layer:
-    """What of a convolution the nodes behind it need."""
+    """A convolution's numbers that the nodes behind it need."""
 
     group: int
     channels: int
