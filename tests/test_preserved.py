@@ -87,6 +87,10 @@ def test_value_info_covers_new_tensors_and_drops_old_ones(lowering):
         assert [dims[0].dim_param, dims[1].dim_value, dims[2].dim_value] == ["batch", 16, 13]
 
 
+UNKNOWN_IF = """r = If(flag) <then_branch = yes () => (float[a,b,c,d] t) { t = com.microsoft.Gelu(x) },
+  else_branch = no () => (float[a,b,c,d] e) { e = com.microsoft.Gelu(x) }>"""
+
+
 @pytest.mark.parametrize(
     ("body", "claimed", "found"),
     [
@@ -94,18 +98,28 @@ def test_value_info_covers_new_tensors_and_drops_old_ones(lowering):
         ("r = Relu(x)", 16, 8),
         ("r = Reshape(x, s)", 8, None),  # by whoever runs it
         ("r = com.microsoft.Gelu(x)", 8, 8),
+        (UNKNOWN_IF, 8, 8),
+        ("z = Relu(x)\nr = com.microsoft.Gelu(z)", 16, None),  # z is noted so too
     ],
 )
 def test_value_info_counts_where_the_inputs_do_not_contradict_it(body, claimed, found):
     text = f"{body}\nh = Conv<pads=[1,1,1,1]>(r, w)\ny = GlobalAveragePool(h)"
-    inputs = "float[1,16,8,8] x" + (", int64[n] s" if "s)" in body else "")
+    inputs = "float[1,16,8,8] x" + (", int64[n] s" if "s)" in body else "") + (", bool flag" if "flag" in body else "")
     model = graph(text, inputs=inputs, imports=', "com.microsoft": 1')
-    model.graph.value_info.append(helper.make_tensor_value_info("r", TensorProto.FLOAT, [1, 16, claimed, claimed]))
-    feeds = {"x": weights((1, 16, 8, 8)), "s": np.array([1, 16, 8, 8])}
+    for name in "rz" if "z =" in body else "r":
+        model.graph.value_info.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 16, claimed, claimed]))
+    feeds = {"x": weights((1, 16, 8, 8)), "s": np.array([1, 16, 8, 8]), "flag": np.array(True)}
     result = convpool.optimize(model, data={value.name: feeds[value.name] for value in model.graph.input})
     attributes = {item.name: item for item in result.model.graph.node[-1].attribute}
     assert result.changed == (found is not None)
     assert found is None or list(attributes["pool_kernel_shape"].ints) == [found, found]
+
+
+def test_sizes_noted_behind_an_unknown_operator_do_not_count_beside_open_ones():
+    body = "r = com.microsoft.Gelu(x)\nh = Conv<pads=[1,1,1,1]>(r, w)\ny = GlobalAveragePool(h)"
+    model = graph(body, inputs="float[1,16,H,W] x", imports=', "com.microsoft": 1')
+    model.graph.value_info.append(helper.make_tensor_value_info("r", TensorProto.FLOAT, [1, 16, 8, 8]))
+    assert not convpool.optimize(model, check=0).changed
 
 
 def test_new_tensors_of_a_branch_are_annotated_where_any_graph_was():

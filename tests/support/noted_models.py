@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from convpool.ir.protos import graphs_within
 from tests.support.models import graph
@@ -50,7 +50,8 @@ MORE = ("window", "window", "window", "all", "all, flat", "global", "head", "hea
 """Averages of which more are rewritten."""
 PLACES = ("main", "main", "main", "If", "Loop", "Scan", "function")
 PARAMETERS = ("w", "fc", "all_axes", "first_axis", "zero", "two_", "minus", "big")
-OPSETS = (9, 11, 13, 17, 21)
+OPSETS = (13, 17)
+"""In which the nodes are spelled alike."""
 VECTORS = ("_s", "_b", "_t", "_a", "_n")
 """How the names of sizes end."""
 IMPORTS = ', "com.microsoft": 1, "local": 1'
@@ -91,8 +92,7 @@ def make(seed: int) -> Noted:
     fixed: list[int | None] = [None, CHANNELS, *(None,) * rank]
     for axis in {"all": (), "sides": (0,), "last": range(1 + rank)}.get(opened, range(2, 2 + rank)):
         fixed[axis] = export[axis] if "changed" not in opened else pick([17, 20])
-    model, shapes = _placed(place, _core(front, kernel, strides, mean, rank), export, rank, kernel)
-    _spell(model, opset)
+    model, shapes = _placed(place, _core(front, kernel, strides, mean, rank), export, rank, kernel, opset)
     _note(model, shapes, rng)
     _open(model, fixed, rng)
     words = f"opset {opset}, {place}, {front or 'no front'}, kernel {kernel}, strides {strides}, {mean}"
@@ -115,7 +115,9 @@ def _core(front: str, kernel: int, strides: int, mean: str, rank: int) -> str:
     return text.replace("{y}_", "{p}y_")
 
 
-def _placed(place: str, core: str, export: list[int], rank: int, kernel: int) -> tuple[onnx.ModelProto, dict[str, list[int]]]:
+def _placed(
+    place: str, core: str, export: list[int], rank: int, kernel: int, opset: int
+) -> tuple[onnx.ModelProto, dict[str, list[int]]]:
     """The nodes in the main graph, in bodies or in a function; and the shapes of tensors by name, at the sizes of the export."""
     constants = {
         **{"w": (CHANNELS, CHANNELS, *(kernel,) * rank), "fc": (CHANNELS, 5), "all_axes": list(range(2, 2 + rank))},
@@ -151,46 +153,13 @@ def _placed(place: str, core: str, export: list[int], rank: int, kernel: int) ->
     else:
         names = ", ".join([*PARAMETERS, *["z"] * ("{z}" in core)])
         body = f"y = local.net(x, {names})"
-        given = f'<domain: "local", opset_import: ["": 17, "com.microsoft": 1]> net (fx, {names}) => (fy)'
+        given = f'<domain: "local", opset_import: ["": {opset}, "com.microsoft": 1]> net (fx, {names}) => (fy)'
         functions = f"{given} {{ {nodes('fx', 'fy', 'f')} }}"
         shapes["y"] = shapes["fy"]
     sizes = ",".join(map(str, export))
     inputs = f"float[{sizes}] x" + f", float[{sizes}] z" * ("{z}" in core) + ", bool flag" * (place == "If")
-    return graph(body, constants, inputs=inputs, outputs="float[] y", functions=functions, imports=IMPORTS), shapes
-
-
-def _spell(model: onnx.ModelProto, opset: int) -> None:
-    """Write the nodes of opset 17 as another one has them: axes as an attribute or an input, no ceil_mode in opset 9."""
-    inputs_from = {"ReduceSum": 13, "Unsqueeze": 13, **dict.fromkeys(("ReduceMean", "ReduceMax", "ReduceProd"), 18)}
-    values = {tensor.name: numpy_helper.to_array(tensor).reshape(-1).tolist() for tensor in model.graph.initializer}
-    for imported in (model, *model.functions):
-        next(item for item in imported.opset_import if not item.domain).version = opset
-    holders = [part for holder in (model.graph, *model.functions) for part in graphs_within(holder)]
-    for holder in reversed(holders):  # inner ones first: the outer ones' nodes are copied
-        nodes = []
-        for node in holder.node:
-            given = {item.name: helper.get_attribute_value(item) for item in node.attribute}
-            left = [item for item in node.attribute if item.name != "axes"]
-            if opset >= inputs_from.get(node.op_type, opset + 1) and "axes" in given:
-                name = f"{node.output[0]}_axes"
-                array = numpy_helper.from_array(np.array(given["axes"], np.int64), name)
-                nodes.append(helper.make_node("Constant", [], [name], value=array))
-                node.input.append(name)
-            elif opset < inputs_from.get(node.op_type, 0) and len(node.input) > 1:
-                left.append(helper.make_attribute("axes", values[node.input.pop()]))
-            elif opset < 10 and node.op_type == "Slice":
-                ends, starts = values[node.input.pop()], values[node.input.pop()]
-                left += [helper.make_attribute("starts", starts), helper.make_attribute("ends", ends)]
-            elif opset < 10 and node.op_type in ("AveragePool", "Gemm"):
-                left = [item for item in left if item.name != "ceil_mode"]
-                node.op_type = node.op_type.replace("Gemm", "MatMul")  # which needs no third operand
-            else:
-                left = list(node.attribute)
-            del node.attribute[:]
-            node.attribute.extend(left)
-            nodes.append(node)
-        holder.ClearField("node")
-        holder.node.extend(nodes)
+    made = {"functions": functions, "imports": IMPORTS, "opset": opset}
+    return graph(body, constants, inputs=inputs, outputs="float[] y", **made), shapes
 
 
 def _note(model: onnx.ModelProto, shapes: dict[str, list[int]], rng: np.random.Generator) -> None:
