@@ -42,14 +42,13 @@ from convpool.ir.index import Dim, Scope
 from convpool.ir.protos import is_op, known_attributes
 from convpool.options import Limits
 from convpool.rules.base import Reject
-from convpool.rules.convs import KERNEL_TYPES
+from convpool.rules.convs import KERNEL_TYPES, channel_count
 from convpool.rules.linear import BROADCASTING, UNARY, Step, known_step, pad_numbers
 
 To = Callable[[int], list[int]]
 """A layout: gives the permutation into it for a number of spatial axes, as those of `algebra.parts` do."""
 
 SUMS = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceL2", "ReduceSumSquare")
-KEEPS = ("GlobalAveragePool",)
 VIEWS = ("Flatten", "Reshape", "Squeeze")
 
 
@@ -87,7 +86,7 @@ def _norm(scope: Scope, index: int) -> Affine | None:
     """A BatchNormalization as a map per channel by constants that its type has; None where it is no such map."""
     node = scope.nodes[index]
     step = known_step(scope, index, (rank_of(scope, node.input[0]) or 2) - 2)
-    kind = elem_type_of(scope, node.input[0]) or elem_type_of(scope, node.input[1])
+    kind = scope.info(node.input[0]).elem_type or scope.info(node.input[1]).elem_type
     if not isinstance(step, Step) or step.affine is None or not kind:
         return None
     dtype, factors = helper.tensor_dtype_to_np_dtype(kind), step.affine.scale.reshape(-1, 1)
@@ -230,7 +229,7 @@ def _scale(edit: Edit, index: int, node: NodeProto) -> None:
     """Make a BatchNormalization Mul and Add along the last axis."""
     norm, y = _norm(edit.scope, index), node.output[0]
     assert norm is not None
-    kind = elem_type_of(edit.scope, node.input[0]) or elem_type_of(edit.scope, node.input[1])
+    kind = edit.scope.info(node.input[0]).elem_type or edit.scope.info(node.input[1]).elem_type
     dtype = helper.tensor_dtype_to_np_dtype(kind)
     names = [edit.constant(array.astype(dtype), f"{y}_{what}") for what, array in (("scale", norm.scale), ("shift", norm.shift))]
     product = edit.add("Mul", [node.input[0], names[0]], f"{y}_scaled", name=node.name or None)
@@ -289,15 +288,9 @@ def ports_of(scope: Scope) -> dict[int, Ports]:
     """The nodes of the operator in a scope that have channels first, by index."""
     found = {}
     for index, node in enumerate(scope.nodes):
-        if schema.is_operator(node) and not schema.layout_of(node) and elem_type_of(scope, node.input[1]) in KERNEL_TYPES:
-            residual = node.input[-1] if schema.parts_of(node).residual else ""
-            found[index] = Ports(node.input[0], node.output[0], residual)
+        if schema.is_operator(node) and not schema.layout_of(node) and scope.info(node.input[1]).elem_type in KERNEL_TYPES:
+            found[index] = Ports(node.input[0], node.output[0], _residual(scope, index))
     return found
-
-
-def elem_type_of(scope: Scope, name: str) -> int:
-    """The TensorProto.DataType of a tensor; 0 where it is unknown."""
-    return scope.info(name).elem_type
 
 
 def channels_last(scope: Scope, ports: Mapping[int, Ports], limits: Limits, *, sums: bool = True) -> frozenset[str]:
@@ -306,13 +299,14 @@ def channels_last(scope: Scope, ports: Mapping[int, Ports], limits: Limits, *, s
     ports: of nodes of the operator, by index.  sums: whether sums over space count; they do not where they may become nodes.
     """
     groups = groups_of(scope, ports)
-    _count_transposes(scope, groups, ports)
+    for name in set().union(*fixed_ends(scope, ports)) & groups.keys():
+        groups[name].last_us += turn_us(scope, name)
     for index, node in enumerate(scope.nodes) if sums else ():
-        if index not in ports and is_op(node, *SUMS, *KEEPS) and node.input[0] in groups:
+        if index not in ports and is_op(node, *SUMS, "GlobalAveragePool") and node.input[0] in groups:
             groups[node.input[0]].last_us += SUM_US
     for item in ports.values():
         groups[item.x].touched = groups[item.y].touched = True
-        if not _is_image(scope, item.x, limits):
+        if (channel_count(scope, item.x) or math.inf) > limits.image_channels:  # images are read as they are
             groups[item.x].first_us += turn_us(scope, item.x)
         for name in filter(None, (item.y, item.residual)):
             groups[name].first_us += SHORT_RUNS * _move_us(scope, name)
@@ -355,14 +349,6 @@ def groups_of(scope: Scope, ports: Mapping[int, Ports], to: To = to_channels_las
     return groups
 
 
-def _count_transposes(scope: Scope, groups: dict[str, Group], ports: Mapping[int, Ports]) -> None:
-    """Add what channels last cost each group."""
-    given, read = fixed_ends(scope, ports)
-    for name in given | read:
-        if name in groups:
-            groups[name].last_us += turn_us(scope, name)
-
-
 def fixed_ends(scope: Scope, ports: Collection[int], to: To = to_channels_last) -> tuple[set[str], set[str]]:
     """The tensors that come in the layout that they have, whatever their readers want; and those that are read so."""
     given = {*scope.inputs, *scope.initializers, *scope.sparse, *scope.free_names()}
@@ -381,12 +367,6 @@ def fixed_ends(scope: Scope, ports: Collection[int], to: To = to_channels_last) 
 def _residual(scope: Scope, index: int) -> str:
     node = scope.nodes[index]
     return node.input[-1] if schema.is_operator(node) and schema.parts_of(node).residual else ""
-
-
-def _is_image(scope: Scope, name: str, limits: Limits) -> bool:
-    """Return True if the kernel for images reads a tensor as it is."""
-    shape = scope.info(name).shape
-    return shape is not None and len(shape) > 1 and isinstance(shape[1], int) and shape[1] <= limits.image_channels
 
 
 def same_in_memory(scope: Scope, name: str, to: To = to_channels_last) -> bool:
