@@ -93,8 +93,6 @@ def _dlpack(name: str, array: Any) -> ArrayView:
     get = ctypes.pythonapi.PyCapsule_GetPointer
     get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     tensor = _DLTensor.from_address(get(capsule, b"dltensor"))
-    if tensor.device.type not in _CUDA_DEVICES:
-        raise ArrayError(f"{name}: not in GPU memory; got DLPack device type {tensor.device.type}, expected CUDA")
     key = (tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes)
     shape = tuple(tensor.shape[: tensor.ndim])
     _check_dense(name, shape, tuple(tensor.strides[: tensor.ndim]) if tensor.strides else None, 1)

@@ -383,10 +383,10 @@ def register_schema() -> None:
     if onnx.defs.has(OP_TYPE, VERSION, DOMAIN):
         return
     for name, parts in OPERATORS.items():
-        _register(name, version_of(parts), parts)
+        _register(name, parts)
 
 
-def _register(name: str, version: int, parts: Parts) -> None:
+def _register(name: str, parts: Parts) -> None:
     parameter, attribute = OpSchema.FormalParameter, OpSchema.Attribute
     meanings = {
         OpSchema.AttrType.INTS: {**(_UPSAMPLING if parts.upsamples else _POOLING), **_CONVOLUTION},
@@ -422,7 +422,7 @@ def _register(name: str, version: int, parts: Parts) -> None:
     schema = OpSchema(
         name,
         DOMAIN,
-        version,
+        version_of(parts),
         doc=__doc__ or "",
         inputs=inputs,
         outputs=[parameter("Y", "T", "Output, [N, M, spatial...].")],
@@ -432,7 +432,7 @@ def _register(name: str, version: int, parts: Parts) -> None:
     schema.set_type_and_shape_inference_function(partial(infer, parts=parts))
     onnx.defs.register_schema(schema)
     # onnx would release the Python function after the interpreter is gone, and crash.
-    atexit.register(onnx.defs.deregister_schema, name, version, DOMAIN)
+    atexit.register(onnx.defs.deregister_schema, name, version_of(parts), DOMAIN)
 
 
 def _activation(op_type: str, x: str, y: str, alpha: str) -> list[NodeProto]:

@@ -113,26 +113,24 @@ class JoinTree:
 Tree = ConvLeaf | OpaqueLeaf | JoinTree
 
 
+def walk(tree: Tree) -> list[Tree]:
+    """A tree and all trees in it, left to right."""
+    return [tree, *(item for child in (tree.children if isinstance(tree, JoinTree) else ()) for item in walk(child))]
+
+
 def conv_leaves(tree: Tree) -> list[ConvLeaf]:
-    """The convolutions of a tree, left to right."""
-    if isinstance(tree, ConvLeaf):
-        return [tree]
-    return [leaf for child in tree.children for leaf in conv_leaves(child)] if isinstance(tree, JoinTree) else []
+    """The convolutions of a tree."""
+    return [item for item in walk(tree) if isinstance(item, ConvLeaf)]
 
 
 def opaque_leaves(tree: Tree) -> list[OpaqueLeaf]:
-    """The other leaves of a tree, left to right."""
-    if isinstance(tree, OpaqueLeaf):
-        return [tree]
-    return [leaf for child in tree.children for leaf in opaque_leaves(child)] if isinstance(tree, JoinTree) else []
+    """The other leaves of a tree."""
+    return [item for item in walk(tree) if isinstance(item, OpaqueLeaf)]
 
 
 def tree_nodes(tree: Tree) -> list[int]:
     """The nodes that go when the tree is rewritten."""
-    if isinstance(tree, OpaqueLeaf):
-        return []
-    children = tree.children if isinstance(tree, JoinTree) else ()
-    return [*tree.nodes, *(node for child in children for node in tree_nodes(child))]
+    return [node for item in walk(tree) if not isinstance(item, OpaqueLeaf) for node in item.nodes]
 
 
 def folded(leaf: ConvLeaf) -> tuple[np.ndarray, np.ndarray | None]:

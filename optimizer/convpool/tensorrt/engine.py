@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -88,7 +89,6 @@ class Engine:
     ) -> None:
         self.plan, self._trt, self._device = plan, trt, device
         self.built_from = Counter(built_from)
-        self._loaded: _Loaded | None = None
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, trt: ModuleType | None = None, device: int | None = None) -> Engine:
@@ -118,27 +118,27 @@ class Engine:
     @property
     def inputs(self) -> dict[str, TensorInfo]:
         """Inputs by name."""
-        return dict(self._load().inputs)
+        return dict(self._loaded.inputs)
 
     @property
     def outputs(self) -> dict[str, TensorInfo]:
         """Outputs by name."""
-        return dict(self._load().outputs)
+        return dict(self._loaded.outputs)
 
     @property
     def handle(self) -> Any:
         """TensorRT's own ICudaEngine."""
-        return self._load().engine
+        return self._loaded.engine
 
     @property
     def context(self) -> Any:
         """TensorRT's own IExecutionContext, which `run` and `execute` use."""
-        return self._load().context
+        return self._loaded.context
 
     @property
     def memory(self) -> PycudaMemory:
         """The GPU memory and stream of this engine."""
-        return self._load().memory
+        return self._loaded.memory
 
     def run(self, inputs: Mapping[str, Any], *, stream: Any = None, on_device: bool = False) -> dict[str, Any]:
         """Run once and return the outputs by name.
@@ -158,7 +158,7 @@ class Engine:
         """
         shapes = self.bind(inputs, stream)
         self.execute(stream)
-        loaded = self._load()
+        loaded = self._loaded
         buffers = {name: loaded.buffers[name].memory for name in shapes}
         if on_device:
             return buffers
@@ -171,7 +171,7 @@ class Engine:
 
     def bind(self, inputs: Mapping[str, Any], stream: Any = None) -> dict[str, Shape]:
         """Copy inputs to the device and set every address, without running.  Returns the outputs' shapes."""
-        loaded = self._load()
+        loaded = self._loaded
         values = {name: self._fit(info, inputs) for name, info in loaded.inputs.items()}
         for name in inputs:
             if name not in values:
@@ -200,33 +200,31 @@ class Engine:
     def point(self, inputs: Mapping[str, Any]) -> None:
         """Let the next `execute` read other GPU arrays of the shapes that `bind` has set; also between captured runs."""
         for name, value in inputs.items():
-            self._load().given[name] = gpu_arrays.view(name, value)
-            self._set_address(name, self._load().given[name].pointer)
+            self._loaded.given[name] = gpu_arrays.view(name, value)
+            self._set_address(name, self._loaded.given[name].pointer)
 
     def execute(self, stream: Any = None) -> None:
         """Run on what `bind` has set, without waiting; may be captured into a CUDA graph."""
-        loaded = self._load()
+        loaded = self._loaded
         done = loaded.context.execute_async_v3(gpu_arrays.stream_handle(stream or loaded.memory.stream))
         self._expect(done, "the run failed")
 
     def _set_address(self, name: str, pointer: int) -> None:
-        accepted = self._load().context.set_tensor_address(name, pointer)
+        accepted = self._loaded.context.set_tensor_address(name, pointer)
         self._expect(accepted, f"tensor '{name}': address {pointer:#x} is refused")
 
     def _expect(self, done: bool, fault: str) -> None:
         """Raise TensorRTError for what TensorRT does not do: it would run on with what it had before."""
         if not done:
-            raise TensorRTError(f"engine: {fault}; got {logger(self._module()).explain() or 'no message'}")
+            raise TensorRTError(f"engine: {fault}; got {logger(self._module).explain() or 'no message'}")
 
+    @cached_property
     def _module(self) -> ModuleType:
-        if self._trt is None:
-            self._trt = tensorrt_module()
-        return self._trt
+        return self._trt or tensorrt_module()
 
-    def _load(self) -> _Loaded:
-        if self._loaded is not None:
-            return self._loaded
-        trt = self._module()
+    @cached_property
+    def _loaded(self) -> _Loaded:
+        trt = self._module
         memory = PycudaMemory(self._device)
         log = logger(trt)
         try:
@@ -245,8 +243,7 @@ class Engine:
         context = engine.create_execution_context()
         self._expect(context is not None, "no execution context")
         inputs, outputs = _tensor_infos(trt, engine)
-        self._loaded = _Loaded(runtime, engine, context, memory, inputs, outputs)
-        return self._loaded
+        return _Loaded(runtime, engine, context, memory, inputs, outputs)
 
     def _fit(self, info: TensorInfo, given: Mapping[str, Any]) -> Any:
         """The input as a C-ordered host array of the engine's type, or a view of a GPU array."""
@@ -274,7 +271,7 @@ class Engine:
 
     def _choose_profile(self, shapes: dict[str, Shape], stream: Any) -> None:
         """Make a profile current that all shapes lie in."""
-        loaded = self._load()
+        loaded = self._loaded
         wrong = ""
         for number in [loaded.profile, *range(loaded.engine.num_optimization_profiles)]:
             wrong = ""
@@ -292,7 +289,7 @@ class Engine:
         raise OptionError(wrong)
 
     def _buffer(self, name: str, size_bytes: int) -> Any:
-        loaded = self._load()
+        loaded = self._loaded
         held = loaded.buffers.get(name)
         if held is None or held.size_bytes < size_bytes:
             held = loaded.buffers[name] = _Buffer(loaded.memory.allocate(size_bytes), size_bytes)

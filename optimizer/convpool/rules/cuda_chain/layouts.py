@@ -306,7 +306,7 @@ def channels_last(scope: Scope, ports: Mapping[int, Ports], limits: Limits, *, s
             groups[node.input[0]].last_us += SUM_US
     for item in ports.values():
         groups[item.x].touched = groups[item.y].touched = True
-        if (channel_count(scope, item.x) or math.inf) > limits.image_channels:  # images are read as they are
+        if not _is_image(scope, item.x, limits):
             groups[item.x].first_us += turn_us(scope, item.x)
         for name in filter(None, (item.y, item.residual)):
             groups[name].first_us += SHORT_RUNS * _move_us(scope, name)
@@ -367,6 +367,12 @@ def fixed_ends(scope: Scope, ports: Collection[int], to: To = to_channels_last) 
 def _residual(scope: Scope, index: int) -> str:
     node = scope.nodes[index]
     return node.input[-1] if schema.is_operator(node) and schema.parts_of(node).residual else ""
+
+
+def _is_image(scope: Scope, name: str, limits: Limits) -> bool:
+    """Return True if the kernel for images reads a tensor as it is."""
+    count = channel_count(scope, name)
+    return count is not None and count <= limits.image_channels
 
 
 def same_in_memory(scope: Scope, name: str, to: To = to_channels_last) -> bool:

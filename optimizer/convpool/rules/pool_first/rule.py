@@ -37,6 +37,7 @@ from convpool.rules.base import BETWEEN, Context, Plan, Reject, reject, rejectio
 from convpool.rules.convs import (
     ConvLeaf,
     JoinTree,
+    OpaqueLeaf,
     Pooling,
     Tree,
     channel_count,
@@ -47,6 +48,7 @@ from convpool.rules.convs import (
     opaque_leaves,
     pads_upstream,
     runtime_of,
+    walk,
     zero_pads,
 )
 from convpool.rules.linear import is_used
@@ -330,7 +332,8 @@ def _judge(plan: PairPlan, lowerings: list[Lowering]) -> PairPlan | Reject:
     pooled = window.output_size(full)
     channels = leaves[0].weight_shape[0]
     before += pool_cost(window, channel_count(scope, plan.pooling.input) or channels, full, bytes_)
-    steps = len(_nodes_behind(plan.tree))
+    # Joins, and nodes that go behind the pooling.
+    steps = sum(len(item.behind) + isinstance(item, JoinTree) for item in walk(plan.tree) if not isinstance(item, OpaqueLeaf))
     before += affine_cost(steps, channels, full, bytes_)
     after += affine_cost(steps, channels, pooled, bytes_)
     for opaque in opaque_leaves(plan.tree):
@@ -342,15 +345,6 @@ def _judge(plan: PairPlan, lowerings: list[Lowering]) -> PairPlan | Reject:
         expected = f"at most {ENOUGH:.0%} of the multiply-adds, and less time by the cost model"
         return reject(scope, leaves[0].node, f"saves too little as {lowerings[0].name}", got, expected)
     return replace(plan, lowerings=tuple(priced))
-
-
-def _nodes_behind(tree: Tree) -> list[int]:
-    """Joins and nodes that go behind the pooling."""
-    if isinstance(tree, ConvLeaf):
-        return [moved.node for moved in tree.behind]
-    if isinstance(tree, JoinTree):
-        return [tree.node, *(m.node for m in tree.behind), *(n for child in tree.children for n in _nodes_behind(child))]
-    return []
 
 
 def _item_bytes(scope: Scope, leaf: ConvLeaf) -> int:
