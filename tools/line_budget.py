@@ -15,9 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
-    "optimizer": 26901,
+    "optimizer": 26900,
     "plugin": 17511,
-    "tests": 37678,
+    "tests": 37671,
     "benchmarks": 8587,
     "tools": 1000,
     "examples": 1180,

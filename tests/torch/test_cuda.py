@@ -147,7 +147,7 @@ def test_a_convolution_beside_pairs(options, last, dtype):
     x = on_gpu((4, options["in_channels"], 12, 11), dtype, last, grad=True)
     x64 = x.detach().double().requires_grad_()
     geometry = (module.stride, module.padding, module.dilation, module.groups)
-    y, expected = convolved(x, module.weight, module.bias, *geometry, True), exact(x64)
+    y, expected = convolved(x, module.weight, module.bias, *geometry, captures=True), exact(x64)
     terms = max(y[0].numel(), 9 * module.weight[0].numel())
     assert_near(y, expected, terms)
     assert y.stride() == module(x).stride()

@@ -35,7 +35,7 @@ def pair(layer, given):
 def convolution(layer, given):
     conv = [layer.conv[name] for name in ("stride", "padding", "dilation", "groups")]
     three = (*given, *([] if layer.bias else [None]))
-    return pairs.convolve(*three, *conv), getattr(F, f"conv{layer.rank}d")(*three, *conv)
+    return pairs.convolve(*three, conv), getattr(F, f"conv{layer.rank}d")(*three, *conv)
 
 
 @pytest.mark.parametrize(("both", "seed"), [*((pair, seed) for seed in range(200)), *((convolution, seed) for seed in range(60))])
@@ -142,7 +142,7 @@ def test_while_a_graph_is_captured_only_gradients_that_are_asked_for_are_made(ca
     weights, biases = zip(*((weight.clone().requires_grad_(), torch.randn(3).requires_grad_()) for _ in range(3)), strict=True)
     y = x
     for one, bias in zip(weights, biases, strict=True):
-        y = pairs.convolve(y, one, bias, (1, 1), (0, 0), (1, 1), 1)
+        y = pairs.convolve(y, one, bias, ((1, 1), (0, 0), (1, 1), 1))
     torch.autograd.grad(y.sum(), biases)
     exact = [[True, False, True], [True, False, True], [False, False, True]]
     assert asked == (exact if captures else [[True, False, True], [True, True, True], [False, True, True]])
@@ -159,7 +159,7 @@ def test_several_gradients_at_once(last, epilogue):
         x, weight = (t.contiguous(memory_format=torch.channels_last) for t in (x, weight))
     given = [t.requires_grad_() for t in (x, weight, bias)]
     window, rest = ([2, 2], [1, 1], [1, 1, 1, 1], [1, 1]), ([2, 2], [0, 0, 0, 0], [1, 1], 1, epilogue, 0.0)
-    hidden = pairs.convolve(x, weight.transpose(0, 1).repeat(1, 2, 1, 1)[:, :4], None, (1, 1), (1, 1), (1, 1), 1)
+    hidden = pairs.convolve(x, weight.transpose(0, 1).repeat(1, 2, 1, 1)[:, :4], None, ((1, 1), (1, 1), (1, 1), 1))
     y = pooled_conv(hidden, weight, bias, *window, *rest)
     many = torch.randn(3, *y.shape, dtype=torch.float64, generator=generator)
     got = torch.autograd.grad(y, given, many, retain_graph=True, is_grads_batched=True)

@@ -3,6 +3,7 @@
 
 On a GPU PyTorch's own pooling has a wrong gradient where windows overlap in padding, with the channels last."""
 
+import contextlib
 import copy
 
 import pytest
@@ -17,6 +18,7 @@ import convpool.torch  # noqa: E402
 from convpool.options import OptimizeOptions  # noqa: E402
 from convpool.torch import calls, eager  # noqa: E402
 from convpool.torch.backend import Captured, _copy, _planned  # noqa: E402
+from convpool.torch.gpu import convolved  # noqa: E402
 from convpool.torch.pairs import pooled_conv_of  # noqa: E402
 from convpool.torch.upsampling import upsample_conv_of  # noqa: E402
 from models import torch_discriminators as networks  # noqa: E402
@@ -82,12 +84,12 @@ def test_derivatives(kind, rank, last, nodes, device):
     changed, report = convpool.torch.optimize(moved, x.to(device, memory_format=order))
     assert report.summary.rewritten == 1
     apart = rank == 3 or kind == "groups"  # a box mean, then a convolution
-    pairs = {gradients: int(nodes and device == "cuda" and not apart and kind != "one tap"), derivatives: 0}
-    if nodes:
-        pairs[derivatives] = int(not apart) + 2 * (device == "cuda")  # the other convolutions
+    on_gpu, swaps = device == "cuda", device == "cuda" and kind == "one tap"  # by PyTorch's operators, as all pairs of a CPU
+    pairs = {gradients: int(nodes and on_gpu and not apart and not swaps), derivatives: int(nodes and not apart and not swaps)}
     for step, count in pairs.items():
         names, got = step(changed, x.to(device, memory_format=order))
-        assert names.count("_PairBackward") == count, names
+        others = (2 + (swaps and not apart)) * (nodes and on_gpu and step is derivatives)
+        assert [names.count(f"_{name}Backward") for name in ("Pair", "Convolution")] == [count, others], names
         for mine, theirs in zip(got, step(net, x)[1], strict=True):
             torch.testing.assert_close(mine.cpu().contiguous(), theirs, rtol=1e-10, atol=1e-10)
 
@@ -123,8 +125,8 @@ def gaining(net, shape, pairs=None, scale=1.0, rule="pool_first"):
 
     def backend(graph, inputs):
         convs = [node for node in graph.graph.nodes if node.target is torch.conv2d]
-        taken = eager.gaining(graph.graph, dict.fromkeys(convs[:pairs], rule), scale)
-        found.extend(node in taken for node in convs)
+        taken, second = eager.gaining(graph.graph, dict.fromkeys(convs[:pairs], rule), scale)
+        found.extend(node in taken | second for node in convs)
         return graph.forward
 
     torch._dynamo.reset()
@@ -158,9 +160,10 @@ def test_pairs_are_worth_their_nodes_where_the_gpu_takes_longest(channels, size,
     assert not any(gaining(Step(channels, operators), (64, channels, size, size), 0))
 
 
-@pytest.mark.parametrize(("size", "operators", "taken"), [(256, 0, 3), (256, 200, 3), (8, 0, 0)])
+@pytest.mark.parametrize(("size", "operators", "taken"), [(256, 0, 3), (256, 200, 3), (8, 0, 1)])
 def test_second_derivatives_are_worth_their_nodes_on_large_maps(size, operators, taken, monkeypatch):
-    """Also in a long step, as PyTorch's take many times as long there; and for convolutions without a pooling."""
+    """Also in a long step, as PyTorch's take many times as long there; and for convolutions without a pooling.  A pair by pooled
+    weights is worth it everywhere."""
     monkeypatch.setattr(eager, "may_have_penalty", lambda graph: True)
     assert sum(gaining(Step(8, operators, 3), (64, 8, size, size), 1)) == taken
 
@@ -190,51 +193,67 @@ def test_upsampled_convolutions_are_worth_their_nodes_on_large_maps(kernel, size
     assert sum(gaining(net, (64, 64, size, size), rule="upsample_last")) == taken
 
 
+def ready(targets, in_steps=True, second=False):
+    """A backend that runs a rewritten graph as `eager.ready` makes it, and notes the functions that are called.
+
+    second: with second derivatives of convpool's."""
+
+    def backend(module, inputs):
+        graph, copies = _copy(module.graph)
+        assert _planned(graph, OptimizeOptions(), Captured(""))[0]
+        convolutions = {node.name for node in copies.values() if node.target is torch.conv2d and second}
+        run = eager.ready(module, graph, in_steps=convolutions if in_steps else None)
+        targets.extend(node.target for node in run.__self__.graph.nodes if node.op == "call_function")
+        return run
+
+    torch._dynamo.reset()
+    return backend
+
+
+@pytest.mark.parametrize("penalty", [False, True])
 @pytest.mark.parametrize("in_steps", [False, True])
 @pytest.mark.parametrize("kernel", [1, 3])
 @pytest.mark.parametrize("upsampled", [False, True])
-def test_1x1_convolutions_change_places_by_operators_in_eager_steps(upsampled, kernel, in_steps):
+def test_1x1_convolutions_change_places_by_operators_in_eager_steps(upsampled, kernel, in_steps, penalty):
     """Such a pair takes the host as long as the original's; captures, and larger kernels, are calls of convpool's."""
-    found = []
-
-    def backend(module, inputs):
-        graph, _ = _copy(module.graph)
-        assert _planned(graph, OptimizeOptions(), Captured(""))[0]
-        nodes = eager.ready(module, graph, in_steps=in_steps).__self__.graph.nodes
-        found.extend(node.target for node in nodes if node.op == "call_function")
-        return module.forward
-
-    torch._dynamo.reset()
-    conv = torch.nn.Conv2d(4, 8, kernel, padding=kernel // 2)
+    found, conv = [], torch.nn.Conv2d(4, 8, kernel, padding=kernel // 2)
     layers = [torch.nn.Upsample(scale_factor=2), conv] if upsampled else [conv, torch.nn.AvgPool2d(2)]
-    torch.compile(torch.nn.Sequential(*layers).to("meta"), backend=backend)(torch.randn(2, 4, 8, 8, device="meta"))
+    net = torch.nn.Sequential(*layers).to("meta")
+    with contextlib.suppress(NotImplementedError, RuntimeError):  # kernels of convpool's have no meta tensors
+        torch.compile(net, backend=ready(found, in_steps=in_steps))(torch.empty(2, 4, 8, 8, device="meta", requires_grad=penalty))
     operators = [torch.conv2d, F.interpolate] if upsampled else [F.avg_pool2d, torch.conv2d]
     assert found == (operators if kernel == 1 and in_steps else [upsample_conv_of if upsampled else pooled_conv_of])
 
 
-@pytest.mark.parametrize("rank", [1, 2])
-@pytest.mark.parametrize("kind", ["padding", "even kernel", "no padding"])
-def test_pairs_as_convolutions_by_pooled_weights(kind, rank, monkeypatch):
-    """An eager step on a GPU runs this for large maps; here a CPU does."""
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("second", [False, True])
+@pytest.mark.parametrize("kind", ["padding", "even kernel", "no padding", "one channel"])
+def test_pairs_as_convolutions_by_pooled_weights(kind, second, last, device, monkeypatch):
+    """An eager step on a GPU runs this for large maps."""
     monkeypatch.setattr(eager, "_operators", lambda *given: None)
-    targets = []
-
-    def backend(module, inputs):
-        graph, _ = _copy(module.graph)
-        assert _planned(graph, OptimizeOptions(), Captured(""))[0]
-        run = eager.ready(module, graph, in_steps=True)
-        targets.extend(node.target for node in run.__self__.graph.nodes if node.op == "call_function")
-        return run
-
     torch.manual_seed(3)
-    net = torch.nn.Sequential(CONVS[rank](6, 9, **OPTIONS[kind]), POOLS[rank](2)).double()
-    x = torch.randn(64 if rank == 1 else 8, 6, *[12] * rank, dtype=torch.float64)
-    torch._dynamo.reset()
-    changed = torch.compile(net, backend=backend)
-    got, expected = ([m(x), *torch.autograd.grad(m(x).sin().sum(), list(net.parameters()))] for m in (changed, net))
-    assert pooled_conv_of not in targets and len(targets) == 3
-    for mine, theirs in zip(got, expected, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
+    channels, order = 1 if kind == "one channel" else 6, LAST[2] if last else torch.contiguous_format
+    net = torch.nn.Sequential(CONVS[2](channels, 9, **OPTIONS[kind]), POOLS[2](2)).double()
+    x = torch.randn(8, channels, 12, 12, dtype=torch.float64)
+    for step in (gradients, derivatives):
+        targets = []
+        changed = torch.compile(copy.deepcopy(net).to(device, memory_format=order), backend=ready(targets, second=second))
+        names, got = step(changed, x.to(device, memory_format=order))
+        assert targets == [eager._pooled, convolved if second else torch.conv2d] and ("_ConvolutionBackward" in names) == second
+        for mine, theirs in zip(got, step(net, x)[1], strict=True):
+            torch.testing.assert_close(mine.cpu().contiguous(), theirs, rtol=1e-10, atol=1e-10)
+
+
+def test_gradients_in_autocast_are_of_the_types_of_forward(device, monkeypatch):
+    """The same as of PyTorch's convolution, which ran outside of it."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    x, weight = (torch.randn(shape, device=device, requires_grad=True) for shape in ((2, 4, 9, 9), (6, 4, 3, 3)))
+    geometry, found = ((2, 2), (1, 1), (1, 1), 1), []
+    for y in (F.conv2d(x, weight, None, *geometry), convolved(x, weight, None, *geometry)):
+        with torch.autocast(device, torch.bfloat16):
+            found.append(torch.autograd.grad(y.square().sum(), (x, weight), create_graph=True))
+            found[-1] += torch.autograd.grad(found[-1][0].square().sum(), weight)
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize(

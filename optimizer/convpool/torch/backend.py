@@ -90,24 +90,17 @@ def _eager_steps(module: fx.GraphModule, graph: fx.Graph, pairs: dict[fx.Node, s
     """A function that gives, for a batch that is some times the one that was captured, what an eager step on a GPU runs.
 
     pairs: the convolutions of the graph that can be rewritten, with the rules."""
-    original = module.forward
-    made: dict[frozenset[fx.Node], Callable] = {frozenset(): original}
-
-    def function(taken: frozenset[fx.Node]) -> Callable:
-        copied, copies = _copy(graph)
-        changed, _ = _planned(copied, options, Captured(""), [copies[node] for node in pairs.keys() - taken])
-        if changed is None:
-            return original
-        if eager.may_have_penalty(copied):  # for those that are asked for, and those that the rules have made of pairs
-            kept = {copies[node] for node in graph.nodes if node in copies and node not in taken}
-            gpu.give_derivatives(copied, [node for node in copied.nodes if node not in kept])
-        return eager.ready(module, copied, in_steps=True)
 
     def steps(scale: float) -> Callable:
-        taken = frozenset(eager.gaining(graph, pairs, scale))
-        if taken not in made:
-            made[taken] = function(taken)
-        return made[taken]
+        taken, second = eager.gaining(graph, pairs, scale)
+        copied, copies = _copy(graph)
+        stay = [copies[node] for node in pairs.keys() - taken]
+        if not taken | second or _planned(copied, options, Captured(""), stay)[0] is None:
+            return module.forward
+        if eager.may_have_penalty(copied):  # for those that are asked for, and those that the rules have made of pairs
+            kept = {copies[node] for node in graph.nodes if node in copies and node not in second}
+            gpu.give_derivatives(copied, [node for node in copied.nodes if node not in kept])
+        return eager.ready(module, copied, in_steps={copies[node].name for node in second})
 
     return steps
 

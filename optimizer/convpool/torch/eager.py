@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,15 +30,16 @@ from convpool.torch.plain import CONVS, POOLS, torch_pads
 from convpool.torch.upsampling import upsample_conv_of
 
 # Microseconds of a training step on H100s (benchmarks/log.md), without and with a penalty; the host is a slow one.
-HOST_US, UNRECORDED_US = {False: 105, True: 330}, 36
+HOST_US, UNRECORDED_US = {False: 105, True: 200}, 36
 """The host's for an operator of PyTorch's, with derivatives and without."""
-PAIR_US, UPSAMPLED_US, CONVOLUTION_US = {False: 250, True: 550}, 550, 40
+PAIR_US, UPSAMPLED_US, CONVOLUTION_US = {False: 250, True: 350}, 550, 100
 """The host's for a pair by kernels, an upsampled convolution, or one with convpool's second derivatives, beyond PyTorch's."""
 OPERATOR, CONVOLUTION, UPSAMPLED, SAVED = (12.5, 3.6, 0), (16, 10.5, 2), (0, 4.5, 2.5), 0.75
 """The GPU's: for a kernel, for each MB of the result, for 1e9 multiply-adds of 16 bits; what an upsampled convolution saves of
 that; the share that a pair saves of its convolution's."""
-WEIGHTS_US, SECOND_US = 6, (8e-5, 0.6)
-"""The GPU's for each MB of summed weights; for a position in PyTorch's second derivative, times a power of all in an image."""
+WEIGHTS_US, SECOND_US = 6, (70, 40, 4e-5, 0.6)
+"""The GPU's for each MB of summed weights; for PyTorch's second derivative, beyond a gradient's: for one, for 1e9 multiply-adds,
+for a position, times a power of all in an image."""
 SHARES = {False: (1 / 3, 2 / 3), True: (1 / 6, 1 / 3, 1 / 2)}
 """How an operator's time is shared by forward and backward, and the backward of both."""
 PENALTY = 2.5
@@ -53,22 +54,25 @@ def may_have_penalty(graph: fx.Graph) -> bool:
     return any(isinstance(value := value_of(node), torch.Tensor) and value.requires_grad for node in inputs)
 
 
-def ready(module: fx.GraphModule, graph: fx.Graph, *, first: bool = False, in_steps: bool = False) -> Callable:
+def ready(module: fx.GraphModule, graph: fx.Graph, *, first: bool = False, in_steps: Collection[str] | None = None) -> Callable:
     """A function that runs the module's rewritten graph: pairs are PyTorch's operators on a CPU, and calls of kernels elsewhere.
 
     In training with a penalty large ones on a CPU have derivatives of convpool's.  first: weights are computed first.  in_steps:
-    1x1 convolutions change places with upsamplings, and without a penalty with poolings, by PyTorch's operators on a GPU too, and
-    pairs of larger kernels on large maps are convolutions by pooled weights."""
-    penalty = torch.is_grad_enabled() and may_have_penalty(graph)
+    names of the convolutions with derivatives of convpool's in an eager step on a GPU.  PyTorch's operators run more of it: 1x1
+    kernels change places with poolings and upsamplings, and pairs of larger ones on large maps are convolved by pooled ones."""
+    penalty, eager = torch.is_grad_enabled() and may_have_penalty(graph), in_steps is not None
     for node in list(graph.nodes):
-        operators = _upsampled_last(*node.args) if in_steps and node.target is upsample_conv_of else None
+        operators = _upsampled_last(*node.args) if eager and node.target is upsample_conv_of else None
         if node.target is POOLED_CONV:
             tensors, geometry = node.args[:3], frozen(node.args[3:])
             x, weight = value_of(tensors[0]), value_of(tensors[1])
-            operators = _operators(tensors, geometry, in_steps and not penalty)
-            if operators is None and in_steps and not penalty and _pools_weights(x, weight):
+            operators = _operators(tensors, geometry, eager)
+            if operators is None and eager and _pools_weights(x, weight):
                 operators = _by_pooled_weights(graph, node, tensors, geometry)
-            if operators is None or penalty and _macs(weight, x) > SECOND_MACS * math.prod((*geometry[1], *geometry[4])):
+            if operators is not None and node.meta.get("convolution") in (in_steps or ()):
+                operators[-1] = (gpu.convolved, *operators[-1][1:])
+            many = SECOND_MACS * math.prod((*geometry[1], *geometry[4]))
+            if operators is None or penalty and not eager and _macs(weight, x) > many:
                 node.target, node.args, operators = pooled_conv_of, (tensors, geometry), None
         if operators is None:
             continue
@@ -120,13 +124,19 @@ def _pools_weights(x: Any, weight: Any) -> bool:
 def _by_pooled_weights(graph: fx.Graph, node: fx.Node, tensors: Sequence[Any], geometry: tuple) -> list[tuple] | None:
     """A pair as one convolution of the strides of both, by the means of the weights over the pooling's windows."""
     (_, weight, bias), (kernel, strides, pads, dilations, steps, zeros, spread, groups) = tensors, geometry[:8]
-    rank = len(kernel)
-    if any(n != 1 for n in (*strides, *dilations, *spread)) or any(zeros) or pads[:rank] != pads[rank:] or geometry[10]:
+    ones = all(n == 1 for n in (*strides, *dilations, *spread))
+    if not ones or len(kernel) != 2 or any(zeros) or pads[:2] != pads[2:] or geometry[10]:
         return None
     with graph.inserting_before(node):
-        padded = graph.call_function(F.pad, (weight, torch_pads([k - 1 for k in kernel] * 2)))
-        pooled = graph.call_function(POOLS[rank], (padded, kernel, 1))
-    return [(CONVS[rank], pooled, bias, steps, pads[:rank], spread, groups)]
+        means = graph.call_function(_pooled, (weight, kernel))
+    return [(CONVS[2], means, bias, steps, pads[:2], spread, groups)]
+
+
+def _pooled(weight: torch.Tensor, kernel: Sequence[int]) -> torch.Tensor:
+    """The means of weights, padded, over all windows: what the gradient of a pooling of stride 1 gives, in one operator."""
+    size = [*weight.shape[:2], *(n + k - 1 for n, k in zip(weight.shape[2:], kernel, strict=True))]
+    like = torch.empty(size, dtype=weight.dtype, device=weight.device, memory_format=plain.memory_format(weight))
+    return torch.ops.aten.avg_pool2d_backward.default(weight, like, kernel, (1, 1), (0, 0), False, True, None)
 
 
 def _macs(weight: Any, y: Any) -> float:
@@ -141,49 +151,57 @@ def _positions(y: torch.Tensor) -> int:
     return shape[0] * math.prod(shape[2:])
 
 
+def _second_us(positions: float, pixels: float, macs: float) -> float:
+    return SECOND_US[0] + SECOND_US[1] * macs + SECOND_US[2] * positions * pixels ** SECOND_US[3]
+
+
 # ---- a GPU: which convolutions are worth a node of Python ----
 
 
-def gaining(graph: fx.Graph, pairs: Mapping[fx.Node, str], scale: float = 1.0) -> set[fx.Node]:
-    """The convolutions of an original graph that an eager training step on a GPU gains from, those of `pairs` as pairs.
+def gaining(graph: fx.Graph, pairs: Mapping[fx.Node, str], scale: float = 1.0) -> tuple[set[fx.Node], set[fx.Node]]:
+    """The convolutions of an original graph that an eager training step on a GPU gains from: those of `pairs` as pairs, and those
+    with second derivatives of convpool's.
 
     pairs: with the rule that rewrites each.  scale: by how much the batch is larger than the one that was captured."""
     penalty = may_have_penalty(graph)
     operators: list[tuple[bool, float, float]] = []
-    found: list[tuple[float, float, int, fx.Node]] = []
+    taken: tuple[set[fx.Node], set[fx.Node]] = set(), set()
+    found: list[tuple[float, float, int, fx.Node, set[fx.Node]]] = []
     for node in graph.nodes:
         y = value_of(node)
         if node.op not in ("call_function", "call_method") or not isinstance(y, torch.Tensor):
             continue
-        recorded, convolved, second = y.requires_grad, node.target in CONVS.values(), 0.0
+        recorded, convolved, place, second = y.requires_grad, node.target in CONVS.values(), len(operators), 0.0
         passes = (PENALTY if penalty else 1) * (1 if recorded else SHARES[False][0])
         size = scale * y.element_size() * math.prod(plain.hints(y.shape)) / 1e6
         weight = value_of(node.args[1] if len(node.args) > 1 else node.kwargs.get("weight"))
         macs = scale * y.element_size() / 2 * _macs(weight, y) / 1e9 if convolved else 0.0
-        if convolved and penalty:
-            second = SECOND_US[0] * scale * _positions(y) * math.prod(plain.hints(y.shape)[2:]) ** SECOND_US[1]
         device = passes * _us(CONVOLUTION if convolved else OPERATOR, size, macs)
         swaps = convolved and max(weight.shape[2:]) == 1  # PyTorch's operators in the other order
-        if node in pairs and pairs[node] == "pool_first":
-            by_operators = not penalty and (swaps or _pools_weights(value_of(node.args[0]), weight))
-            host = 0 if by_operators else PAIR_US[penalty] * recorded
-            found.append((SAVED * device + second, host, len(operators), node))
+        by_operators = pairs.get(node) == "pool_first" and (swaps or _pools_weights(value_of(node.args[0]), weight))
+        if convolved and penalty:
+            share = 4 if by_operators else 1  # of the positions, with a pooling of 2x2
+            given = scale * _positions(y), math.prod(plain.hints(y.shape)[2:]), macs
+            second = _second_us(*given)
+            if node not in pairs or by_operators:
+                found.append((_second_us(*(n / share for n in given)), CONVOLUTION_US * recorded, place, node, taken[1]))
+        if pairs.get(node) == "pool_first":
+            saved = second - _second_us(*(n / share for n in given)) if by_operators and penalty else second
+            found.append((SAVED * device + saved, 0 if by_operators else PAIR_US[penalty] * recorded, place, node, taken[0]))
         elif node in pairs:
-            channels, given = weight.shape[:2]
+            channels, input_channels = weight.shape[:2]
             written = WEIGHTS_US * weight.numel() * y.element_size() / 1e6
-            gain = passes * (_us(UPSAMPLED, size * (1 + given / channels), macs) - written) + second
-            host = 0 if swaps and channels <= 2 * given else UPSAMPLED_US * recorded
-            found.append((gain, host, len(operators), node))
-        elif second:
-            found.append((second, CONVOLUTION_US * recorded, len(operators), node))
+            gain = passes * (_us(UPSAMPLED, size * (1 + input_channels / channels), macs) - written) + second
+            host = 0 if swaps and channels <= 2 * input_channels else UPSAMPLED_US * recorded
+            found.append((gain, host, place, node, taken[0]))
         operators.append((recorded, HOST_US[penalty] if recorded else UNRECORDED_US, device + second))
-    taken, least = set(), _step_us(operators, penalty)
-    for gain, cost, place, node in sorted(found, key=lambda item: item[0], reverse=True):
+    least = _step_us(operators, penalty)
+    for gain, cost, place, node, chosen in sorted(found, key=lambda item: item[0], reverse=True):
         recorded, host, device = before = operators[place]
         operators[place] = (recorded, host + cost, device - gain)
         if gain > 0 and (now := _step_us(operators, penalty)) <= least:
             least = now
-            taken.add(node)
+            chosen.add(node)
         else:
             operators[place] = before
     return taken

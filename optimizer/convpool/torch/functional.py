@@ -122,25 +122,9 @@ def conv_avg_pool(rank: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.
     return pooled_conv_of((x, weight, bias), first)
 
 
-def conv_avg_pool1d(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    stride: Sizes = 1,
-    padding: Sizes | str = 0,
-    dilation: Sizes = 1,
-    groups: int = 1,
-    pool_size: Sizes,
-    pool_stride: Sizes | None = None,
-    pool_padding: Sizes = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    accumulation: Accumulation = "default",
-) -> torch.Tensor:
-    """`conv_avg_pool2d` with one spatial axis: x [N, C, L] or [C, L], weight [M, C/groups, k]."""
-    pooling = (pool_size, pool_stride, pool_padding, ceil_mode, count_include_pad, accumulation)
-    return conv_avg_pool(1, x, weight, bias, stride, padding, dilation, groups, *pooling)
+def conv_avg_pool1d(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, **arguments: Any) -> torch.Tensor:
+    """`conv_avg_pool2d` of one axis, by its keywords: x [N, C, L] or [C, L], weight [M, C/groups, k]."""
+    return conv_avg_pool2d(x, weight, bias, _rank=1, **arguments)
 
 
 def conv_avg_pool2d(
@@ -158,6 +142,7 @@ def conv_avg_pool2d(
     ceil_mode: bool = False,
     count_include_pad: bool = True,
     accumulation: Accumulation = "default",
+    _rank: int = 2,
 ) -> torch.Tensor:
     """avg_pool2d(conv2d(x, weight, bias, stride, padding, dilation, groups), pool_size, pool_stride, pool_padding), with the
     pooling done first where that is exact.
@@ -176,25 +161,9 @@ def conv_avg_pool2d(
     Raises OptionError for sizes that describe no convolution or pooling, and what PyTorch's operators raise.
     """
     pooling = (pool_size, pool_stride, pool_padding, ceil_mode, count_include_pad, accumulation)
-    return conv_avg_pool(2, x, weight, bias, stride, padding, dilation, groups, *pooling)
+    return conv_avg_pool(_rank, x, weight, bias, stride, padding, dilation, groups, *pooling)
 
 
-def conv_avg_pool3d(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    stride: Sizes = 1,
-    padding: Sizes | str = 0,
-    dilation: Sizes = 1,
-    groups: int = 1,
-    pool_size: Sizes,
-    pool_stride: Sizes | None = None,
-    pool_padding: Sizes = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    accumulation: Accumulation = "default",
-) -> torch.Tensor:
-    """`conv_avg_pool2d` with three spatial axes: x [N, C, D, H, W] or [C, D, H, W], weight [M, C/groups, kd, kh, kw]."""
-    pooling = (pool_size, pool_stride, pool_padding, ceil_mode, count_include_pad, accumulation)
-    return conv_avg_pool(3, x, weight, bias, stride, padding, dilation, groups, *pooling)
+def conv_avg_pool3d(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, **arguments: Any) -> torch.Tensor:
+    """`conv_avg_pool2d` of three axes, by its keywords: x [N, C, D, H, W] or [C, D, H, W], weight [M, C/groups, kd, kh, kw]."""
+    return conv_avg_pool2d(x, weight, bias, _rank=3, **arguments)

@@ -31,25 +31,16 @@ Ints = Sequence[int]
 # ---- convolutions of no pair ----
 
 
-def convolved(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    strides: Ints,
-    padding: Ints,
-    dilations: Ints,
-    groups: int,
-    captures: bool,
-) -> torch.Tensor:
+def convolved(x: torch.Tensor, weight: torch.Tensor, bias: Any, *convolution: Any, captures: bool = False) -> torch.Tensor:
     """A convolution in training with second derivatives that are fast on a GPU.
 
     captures: whether a CUDA graph is captured or made ready, so that the library may add the bias."""
-    convolution = (strides, padding, dilations, groups)
     if not unwatched(x, weight, "cuda") or x.dim() != weight.dim():
+        strides, padding, dilations, groups = convolution
         return torch.convolution(x, weight, bias, strides, padding, dilations, False, (0,) * len(strides), groups)
     if captures and bias is not None and _suits(x, weight):
         return pooled_conv_of((x, weight, bias), (*plain.single(*convolution), 0))
-    return convolve(x, weight, bias, *convolution)
+    return convolve(x, weight, bias, convolution)
 
 
 def _suits(x: torch.Tensor, weight: torch.Tensor) -> bool:
@@ -75,7 +66,7 @@ def give_derivatives(graph: fx.Graph, asked: Collection[fx.Node] | None = None) 
     for node in list(graph.nodes):
         found = _of_convolution(node) if asked is None or node in asked else None
         if found is not None:
-            node.target, node.args, node.kwargs = convolved, (*found[:3], *found[3], asked is None), {}
+            node.target, node.args, node.kwargs = convolved, (*found[:3], *found[3]), {"captures": asked is None}
 
 
 def run_by_library(graph: fx.Graph) -> None:

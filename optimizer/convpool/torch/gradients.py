@@ -175,3 +175,16 @@ def of_convolution(
         made = torch.ops.aten.convolution_backward.default(grad, z, weight, *options, mask)
     d_z, d_weight, d_bias = (t if wanted else None for t, wanted in zip(made, mask, strict=True))
     return d_z, d_weight, channel_sums(grad) if apart else d_bias
+
+
+def recorded(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, geometry: Geometry, needs: Sequence[bool]) -> tuple:
+    """The same with derivatives: at the input a transposed convolution, whose derivatives are as fast as gradients."""
+    (strides, padding, dilations, groups), d_x, d_weight = geometry, None, None
+    if needs[0]:
+        sizes = zip(x.shape[2:], grad.shape[2:], weight.shape[2:], strides, padding, dilations, strict=True)
+        rest = [n - (m - 1) * s + 2 * p - d * (k - 1) - 1 for n, m, k, s, p, d in sizes]
+        d_x = torch.convolution(grad, weight, None, strides, padding, dilations, True, rest, groups)
+    if needs[1]:
+        options = (None, strides, padding, dilations, False, [0] * len(strides), groups, [False, True, False])
+        d_weight = torch.ops.aten.convolution_backward.default(grad, x, weight.detach(), *options)[1]
+    return d_x, d_weight, channel_sums(grad) if needs[2] else None

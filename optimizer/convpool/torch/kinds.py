@@ -308,18 +308,14 @@ _LINES: list[tuple[str, str, Callable]] = [
     *((f"conv{r}d", _CONV, conv(r)) for r in (1, 2, 3)),
     *((f"avg_pool{r}d", _POOL, average(r)) for r in (1, 2, 3)),
     *((f"adaptive_avg_pool{r}d", "input, output_size", adaptive_average(r)) for r in (1, 2, 3)),
-    ("relu relu_", "input, inplace=False", plain("Relu")),
+    *(
+        (f"{name} {name}_".lower(), "input, inplace=False", plain(name))
+        for name in ("Relu", "Sigmoid", "Tanh", "Selu", "HardSwish", "Mish", "Softsign", "Abs", "Neg", "Exp", "Sqrt")
+    ),
     ("leaky_relu leaky_relu_", "input, negative_slope=0.01, inplace=False", plain("LeakyRelu", "negative_slope=alpha")),
-    ("sigmoid sigmoid_", "input", plain("Sigmoid")),
-    ("tanh tanh_", "input", plain("Tanh")),
     ("elu", "input, alpha=1.0, inplace=False", plain("Elu")),
-    ("selu", "input, inplace=False", plain("Selu")),
-    ("hardswish", "input, inplace=False", plain("HardSwish")),
-    ("mish", "input, inplace=False", plain("Mish")),
     ("gelu", "input, *, approximate='none'", plain("Gelu")),
     ("softplus", "input, beta=1, threshold=20", plain("Softplus")),
-    ("softsign", "input", plain("Softsign")),
-    *((name, "input", plain(name.title())) for name in ("abs", "neg", "exp", "sqrt")),
     ("dropout dropout1d dropout2d dropout3d alpha_dropout", "input, p=0.5, training=True, inplace=False", dropout),
     ("batch_norm", _NORM, batch_norm),
     ("group_norm", "input, num_groups, *rest, **others", normalization("GroupNormalization")),

@@ -9,7 +9,8 @@ Y = conv(Z, W) + b of the box means Z = box_mean(X).  Its backward makes Z again
 
 dX is linear in dY and W, and dW in dY and X, as Y is in X and W.  So three nodes are one another's derivatives, to any order:
 the pair, its gradient at X and its gradient at W.  PyTorch's own second derivative of a convolution computes the weights' part as
-a convolution with kernels as large as the images, many times slower.  A plain convolution is a pair of windows of one value.
+a convolution with kernels as large as the images, many times slower.  That of a transposed convolution has no such part: so a
+plain convolution has the gradient at X by one, without further nodes.
 
 Without derivatives one kernel computes all parts.
 """
@@ -204,11 +205,27 @@ def _by_cudnn(tensors: Any, geometry: tuple) -> torch.Tensor:
     return plain.convolve(z, weight, bias, *geometry[4:8])
 
 
-def convolve(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, strides: Ints, padding: Ints, dilations: Ints, groups: int
-) -> torch.Tensor:
-    """PyTorch's convolution with the derivatives of a pair.  Nothing intercepts operators."""
-    return _apply(x, weight, bias, plain.single(strides, padding, dilations, groups), _by_cudnn)
+class _Convolution(torch.autograd.Function):
+    """A convolution whose gradients are PyTorch's operators, with derivatives that are such too."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: Any, geometry: gradients.Geometry) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.are_tensors, ctx.geometry = (True, True, bias is not None), geometry
+        return plain.CONVS[x.dim() - 2](x, weight, bias, *geometry)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
+        (x, weight), geometry, needs = ctx.saved_tensors, ctx.geometry, gradients.wanted(ctx, ctx.are_tensors)
+        given = grads[0], x, weight, geometry, needs
+        if not torch.is_grad_enabled():
+            return *gradients.of_convolution(*given), None
+        with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
+            return *gradients.recorded(*given), None
+
+
+convolve = super(torch.autograd.Function, _Convolution).apply
+"""PyTorch's convolution of x, weight and bias, by its geometry, with fast second derivatives.  Nothing intercepts operators."""
 
 
 def _recorded(tensors: Any, geometry: tuple, pair: Callable = lambda *given: _apply(*given, _run)) -> torch.Tensor:

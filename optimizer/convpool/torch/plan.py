@@ -154,6 +154,8 @@ class Rebuilding:
         assert self._next is not None
         with self._graph.inserting_before(self._next):
             made = self._graph.call_function(function, args)
+        if node.name in self._skeleton.labels:
+            made.meta["convolution"] = self._skeleton.labels[node.name].name
         self._became(node.output[0], made)
 
     def _became(self, name: str, made: fx.Node) -> None:
