@@ -17,7 +17,7 @@ SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
     "optimizer": 26900,
     "plugin": 17511,
-    "tests": 37671,
+    "tests": 37686,
     "benchmarks": 8587,
     "tools": 1000,
     "examples": 1180,

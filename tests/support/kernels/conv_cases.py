@@ -270,6 +270,20 @@ def upsampled_cases(count: int) -> list[dict]:
     return cases
 
 
+def cases_by_differences(count: int) -> list[dict]:
+    """Layers of 3x3 behind an upsampling by 2: sizes around tiles of 16 x 8 places and 128 channels, odd pads before them."""
+    rng = random.Random(12)
+    sizes = dict(n=(1, 2, 3), c=(8, 16, 56, 64, 72, 136, 200), m=(8, 64, 120, 128, 136, 248, 264))
+    usual = dict(kernel_shape=3, pool_kernel_shape=1, upsample=2, alpha=0.25)
+    cases = []
+    for i in range(count):
+        case = usual | {name: rng.choice(values) for name, values in sizes.items()} | dict(bias=i % 2 == 0)
+        case["spatial"] = rng.choice((1, 2, 7, 15, 16, 17, 33)), rng.choice((1, 2, 5, 8, 9, 17, 24))
+        case["pads"] = rng.choice((1, 1, 3)), rng.choice((1, 1, 3, 5)), rng.randint(0, 3), rng.randint(0, 3)
+        cases.append(case | dict(activation=(None, "relu", "leaky_relu")[i // 2 % 3]))
+    return cases
+
+
 def with_prologues(cases: list[dict]) -> list[dict]:
     """The cases, each with one of the prologues."""
     rng = random.Random(len(cases))
@@ -290,4 +304,5 @@ def all_cases() -> list[dict]:
         + tiled_cases(3, 60, chunk=4)
         + tiled_cases(3, 60, chunk=8)
         + upsampled_cases(120)
+        + cases_by_differences(66)
     )
