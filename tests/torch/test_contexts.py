@@ -114,8 +114,6 @@ CONTEXTS = {
     "nested": nested,
 }
 PLACES = list(itertools.product((0, 1), repeat=3))
-
-
 OUTER = {name: ["none", "no_grad", "autocast"] if name in ("no_grad", "autocast") else ["none"] for name in CONTEXTS}
 
 
@@ -210,15 +208,9 @@ FUNCTIONS = [
     ("grad", lambda x, w: torch.func.grad(lambda x: pair(x, w).square().sum())(x), ["rejected"]),
     ("jacrev", lambda x, w: torch.func.jacrev(lambda w: pair(x, w).sum((0, 2, 3)))(w), ["rejected"]),
     ("vjp", lambda x, w: torch.func.vjp(lambda x: pair(x, w), x)[1](pair(x, w))[0], ["rejected", "rewritten"]),
-    (
-        "grad of vmap",
-        lambda x, w: torch.vmap(torch.func.grad(lambda w, x: pair(x, w).sum()), (None, 0))(w, x[:, None]),
-        ["rejected"],
-    ),
+    ("grads", lambda x, w: torch.vmap(torch.func.grad(lambda w, x: pair(x, w).sum()), (None, 0))(w, x[:, None]), ["rejected"]),
     ("after a transform", lambda x, w: pair(x, w) + torch.vmap(torch.sum)(x).sum() + pair(x, w * 2), ["rewritten"] * 2),
 ]
-
-
 BY_INDUCTOR = ("inference_mode", "weights of another context", "after a transform")
 BOTH = [(whole, *item) for whole in (False, True) for item in FUNCTIONS if not whole or item[0] in BY_INDUCTOR]
 

@@ -11,7 +11,6 @@ import pytest
 from tests.support.torch import nodes_of, require_cuda, require_torch
 
 torch = require_torch()
-
 import torch.nn.functional as F  # noqa: E402
 
 import convpool.torch  # noqa: E402

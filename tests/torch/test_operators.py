@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.torch import require_torch
+from tests.support.torch import require_torch, results
 
 torch = require_torch()
 import torch.nn.functional as F  # noqa: E402
@@ -109,9 +109,33 @@ def test_autocast_computes_in_its_type_and_gradients_in_their_own():
         y = fused(x, weight, bias)
         assert y.dtype == torch.bfloat16
         assert torch.vmap(fused, (0, None))(x[None], weight).dtype == torch.bfloat16
+        assert convpool.torch.conv_avg_pool3d(x[..., None], weight[..., None], pool_size=(2, 2, 1)).dtype == torch.float32
     y.float().sum().backward()
     assert {t.grad.dtype for t in (x, weight, bias)} == {torch.float32}
     torch.testing.assert_close(y.float(), pair(x, weight, bias), rtol=0.03, atol=0.03)
+
+
+ADAPTIVE, UPSAMPLED = (nn.Conv3d(3, 4, 1), nn.AdaptiveAvgPool3d(4)), (nn.Upsample(scale_factor=2), nn.Conv3d(3, 4, 3))
+DEEP = [
+    ((nn.Conv3d(3, 4, 3, padding=1), nn.AvgPool3d(2)), True),
+    (ADAPTIVE, True),
+    (ADAPTIVE, False),
+    (UPSAMPLED, True),
+    (UPSAMPLED, False),
+]
+
+
+@pytest.mark.parametrize("layers, casts", DEEP)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_halves_of_three_axes_on_a_cpu(dtype, layers, casts):
+    """PyTorch has no avg_pool3d for them, and autocast's averages are of float32."""
+    torch._dynamo.reset()
+    plain, x = copy.deepcopy(nn.Sequential(*layers)), torch.randn(2, 3, 8, 8, 8)
+    plain, x = (plain, x) if casts else (plain.to(dtype), x.to(dtype))
+    changed, _ = optimize(copy.deepcopy(plain), x)
+    with torch.autocast("cpu", dtype, enabled=casts):
+        for mine, own in zip(results(changed, x), results(plain, x), strict=True):
+            torch.testing.assert_close(mine, own, rtol=0.03, atol=0.03 * float(own.detach().abs().max()))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -232,10 +256,8 @@ def test_a_module_is_its_two(rank, conv, pool):
     x = torch.randn(2, 4, *[9, 8, 7][:rank], dtype=torch.float64)
     expected = getattr(nn, f"AvgPool{rank}d")(**pooling)(original(x))
     torch.testing.assert_close(module(x), expected)
-    module(x).sum().backward()
-    expected.sum().backward()
-    for mine, theirs in zip(module.parameters(), original.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, theirs.grad)
+    pairs = (module(x), module), (expected, original)
+    torch.testing.assert_close(*(torch.autograd.grad(y.sum(), list(made.parameters())) for y, made in pairs))
 
 
 def test_a_module_is_made_told_copied_and_parametrized_as_a_convolution():

@@ -63,18 +63,10 @@ def _fits(tensors: Tensors, geometry: tuple) -> bool:
 
 def problem_of(tensors: Tensors, geometry: tuple, x_last: bool, y_last: bool) -> Problem:
     x, weight, bias = tensors
-    common: dict[str, Any] = {
-        "n": x.shape[0],
-        "c": x.shape[1],
-        "m": weight.shape[0],
-        "spatial": tuple(x.shape[2:]),
-        "kernel_shape": tuple(weight.shape[2:]),
-        "dtype": NAMES[x.dtype],
-        "layout": "channels_last" if x_last else "channels_first",
-        "y_layout": "channels_last" if y_last else "channels_first",
-        "bias": bias is not None,
-        "allow_tf32": allows_tf32(),
-    }
+    common: dict[str, Any] = {"n": x.shape[0], "c": x.shape[1], "m": weight.shape[0], "spatial": tuple(x.shape[2:])}
+    common |= {"kernel_shape": tuple(weight.shape[2:]), "dtype": NAMES[x.dtype], "bias": bias is not None}
+    layout, y_layout = ("channels_last" if last else "channels_first" for last in (x_last, y_last))
+    common |= {"layout": layout, "y_layout": y_layout, "allow_tf32": allows_tf32()}
     if len(geometry) == 2:
         return Problem(**common, pool_kernel_shape=1, upsample=geometry[0], pads=geometry[1])
     epilogue, common["alpha"], accumulation = geometry[8:]
@@ -223,18 +215,9 @@ def find(geometry: tuple, x: torch.Tensor, weight: torch.Tensor, bias: Any) -> C
     geometry: the operator's arguments behind the tensors, as tuples; of an upsampled convolution the factors and the pads.  x's
     device is the current one.
     """
-    key = (
-        x.shape,
-        x.stride(),
-        x.dtype,
-        x.device,
-        weight.shape,
-        weight.stride(),
-        weight.dtype,
-        bias is None or (bias.dtype, bias.stride()),
-        geometry,
-        x.dtype == torch.float32 and allows_tf32(),
-    )
+    of_bias, casts = bias is None or (bias.dtype, bias.stride()), x.dtype == torch.float32 and allows_tf32()
+    of_weight = weight.shape, weight.stride(), weight.dtype
+    key = (x.shape, x.stride(), x.dtype, x.device, of_weight, of_bias, geometry, casts)
     call = _calls.get(key, _NEW)
     if call is _NEW:
         call = None

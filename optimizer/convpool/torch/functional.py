@@ -3,12 +3,9 @@
 
     avg_pool_p,q(conv_s(x, W) + b)  =  conv_sq(box_mean_p(x), W) + b
 
-The pooling is done first where that is exact (`convpool.algebra.geometry`) and saves arithmetic.  Otherwise PyTorch's own two
-operators run.  They do so for
-
-- a pooling with a stride of 1 on every axis, which saves nothing;
-- pool_padding behind a bias, or with less padding of the convolution than its kernel reaches: the border averages other values;
-- ceil_mode, and count_include_pad=False with pool_padding.
+The pooling is done first where that is exact (`convpool.algebra.geometry`) and saves arithmetic.  PyTorch's own two operators run
+for a pooling with strides of 1, which saves nothing; pool_padding behind a bias or too little padding of the convolution, where
+the border averages other values; ceil_mode; count_include_pad=False with pool_padding.
 """
 
 from __future__ import annotations
@@ -115,7 +112,9 @@ def conv_avg_pool(rank: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.
         described = _describe(*asked)
     convolution, pooling, first = described
     wrong = x.dim() not in (rank + 1, rank + 2) or not x.is_floating_point()  # which PyTorch's own operators say best
-    if first is None or wrong or is_exporting() or x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+    casts = torch.is_autocast_enabled(x.device.type)
+    wrong = wrong or casts and rank == 3 and x.device.type == "cpu"  # which averages in float32
+    if first is None or wrong or is_exporting() or x.dtype != weight.dtype and not casts:
         return plain.POOLS[rank](plain.CONVS[rank](x, weight, bias, *convolution), *pooling)
     if x.dim() == rank + 1:
         return pooled_conv_of((x.unsqueeze(0), weight, bias), first).squeeze(0)

@@ -99,14 +99,9 @@ def _small(geometry: tuple) -> Small:
 
 def _boxes(grad: torch.Tensor) -> Any:
     """The box mean and its adjoint: operators, or their kernels at once where no derivatives are wanted and nothing looks on."""
-    if (
-        torch.is_grad_enabled()
-        or type(grad) is not torch.Tensor
-        or torch._C._len_torch_dispatch_stack()
-        or gradients.is_batched(grad)
-    ):
+    if torch.is_grad_enabled() or type(grad) is not torch.Tensor or torch._C._len_torch_dispatch_stack():
         return _ops
-    return kernels if grad.is_cuda else plain
+    return _ops if gradients.is_batched(grad) else kernels if grad.is_cuda else plain
 
 
 def pair_gradients(
@@ -263,16 +258,11 @@ def is_exporting() -> bool:
 def unwatched(x: Any, weight: Any, device: str) -> bool:
     """Whether the tensors are plain ones, and nothing intercepts operators."""
     c = torch._C
-    return (
-        type(x) in _TYPES
-        and type(weight) in _TYPES
-        and not torch.compiler.is_compiling()
-        and not c._len_torch_dispatch_stack()
-        and not c._len_torch_function_stack()
-        and not are_transforms_active()
-        and c._get_tracing_state() is None
-        and (device == "meta" or not torch.is_autocast_enabled(device))
-    )
+    if type(x) not in _TYPES or type(weight) not in _TYPES or torch.compiler.is_compiling() or c._len_torch_dispatch_stack():
+        return False
+    if c._len_torch_function_stack() or are_transforms_active() or c._get_tracing_state() is not None:
+        return False
+    return device == "meta" or not torch.is_autocast_enabled(device)
 
 
 def pooled_conv_of(tensors: tuple, geometry: tuple) -> torch.Tensor:

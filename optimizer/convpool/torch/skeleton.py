@@ -22,6 +22,7 @@ from torch import fx
 from convpool.algebra.geometry import Refusal, refuse
 from convpool.rules.resampling.emit import DOMAIN_OF_TORCH as DOMAIN
 from convpool.torch.changes import TRANSFORM, Context, contexts_of, is_of_module, value_of
+from convpool.torch.plain import HALVES
 
 Dim: TypeAlias = int | str | None
 OPSET = 22
@@ -41,6 +42,7 @@ ELEM_TYPES = {
     torch.bool: TensorProto.BOOL,
 }
 """The types that the rules may see; a tensor of any other has none."""
+_AVERAGES = frozenset(("AveragePool", "GlobalAveragePool", "ReduceMean", "ReduceSum"))
 _LAYERS = frozenset(
     "relu leaky_relu sigmoid tanh elu selu gelu hardswish mish softplus batch_norm dropout pad linear group_norm".split()
 )
@@ -90,7 +92,7 @@ class Skeleton:
         if not isinstance(value, torch.Tensor):
             return None
         casts = self._casts or value.device.type != "meta" and torch.is_autocast_enabled(value.device.type)
-        dtype = torch.float32 if casts and value.dtype in (torch.float16, torch.bfloat16) else value.dtype
+        dtype = torch.float32 if casts and value.dtype in HALVES else value.dtype
         return Known(dtype, tuple(map(self._size, value.shape)))
 
     def _size(self, n: Any) -> Dim:
@@ -149,6 +151,9 @@ class Skeleton:
         for other in node.all_input_nodes:
             if self.contexts[other] != self.contexts[node] and other.op not in ("placeholder", "get_attr"):
                 self._cross(other, node, protos)
+        x, y = (value_of(item) for item in ([*node.all_input_nodes, None][0], node))
+        if protos[-1].op_type in _AVERAGES and isinstance(x, torch.Tensor) and x.dtype != y.dtype:  # autocast's on a CPU
+            self.pin(label, refuse("type of the averages", y.dtype, x.dtype))
         if TRANSFORM in self.contexts[node]:
             self.pin(label, refuse("transform of torch.func in forward", "one", "none"))
         for number, proto in enumerate(protos, 1):
