@@ -7,6 +7,7 @@ The module's class, its parameters and their names stay.  PyTorch keeps a functi
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import io
@@ -15,7 +16,7 @@ import os
 import types
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
@@ -27,6 +28,7 @@ from torch import nn
 from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils import _pytree as pytree
+from torch.utils._device import DeviceContext
 from torch.utils.hooks import RemovableHandle
 
 from convpool.api import rewrite
@@ -40,7 +42,7 @@ from convpool.torch.functional import checked
 from convpool.types import Accumulation
 
 Inputs: TypeAlias = torch.Tensor | Sequence[Any] | Mapping[str, Any] | None
-_NAME = "_convpool"
+_NAME, _IGNORED = "_convpool", "__jit_ignored_attributes__"
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _LIMITS = {"recompile_limit": 64, "isolate_recompiles": True}
 _OWN_LIMITS = {name: value for name, value in _LIMITS.items() if name in inspect.signature(torch.compile).parameters}
@@ -134,7 +136,9 @@ class Calls:
 
     def start(self) -> None:
         """Let the module's calls come here."""
-        self.module.__dict__.update({_NAME: self, "_compiled_call_impl": self, "_replicate_for_data_parallel": self.replica})
+        unseen = [*getattr(type(self.module), _IGNORED, ()), "_compiled_call_impl"]  # by torch.jit.script
+        own = {_NAME: self, "_compiled_call_impl": self, "_replicate_for_data_parallel": self.replica, _IGNORED: unseen}
+        self.module.__dict__.update(own)
 
     def replica(self) -> nn.Module:
         """What DataParallel runs on another device: the original, with parameters of its own."""
@@ -187,7 +191,8 @@ class Calls:
         with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True, recompile_limit=_LIMITS["recompile_limit"]):
             self._only_looks = True
             try:
-                self._run(self.module, *args, **kwargs)
+                with _aside(self.module):  # what TorchDynamo leaves out runs
+                    self._run(self.module, *args, **kwargs)
             except _Seen:
                 pass
             except Exception as error:
@@ -245,12 +250,24 @@ def _is_followed() -> bool:
     c = torch._C
     if torch.compiler.is_compiling() or c._get_tracing_state() is not None or c._are_functorch_transforms_active():
         return True
-    return bool(c._len_torch_dispatch_stack() or _is_traced() or _has_any_global_hook())
+    modes = torch.overrides._get_current_function_mode_stack() if c._len_torch_function_stack() else ()
+    own = any(type(mode) is not DeviceContext for mode in modes)  # TorchDynamo would run it, and then the graph under it
+    return bool(own or c._len_torch_dispatch_stack() or _is_traced() or _has_any_global_hook())
 
 
-def _aside() -> Any:
-    """Run something that leaves the random numbers as they are."""
-    return torch.random.fork_rng(devices=[torch.cuda.current_device()] if torch.cuda.is_initialized() else [])
+@contextlib.contextmanager
+def _aside(module: nn.Module | None = None) -> Iterator[None]:
+    """Run something that leaves the random numbers and a module's buffers as they are."""
+    found = [b for b in module.buffers() if type(b) is torch.Tensor] if module is not None else []
+    kept = [(buffer, buffer.detach().clone()) for buffer in found if not (buffer.is_meta or buffer.is_inference())]
+    try:
+        with torch.random.fork_rng(devices=[torch.cuda.current_device()] if torch.cuda.is_initialized() else []):
+            yield
+    finally:
+        for buffer, value in kept:
+            if not torch.equal(buffer, value):
+                with torch.no_grad():
+                    buffer.resize_(value.shape).copy_(value)
 
 
 def _with_open_batch(args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
