@@ -289,8 +289,6 @@ def test_excluded_by_name():
 
 
 class NotFollowed(nn.BatchNorm2d):
-    """A layer that TorchDynamo calls as it is."""
-
     @torch._dynamo.disable
     def forward(self, x):
         return F.dropout(super().forward(x))
@@ -298,8 +296,7 @@ class NotFollowed(nn.BatchNorm2d):
 
 def test_the_original_is_left_alone_unless_it_may_change():
     module = nn.Sequential(NotFollowed(4), nn.Conv2d(4, 8, 3, padding=1), nn.BatchNorm2d(8), nn.AvgPool2d(2))
-    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    random = torch.get_rng_state()
+    before, random = {name: tensor.clone() for name, tensor in module.state_dict().items()}, torch.get_rng_state()
     changed, _ = optimize(module, X)
     assert module._compiled_call_impl is None and changed[1].weight is module[1].weight
     assert optimize(module, X, inplace=True)[0] is module and type(module) is nn.Sequential
@@ -325,15 +322,12 @@ def test_copies(make):
 
 
 class Doubling(TorchFunctionMode):
-    """A mode under which convolutions give twice as much."""
-
     def __torch_function__(self, func, types, args=(), kwargs=None):
         made = func(*args, **(kwargs or {}))
         return 2 * made if func is torch.conv2d else made
 
 
 def test_tracers_see_the_original():
-    """Of a module without annotations TorchScript reads those of nn.Module."""
     module, x = LeNet5(), torch.randn(2, 1, 32, 32)
     changed, _ = optimize(module, x)
     with Doubling():
