@@ -127,7 +127,7 @@ DEEP = [
 
 @pytest.mark.parametrize("layers, casts", DEEP)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_halves_of_three_axes_on_a_cpu(dtype, layers, casts):
+def test_16_bits_of_three_axes_on_a_cpu(dtype, layers, casts):
     """PyTorch has no avg_pool3d for them, and autocast's averages are of float32."""
     plain, x = copy.deepcopy(nn.Sequential(*layers)), torch.randn(2, 3, 8, 8, 8)
     plain, x = (plain, x) if casts else (plain.to(dtype), x.to(dtype))

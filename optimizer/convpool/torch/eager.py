@@ -104,7 +104,7 @@ def _operators(tensors: Sequence[Any], geometry: tuple, in_steps: bool) -> list[
     w = value_of(weight)
     swaps = in_steps and isinstance(w, torch.Tensor) and max(w.shape[2:]) == 1 and not any((*pads, *zeros))
     on_cpu = isinstance(x, torch.Tensor) and x.device.type == "cpu"
-    if not (on_cpu or swaps) or geometry[10] or any(d != 1 for d in dilations) or plain.are_deep_halves(x):
+    if not (on_cpu or swaps) or geometry[10] or any(d != 1 for d in dilations) or plain.is_deep_half(x):
         return None
     made: list[tuple] = []
     if not plain.pools_rightly(x, kernel, pads, dilations):

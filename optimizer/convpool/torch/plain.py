@@ -23,7 +23,7 @@ NOTHING = (NONE, 0.0)
 """No activation."""
 
 CONVS = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
-HALVES = (torch.float16, torch.bfloat16)
+HALF_TYPES = (torch.float16, torch.bfloat16)
 POOLS = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 
 
@@ -72,9 +72,9 @@ def is_single(kernel: Ints, strides: Ints, pads: Ints) -> bool:
     return all(k == 1 for k in kernel) and all(s == 1 for s in strides) and not any(pads)
 
 
-def are_deep_halves(x: Any) -> bool:
+def is_deep_half(x: Any) -> bool:
     """Return True for 16 bits and three axes on a CPU, where PyTorch has no avg_pool3d."""
-    return isinstance(x, torch.Tensor) and x.dim() == 5 and x.dtype in HALVES and x.device.type == "cpu"
+    return isinstance(x, torch.Tensor) and x.dim() == 5 and x.dtype in HALF_TYPES and x.device.type == "cpu"
 
 
 def pools_rightly(x: Any, kernel: Ints, pads: Ints, dilations: Ints) -> bool:
@@ -82,7 +82,7 @@ def pools_rightly(x: Any, kernel: Ints, pads: Ints, dilations: Ints) -> bool:
     rank = len(kernel)
     even = list(pads[:rank]) == list(pads[rank:]) and all(2 * pad <= size for pad, size in zip(pads, kernel, strict=False))
     on_cpu = isinstance(x, torch.Tensor) and x.device.type == "cpu"
-    return even and all(d == 1 for d in dilations) and (on_cpu or not any(pads)) and not are_deep_halves(x)
+    return even and all(d == 1 for d in dilations) and (on_cpu or not any(pads)) and not is_deep_half(x)
 
 
 def torch_pads(pads: Ints) -> list[int]:
@@ -94,7 +94,7 @@ def torch_pads(pads: Ints) -> list[int]:
 def box_mean(x: torch.Tensor, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints) -> torch.Tensor:
     """Means over windows, padding counted.  x: [N, C, size...]."""
     rank, padding, pooled = len(kernel), pads[: len(kernel)], all(d == 1 for d in dilations)
-    means = x.float() if are_deep_halves(x) or not pooled and x.dtype in HALVES else x
+    means = x.float() if is_deep_half(x) or not pooled and x.dtype in HALF_TYPES else x
     if not pools_rightly(means, kernel, pads, dilations):
         means, padding = F.pad(means, torch_pads(pads)) if any(pads) else means, [0] * rank
     if pooled:

@@ -22,7 +22,7 @@ from torch import fx
 from convpool.algebra.geometry import Refusal, refuse
 from convpool.rules.resampling.emit import DOMAIN_OF_TORCH as DOMAIN
 from convpool.torch.changes import TRANSFORM, Context, contexts_of, is_of_module, value_of
-from convpool.torch.plain import HALVES
+from convpool.torch.plain import HALF_TYPES
 
 Dim: TypeAlias = int | str | None
 OPSET = 22
@@ -92,7 +92,7 @@ class Skeleton:
         if not isinstance(value, torch.Tensor):
             return None
         casts = self._casts or value.device.type != "meta" and torch.is_autocast_enabled(value.device.type)
-        dtype = torch.float32 if casts and value.dtype in HALVES else value.dtype
+        dtype = torch.float32 if casts and value.dtype in HALF_TYPES else value.dtype
         return Known(dtype, tuple(map(self._size, value.shape)))
 
     def _size(self, n: Any) -> Dim:
