@@ -87,7 +87,9 @@ def test_vmap(dims):
     torch.testing.assert_close(torch.vmap(fused, dims)(*batched), torch.vmap(pair, dims)(*batched))
 
 
-@pytest.mark.parametrize("transform", [torch.func.jacrev, torch.func.jacfwd, torch.func.hessian, None], ids=str)
+@pytest.mark.parametrize(
+    "transform", [torch.func.jacrev, torch.func.jacfwd, torch.func.hessian, None], ids=("jacrev", "jacfwd", "hessian", "jvp")
+)
 def test_derivatives_by_transforms(transform):
     """None: the gradients at the weight of each sample."""
     x, weight = drawn(5, 1, 4, 4, grad=False), drawn(1, 1, 3, 3, grad=False)
