@@ -298,18 +298,6 @@ def form_cost(form: str, work: Work) -> Cost:
     return transpose_cost(fused_spec(conv, up), m, c, size)
 
 
-def border_cost(work: Work) -> Cost:
-    """The cost, beside a form's, of computing the last result of each axis apart: a crop, joins, and a convolution of few rows.
-
-    On a CPU layers of 64 channels lose by it, those of 128 gain.
-    """
-    large = work.up.output_size(work.size)
-    out = work.m * math.prod(work.conv.output_size(large))
-    share = sum(1 / n for n, s in zip(large, work.up.factors, strict=True) if s > 1)
-    edge = dense_cost(work.conv, work.m, work.c, large, work.item_bytes)
-    return Cost(int(edge.macs * share), 0, edge.time * share) + pass_cost(out, SHUFFLE_WEIGHT * (1 + 2 * work.conv.rank))
-
-
 def dense_cost(conv: ConvSpec, m: int, c: int, size: Ints, item_bytes: int) -> Cost:
     """A convolution of c to m channels; few channels take as long as a block of them."""
     cost = conv_cost(conv, (m, c // conv.group, *conv.kernel_shape), size, item_bytes)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -108,10 +107,10 @@ class Emitter:
             return self.add("Pad", [x], "padded", mode=mode, pads=full)
         return self.add("Pad", [x, self.constant(np.array(full, np.int64), "pads")], "padded", mode=mode)
 
-    def joined(self, op_type: str, names: Sequence[str], axis: int = 1) -> str:
-        """The Concat of maps, by channels if no axis is given, or the sum of maps; the map itself of one."""
+    def joined(self, op_type: str, names: Sequence[str]) -> str:
+        """The Concat of maps by channels, or the sum of maps; the map itself of one."""
         if op_type == "Concat":
-            return names[0] if len(names) == 1 else self.add("Concat", names, "joined", axis=axis)
+            return names[0] if len(names) == 1 else self.add("Concat", names, "joined", axis=1)
         total = names[0]
         for name in names[1:]:
             total = self.add("Add", [total, name], "sum")
@@ -176,55 +175,6 @@ class Emitter:
             return self.add("Add", [y, b], "shifted") if padded and b else y
         return self.conv(x, stored(expand.fuse_kernel(array, conv, up), "fused"), b, expand.fused_spec(conv, up), "transpose")
 
-    def cut(
-        self,
-        form: str,
-        x: str,
-        array: np.ndarray,
-        bias: np.ndarray | None,
-        conv: ConvSpec,
-        resample: Resample,
-        behind: Sequence[NodeProto],
-    ) -> str:
-        """The convolution behind an upsampling to m elements whose last one may be missing.
-
-        With windows of E + 1 elements the first m + begin - E results of an axis read none that is missing: they are computed in
-        a form, and cropped.  If there is a pad of one at the end, one more result is.  It reads elements t from m - E to m - 1.
-        They are x[t // 2], with zeros in front of them where the map is that small, and are convolved as they were.
-        """
-        assert resample.up is not None and not behind
-        rank, old = self._rank, self._scope.nodes[resample.node]
-        given = [axis % (rank + 2) - 2 for axis in attributes(old).get("axes", range(rank + 2))]
-        axes = [axis for axis, s in enumerate(resample.up.factors) if s > 1]
-        reach = [extent - 1 for extent in conv.extents]
-        names = [self.constant(values, wanted) for values, wanted in ((array, "weight"), (bias, "bias")) if values is not None]
-        zero, one, two = (self.constant(np.array(number), "number") for number in range(3))
-        sizes, rows, ends = {}, {}, {}
-        for axis in axes:
-            sizes[axis] = self.add("Gather", [old.input[3], self.constant(np.array(given.index(axis)), "axis")], "size")
-            rows[axis] = self.add("Div", [self.add("Range", [zero, sizes[axis], one], "range"), two], "rows")
-            ends[axis] = self.add("Add", [sizes[axis], self.constant(np.array([conv.pads[axis] - reach[axis]]), "shift")], "end")
-
-        def cropped(name: str, chosen: Sequence[int]) -> str:
-            inputs = self.constant(np.zeros(len(chosen), np.int64), "starts"), self.constant(np.array(chosen) + 2, "axes")
-            end = self.joined("Concat", [ends[axis] for axis in chosen], axis=0)
-            return self.add("Slice", [name, inputs[0], end, inputs[1]], "cropped")
-
-        y = cropped(self.form(form, x, array, bias, conv, resample), axes)
-        padded = [axis for axis in axes if conv.pads[rank + axis]]
-        for axis in padded[::-1]:
-            zeros = -(-reach[axis] // 2)
-            border = self.pad(x, tuple(zeros if i == axis else 0 for i in range(2 * rank)), "constant")
-            last = self.constant(np.arange(2 * zeros - reach[axis], 2 * zeros), "last")
-            last = self.add("Div", [self.add("Add", [sizes[axis], last], "last"), two], "rows")
-            for other in axes:
-                border = self.add("Gather", [border, last if other == axis else rows[other]], "border", axis=other + 2)
-            spec = replace(conv, pads=tuple(0 if i == axis else n for i, n in enumerate(conv.pads)))
-            border = self.conv(border, names[0], names[1] if len(names) > 1 else "", spec)
-            before = [other for other in padded if other < axis]
-            y = self.joined("Concat", [y, cropped(border, before) if before else border], axis=axis + 2)
-        return y
-
     def operator(
         self, x: str, weight: np.ndarray, bias: np.ndarray | None, conv: ConvSpec, resample: Resample | None, *residual: str
     ) -> str:
@@ -279,7 +229,7 @@ class Emitter:
 
     def resample(self, x: str, found: Resample) -> str:
         """The resampling of another map of the same spatial size."""
-        if found.up is not None and not found.cut:
+        if found.up is not None:
             return self._upsample(x, found.up)
         old = self._scope.nodes[found.node]
         by_sizes = is_op(old, "Resize") and len(old.input) > 3 and old.input[3]

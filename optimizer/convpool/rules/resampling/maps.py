@@ -30,7 +30,7 @@ from convpool.ir.protos import attributes, is_op
 from convpool.rules.base import Reject, reject
 from convpool.rules.convs import channel_count
 from convpool.rules.linear import BROADCASTING, UNARY, Step, known_step, pad_numbers, varies_over_space
-from convpool.rules.resampling.resize import Resample, cut_short, recognise, sources, unknown_scales
+from convpool.rules.resampling.resize import Resample, recognise, sources, unknown_scales
 from convpool.rules.resampling.sizes import unknown_ratios
 
 PER_CHANNEL = ("Identity", "Neg", "Dropout", "Add", "Sub", "Mul", "Div", "BatchNormalization")
@@ -122,7 +122,6 @@ class Walk:
         node = scope.nodes[index]
         found = recognise(scope, index, self._rank)
         if isinstance(found, Resample):
-            found = self._whole and found.up is None and cut_short(scope, found, self._rank) or found
             found = against(scope, found, self._rank, whole=self._whole) or found
         if isinstance(found, Reject):
             self.rejects.append(found)
@@ -148,7 +147,7 @@ class Walk:
         """A resampling; of an upsampled map one upsampling by the product of the factors."""
         parts = self.map(found.input, depth + 1).parts if found.up is not None else ()
         first = parts[0].resample if len(parts) == 1 else None
-        if first is not None and first.up is not None and found.up is not None and not first.cut and not found.cut:
+        if first is not None and first.up is not None and found.up is not None:
             up = UpsampleSpec(tuple(a * b for a, b in zip(first.up.factors, found.up.factors, strict=True)))
             nodes = found.nodes | self.map(found.input).nodes
             both = replace(found, input=first.input, up=up, growth=float(up.copies), nodes=nodes)
@@ -286,7 +285,7 @@ class Walk:
         found = self.map(tensor, depth + 1)
         if not found.resampled:
             return None
-        if found.summed or any(part.resample.up is None or part.resample.cut for part in found.resampled if part.resample):
+        if found.summed or any(part.resample.up is None for part in found.resampled if part.resample):
             condition = "statistics of the map"
             self.rejects.append(
                 reject(self._scope, index, condition, "of another resampling", "of one that repeats each element")

@@ -144,8 +144,7 @@ def _convolution(
     if group.resample is None:
         names = [emitter.constant(array, name) for array, name in ((weight, "weight"), (bias, "bias")) if array is not None]
         return emitter.conv(x, names[0], names[1] if len(names) > 1 else "", conv)
-    form = emitter.cut if group.resample.cut else emitter.form
-    return form(group.form, x, weight, bias, conv, group.resample, behind)
+    return emitter.form(group.form, x, weight, bias, conv, group.resample, behind)
 
 
 def _name(nodes: Sequence[NodeProto], old: NodeProto) -> None:

@@ -215,9 +215,6 @@ def planned(site: ResizeSite, leaf: ConvLeaf, found: Map, passed: frozenset[int]
     nodes = {index for part in found.resampled if part.resample is not None for index in part.resample.nodes}
     if any(context.excluded(label(scope.nodes[index])) for index in sorted(nodes)):
         return reject(scope, site.resize, "resampling in front", "one excluded by name", "none")
-    cut = next((part.resample for part in found.resampled if part.resample and part.resample.cut), None)
-    if cut is not None and (context.options.for_torch or "gpu" in context.options.devices):
-        return reject(scope, cut.node, "size of the upsampled map", "twice the map's, or one less", "twice, for this target")
     channels = leaf.weight_shape[1] * leaf.conv.group
     groups = grouped(found, channels)
     if groups is None:
@@ -272,7 +269,7 @@ def is_known(scope: Scope, leaf: ConvLeaf) -> bool:
 def _moves_as_it_is(leaf: ConvLeaf, group: Group) -> bool:
     """Return True if the weights need not be known: form conv_first is the cheapest by far where it is admitted."""
     up = group.resample.up if group.resample is not None else None
-    return up is None or expand.is_conv_first(leaf.conv, up) and not (group.resample and group.resample.cut)
+    return up is None or expand.is_conv_first(leaf.conv, up)
 
 
 def with_forms(plan: ResizePlan, context: Context) -> ResizePlan | Reject:
@@ -365,9 +362,7 @@ def _forms(plan: ResizePlan, resample: Resample, up: UpsampleSpec) -> list[str]:
     large as the result."""
     if resample.up is None or not is_known(plan.scope, plan.leaf):
         return ["conv_first"]
-    found = [
-        form for form in expand.FORMS if expand.admits(form, plan.leaf.conv, up) and not (resample.cut and form == "conv_first")
-    ]
+    found = [form for form in expand.FORMS if expand.admits(form, plan.leaf.conv, up)]
     narrow = plan.leaf.weight is not None and plan.leaf.weight.data_type == TensorProto.FLOAT16
     return [form for form in found if form != "direct" or not narrow]
 
@@ -451,7 +446,7 @@ def _many_launches(plan: ResizePlan, resized: int) -> Reject | None:
 
 def _cost(form: str, work: Work, resample: Resample) -> Cost:
     if resample.up is not None:
-        return expand.form_cost(form, work) + (expand.border_cost(work) if resample.cut else Cost())
+        return expand.form_cost(form, work)
     dense = expand.dense_cost(work.conv, work.m, work.c, work.size, work.item_bytes)
     return dense + expand.pass_cost(int(work.m * math.prod(work.size) * resample.growth), _weight(resample))
 
@@ -537,7 +532,7 @@ def with_activations(plan: ResizePlan) -> ResizePlan:
         return plan
     resample = plan.groups[0].resample
     index = _only_reader(scope, plan.output)
-    if resample is None or not resample.picks or resample.cut or index is None or not is_op(scope.nodes[index], *ACTIVATIONS):
+    if resample is None or not resample.picks or index is None or not is_op(scope.nodes[index], *ACTIVATIONS):
         return plan
     if any(scope.constant(name) is None for name in scope.nodes[index].input[1:] if name):
         return plan

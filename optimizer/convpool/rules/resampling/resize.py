@@ -33,14 +33,12 @@ from convpool.ir.index import Dim, Scope
 from convpool.ir.protos import attributes, is_op
 from convpool.rules.base import Reject, reject
 from convpool.rules.linear import axes_of
-from convpool.rules.resampling.sizes import halved_axes, rough_scales, scales_of, unknown_ratios
+from convpool.rules.resampling.sizes import rough_scales, scales_of, unknown_ratios
 
 CENTRED = ("half_pixel", "pytorch_half_pixel", "half_pixel_symmetric")
 """Coordinates for which each element of an upsampled map lies nearest to one of the input, for every whole factor."""
 WHOLE = 2**31 - 1
 """A Slice end that is the end of any axis."""
-LARGEST_CUT = 2048
-"""Elements of an axis up to which an error of float32 picks no other one, whatever order it is computed in."""
 POSITIONS = (*CENTRED, "asymmetric", "align_corners")
 """Coordinates that lie in the map, or are moved to its border."""
 
@@ -50,7 +48,7 @@ class Resample:
     """A resampling of the tensor `input`, which node `node` gives; `nodes`: all that goes with it where nothing else reads it.
 
     up: its factors where it is nearest by whole ones.  picks: whether each element is one of the input's.  growth: how many
-    elements there are for each of the input's.  cut: whether the last element of an axis may be missing (`cut_short`).
+    elements there are for each of the input's.
     """
 
     node: int
@@ -59,12 +57,11 @@ class Resample:
     picks: bool
     growth: float
     nodes: frozenset[int]
-    cut: bool = False
 
     @property
     def key(self) -> object:
         """Equal for two resamplings that do the same to maps of one size."""
-        return self.up if self.up and not self.cut else self.node
+        return self.up or self.node
 
 
 def recognise(scope: Scope, index: int, rank: int) -> Resample | Reject | None:
@@ -118,29 +115,6 @@ def _resize(scope: Scope, index: int, rank: int) -> Resample | Reject:
         if values.get(name, 0):
             return reject(scope, index, name, 1, 0)
     return Resample(index, node.input[0], None, False, growth, nodes)
-
-
-def cut_short(scope: Scope, found: Resample, rank: int) -> Resample | None:
-    """Nearest upsampling by two to the size m of a skip connection, of which the map has n = (m + 1) // 2: m is 2 n or 2 n - 1.
-
-    Element t of 2 n - 1 is floor(t n / (2 n - 1)) of the map, and that is floor(t / 2): so it is the upsampled map without its
-    last element.  float32, in which runtimes compute it, gives the same up to n = 2571.
-    """
-    node, values = scope.nodes[found.node], attributes(scope.nodes[found.node])
-    given = [values.get(name, b"") for name in ("mode", "coordinate_transformation_mode", "nearest_mode")]
-    if (
-        given != [b"nearest", b"asymmetric", b"floor"]
-        or len(node.input) < 4
-        or isinstance(scales := scales_of(scope, found.node, rank), Reject)
-    ):
-        return None
-    halved = halved_axes(scope, found.node, rank)
-    factors = tuple(2 if axis in halved or scale == 2 else 1 for axis, scale in enumerate(scales) if axis > 1)
-    sizes = [(scope.info(found.input).shape or (None,) * (rank + 2))[axis] for axis in range(2, rank + 2)]
-    exact = all(f == 2 or scale == 1 for f, scale in zip(factors, scales[2:], strict=True))
-    if not halved or not exact or any(isinstance(n, int) and n > LARGEST_CUT for n in sizes):
-        return None
-    return replace(found, up=UpsampleSpec(factors), cut=True)
 
 
 def unknown_scales(scope: Scope, index: int, rank: int, scales: Sequence[Fraction | None] = ()) -> Reject:

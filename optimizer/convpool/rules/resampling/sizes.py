@@ -125,19 +125,23 @@ def _is_same(scope: Scope, one: SizeOf, other: SizeOf) -> bool:
 
 
 def _sizes_beside(scope: Scope, index: int, rank: int) -> dict[int, tuple[Term, SizeOf]]:
-    """The sizes that a Resize is given, and those of its map, by spatial axis."""
+    """The computed sizes of a Resize whose factors are not known, and those of its map, by axis."""
     node = scope.nodes[index]
     terms = size_terms(scope, node.input[3]) if len(node.input) > 3 and node.input[3] else None
     axes = [axis % (rank + 2) for axis in (known_attributes(node) or {}).get("axes", range(rank + 2))]
-    return {axis: (term, traced(scope, node.input[0], axis)) for term, axis in zip(terms or (), axes, strict=False) if axis > 1}
+    return {
+        axis: (term, traced(scope, node.input[0], axis))
+        for term, axis in zip(terms or (), axes, strict=False)
+        if axis > 1 and _ratio(scope, term, node.input[0], axis) is None
+    }
 
 
 def unknown_ratios(scope: Scope, index: int, rank: int) -> str:
     """The spatial sizes of a Resize over those of its map, in words, for a reason."""
     shown = [
         f"{'unknown' if term is None else term} over {own}"
-        for axis, (term, own) in _sizes_beside(scope, index, rank).items()
-        if not isinstance(term, Fraction) and _ratio(scope, term, scope.nodes[index].input[0], axis) is None
+        for term, own in _sizes_beside(scope, index, rank).values()
+        if not isinstance(term, Fraction)
     ]
     return ", ".join(dict.fromkeys(shown))
 
@@ -152,19 +156,6 @@ def rough_scales(scope: Scope, index: int, rank: int, scales: Sequence[Fraction 
         if scale is None or scale <= 0:
             return None
         found.append(scale)
-    return found
-
-
-def halved_axes(scope: Scope, index: int, rank: int) -> set[int]:
-    """The axes on which a Resize makes m elements of a map's n = (m + 1) // 2."""
-    shape, found = scope.info(scope.nodes[index].input[0]).shape, set()
-    for axis, (term, own) in _sizes_beside(scope, index, rank).items():
-        if isinstance(term, SizeOf):
-            half = (more := term.plus(1)) and more.over(2)
-            if half and _is_same(scope, half, own) and replace(half, tensor=own.tensor, axis=own.axis) == own:
-                found.add(axis)
-        elif term is not None and shape is not None and shape[axis] == (term + 1) // 2:
-            found.add(axis)
     return found
 
 

@@ -7,8 +7,7 @@ Conditions, in the order in which they are checked: (1) no attribute refers to a
 or multiples of the factor; (4) an upsampling by whole factors is in front, with nothing between but what `resampling.maps` lists,
 and Pads of zeros, or of the border's elements where a factor covers them; (5) no result reads padding alone; (6) what is
 upsampled is one map, or the convolution has one group, constant weights, and can be split by its input channels; (7) weights are
-constants, unless the convolution is moved as it is; (8) it takes at most 95% of the time by the cost model.  A map that may lose
-its last row (`resampling.resize.cut_short`) is for CPUs alone, and for pads of at most 1 at the end.
+constants, unless the convolution is moved as it is; (8) it takes at most 95% of the time by the cost model.
 
 Cost: `algebra.expand`, fitted on times in onnxruntime on a CPU; on GPUs what was measured.  What is written: for targets with the
 plugin a node of UpsampleConv, where `_against_operator` has no reason; else the form that `algebra.expand` describes, a sum where
@@ -191,9 +190,6 @@ def _exact(site: ResizeSite, context: Context) -> ResizePlan | Reject | None:
             return wrong
     if covers_zeros_only(conv):
         return reject(scope, site.root, "pads", list(conv.pads), f"less than the kernel's extent, {list(conv.extents)}")
-    cut = any(part.resample.cut for part in found.resampled if part.resample is not None)
-    if cut and max(conv.pads[rank:]) > 1:
-        return reject(scope, site.root, "pads behind a map to the size of another", list(conv.pads), "0 or 1 at the end")
     return planned(site, leaf, found, found.nodes | set(passed), context)
 
 
@@ -236,8 +232,7 @@ def _edges(
     if mode not in ("edge", "reflect"):
         return found, None, reject(scope, index, "mode of Pad", mode, "constant zeros, edge or reflect"), passed
     up = inner.parts[0].resample.up if inner.parts[0].resample is not None else None
-    cut = any(part.resample is not None and part.resample.cut for part in inner.parts)
-    if len(inner.parts) > 1 or up is None or cut or any((*pads[:2], *pads[half : half + 2])) or min(spatial) < 0:
+    if len(inner.parts) > 1 or up is None or any((*pads[:2], *pads[half : half + 2])) or min(spatial) < 0:
         return found, None, reject(scope, index, "Pad", mode, "one of a single upsampled map, on spatial axes"), passed
     factors = up.factors * 2
     if mode == "reflect" and any(p >= s for p, s in zip(spatial, factors, strict=True)):
