@@ -14,7 +14,6 @@
 #include <convpool.h>
 
 #include <atomic>
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>

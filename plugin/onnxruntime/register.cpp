@@ -6,7 +6,6 @@
 #include "kernel.h"
 
 #include <atomic>
-#include <cstdio>
 #include <deque>
 #include <map>
 #include <mutex>

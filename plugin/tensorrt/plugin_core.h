@@ -9,10 +9,8 @@
 
 #include <convpool.h>
 
-#include <cstddef>
 #include <cstdint>
 #include <string>
-#include <vector>
 
 namespace convpool::tensorrt {
 

@@ -2,7 +2,6 @@
 // The C API of box means and their adjoint: checks, and the form in which the kernels take a problem.
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <string>
 
 #include "api/handle.h"

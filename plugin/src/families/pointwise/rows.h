@@ -2,7 +2,6 @@
 // The tactics of pointwise, what the host tells its kernels, and how their shared memory is laid out.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
 #include "core/params.h"
