@@ -244,12 +244,12 @@ def test_pairs_as_convolutions_by_pooled_weights(kind, second, last, device, mon
 
 
 def test_gradients_in_autocast_are_of_the_types_of_forward(device, monkeypatch):
-    """The same as of PyTorch's convolution, which ran outside of it."""
+    """The same as PyTorch's outside of it.  On a GPU PyTorch's own second derivatives take the type of autocast there."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     x, weight = (torch.randn(shape, device=device, requires_grad=True) for shape in ((2, 4, 9, 9), (6, 4, 3, 3)))
     geometry, found = ((2, 2), (1, 1), (1, 1), 1), []
-    for y in (F.conv2d(x, weight, None, *geometry), convolved(x, weight, None, *geometry)):
-        with torch.autocast(device, torch.bfloat16):
+    for y, inside in ((F.conv2d(x, weight, None, *geometry), False), (convolved(x, weight, None, *geometry), True)):
+        with torch.autocast(device, torch.bfloat16, enabled=inside):
             found.append(torch.autograd.grad(y.square().sum(), (x, weight), create_graph=True))
             found[-1] += torch.autograd.grad(found[-1][0].square().sum(), weight)
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-3)
