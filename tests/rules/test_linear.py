@@ -7,7 +7,7 @@ import pytest
 import convpool
 from convpool.rules.base import Reject
 from convpool.rules.linear import Step, known_step, pad_numbers
-from convpool.rules.origins import same_size, spatial_sizes
+from convpool.rules.sizes import same_size, spatial_sizes
 from tests.support.models import function_scope, graph, index
 from tests.support.rewriting import POOL, RTOL, assert_close
 
@@ -133,6 +133,7 @@ EQUAL = {
     "the same pads elsewhere": "c = Conv<pads=[0,1,1,0]>(x, w)\n"
     "m = AveragePool<kernel_shape=[3,3], pads=[1,1,0,0], count_include_pad=1>(x)\nd = Conv(m, k)",
     "steps by even and odd windows": f"{STRIDED}m = AveragePool<{HALVES}, pads=[1,1,0,0]>(x)\nd = Conv(m, k)",
+    "steps that are rounded up": f"{STRIDED}m = MaxPool<{HALVES}, ceil_mode=1>(x)\nd = Conv(m, k)",
     "automatic pads of a mean": f'{C}m = AveragePool<kernel_shape=[3,3], auto_pad="SAME_UPPER">(x)\nd = Conv(m, k)',
 }
 OPEN = "float[N,16,H,W] x"
@@ -144,7 +145,6 @@ OTHER = {
     "means that are rounded up": f"{STRIDED}m = AveragePool<{HALVES}, pads=[1,1,0,0], ceil_mode=1>(x)\nd = Conv(m, k)",
     "an axis more": "c = Conv(x, w)\nm = AveragePool<kernel_shape=[3,3], pads=[1,0,1,0]>(x)\nd = Conv(m, k)",
     "pads that make up for others": "c = Conv<pads=[1,1,0,1]>(x, w)\nm = Conv<pads=[0,1,1,0]>(x, same)\nd = Conv(m, k)",
-    "steps that are rounded up": f"{STRIDED}m = MaxPool<{HALVES}, ceil_mode=1>(x)\nd = Conv(m, k)",
     "space from channels": f"{C}m = DepthToSpace<blocksize=2>(x)\nd = {CONV}(m, few)",
     "turned": f"{C}m = Transpose<perm=[0,1,3,2]>(x)\nd = {CONV}(m, v)",
     "another input": f"{C}d = {CONV}(z, v)",
@@ -207,14 +207,14 @@ def test_axes_of_what_has_another_rank_are_not_taken_for_channels():
     "body", ["b = Conv<group: int = @e>(a, w)", "b = AveragePool<kernel_shape = [2,2], ceil_mode: int = @e>(a)"]
 )
 def test_sizes_behind_a_window_by_an_attribute_of_the_function_begin_there(body):
-    assert spatial_sizes(function_scope(body), "b", 2) == ((("b", -2), 1, 1), (("b", -1), 1, 1))
+    assert spatial_sizes(function_scope(body), "b", 2) == ((("b", 2), 1, 0, 1), (("b", 3), 1, 0, 1))
 
 
 def test_sizes_behind_a_malformed_pooling_begin_there():
     text = "y = AveragePool<kernel_shape=[2,2], strides=[2,2]>(x)"
     (scope,) = index(graph(text, inputs="float[N,16,H,W] x"))
-    assert spatial_sizes(scope, "y", 2) == (("H", 2, 2), ("W", 2, 2))
-    assert spatial_sizes(scope, "y", 3)[0] == 16 and spatial_sizes(scope, "y", 3)[1][1:] == (1, 1)
+    assert spatial_sizes(scope, "y", 2) == (("H", 1, 0, 2), ("W", 1, 0, 2))
+    assert same_size(scope, ["y"], 2) and not same_size(scope, ["y"], 3)
 
 
 def test_open_sizes_whose_outputs_are_empty_at_every_size():

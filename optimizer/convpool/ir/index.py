@@ -110,7 +110,7 @@ class Scope:
         self._constants: dict[str, Constant | None] = {}
         self._sizes: dict[str, tuple[Dim, ...] | None] = {}
         self.traced: dict[tuple[str, int], Any] = {}
-        """Sizes of tensors by name and axis, and elements of vectors, as `rules.resampling.sizes` traces them."""
+        """Sizes of tensors by name and axis, and elements of vectors, as `rules.sizes` traces them."""
         for index, node in enumerate(self.nodes):
             for name in node.output:
                 if name:

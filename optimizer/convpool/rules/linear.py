@@ -517,6 +517,11 @@ OPS: dict[str, LinearOp] = {
     **dict.fromkeys(VIEWS, LinearOp(_view, apart=True)),
 }
 """Every linear operator: to add one is to add a line here, and the function that reads it."""
+NONLINEAR = (
+    *(name for name in UNARY if name not in OPS), "DepthToSpace", "DequantizeLinear", "GroupNormalization",
+    "InstanceNormalization", "PRelu", "QuantizeLinear",
+)  # fmt: skip
+"""Operators that are looked through, beside the linear ones, though no average moves past them."""
 
 
 def op_of(node: NodeProto) -> LinearOp | None:

@@ -48,7 +48,7 @@ from convpool.rules.base import Context, Plan, Reject, Rule, Site, reject, rejec
 from convpool.rules.convs import is_plain
 from convpool.rules.linear import Step, is_map, known_step
 from convpool.rules.neighbours import patterns
-from convpool.rules.origins import spatial_sizes
+from convpool.rules.sizes import spatial_sizes
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ from convpool.ir.protos import FLOATS, STANDARD_DOMAINS, AttributeReference, att
 from convpool.rules.base import Reject, malformed, reject, windows
 from convpool.rules.convs import Pooling, conv_leaf
 from convpool.rules.pool_first import means
-from convpool.rules.resampling.sizes import scales_of
+from convpool.rules.sizes import scales_of
 
 
 def _input(scope: Scope, index: int) -> str:

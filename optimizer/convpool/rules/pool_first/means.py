@@ -44,8 +44,20 @@ from convpool.ir.protos import attributes, is_op, known_attributes
 from convpool.rules import linear
 from convpool.rules.base import Reject, reject
 from convpool.rules.convs import Pooling
-from convpool.rules.linear import MAX_CHAIN, VIEWS, WHOLE_AXIS, Step, View, axes_of, joined, known_step, op_of, viewed, whole
-from convpool.rules.origins import NONLINEAR
+from convpool.rules.linear import (
+    MAX_CHAIN,
+    NONLINEAR,
+    VIEWS,
+    WHOLE_AXIS,
+    Step,
+    View,
+    axes_of,
+    joined,
+    known_step,
+    op_of,
+    viewed,
+    whole,
+)
 
 SUMMING = ("Add", "Sum", "Mean", "Mul", "Div")
 """Operators that a mean of Slices is written with."""

@@ -50,8 +50,8 @@ from convpool.rules.convs import (
     tree_nodes,
     with_pads_in_front,
 )
-from convpool.rules.linear import JOINS, Step, linear_step, op_of
-from convpool.rules.origins import NONLINEAR, same_size
+from convpool.rules.linear import JOINS, NONLINEAR, Step, linear_step, op_of
+from convpool.rules.sizes import same_size
 
 SEARCH_LIMIT = 24
 """Nodes that the search visits at most: candidates are local."""

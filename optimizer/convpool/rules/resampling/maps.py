@@ -31,7 +31,7 @@ from convpool.rules.base import Reject, reject
 from convpool.rules.convs import channel_count
 from convpool.rules.linear import BROADCASTING, UNARY, Step, known_step, pad_numbers, varies_over_space
 from convpool.rules.resampling.resize import Resample, recognise, sources, unknown_scales
-from convpool.rules.resampling.sizes import unknown_ratios
+from convpool.rules.sizes import unknown_ratios
 
 PER_CHANNEL = ("Identity", "Neg", "Dropout", "Add", "Sub", "Mul", "Div", "BatchNormalization")
 """Operators that may be maps per channel; `linear.known_step` tells."""

@@ -33,7 +33,7 @@ from convpool.ir.index import Dim, Scope
 from convpool.ir.protos import attributes, is_op
 from convpool.rules.base import Reject, reject
 from convpool.rules.linear import axes_of
-from convpool.rules.resampling.sizes import rough_scales, scales_of, unknown_ratios
+from convpool.rules.sizes import rough_scales, scales_of, unknown_ratios
 
 CENTRED = ("half_pixel", "pytorch_half_pixel", "half_pixel_symmetric")
 """Coordinates for which each element of an upsampled map lies nearest to one of the input, for every whole factor."""

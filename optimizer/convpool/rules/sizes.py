@@ -1,10 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The factors of a Resize, from its scales, or from sizes that are computed from shapes.
+"""Sizes that shape inference leaves open: where they come from, and the factors of a Resize by them.
 
-Each size is a term: a number, or `factor * ((n + offset) // divisor)`, where n is a size of some tensor.  The sizes of the map
-that is resized are traced back to such terms too, through convolutions, poolings, Pads and what acts on each element: the same
-term on both sides cancels for every n.  So in a U-Net twice the size of a pooled map is a factor of 2, also where the input has
-an odd size.  The size of the skip connection is none: it is n, and the map has n // 2.
+Each size is a term: a number, or `factor * ((n + offset) // divisor)`, where n is a size of some tensor.  The sizes of a map
+are traced back to such terms, through convolutions, poolings, Pads and what acts on each element.  Equal terms are equal sizes
+whatever the inputs are: an Add of such maps broadcasts none of them.  So is twice the size of a pooled map in a U-Net a factor of
+2, also where the input has an odd size.  The size of the skip connection is none: it is n, and the map has n // 2.
+
+| node | sizes of its result |
+|---|---|
+| Conv, AveragePool, MaxPool, ConvAvgPool; Pad; Resize | those of its input, by windows, plus pads, times whole factors |
+| elementwise, or along batch and channels alone | those of its input |
+| elementwise, of several; Concat along other axes | those of the inputs of more than one element, if they are the same |
+| Reshape to sizes that are computed | these |
+| any other | known from here on only as its own |
 
 Casts to floating point and back, and rounding, do not change what is a whole number anyway: a size times a whole factor.
 """
@@ -18,16 +26,22 @@ from fractions import Fraction
 import numpy as np
 from onnx import NodeProto, TensorProto
 
+from convpool.algebra.expand import UpsampleSpec
+from convpool.algebra.geometry import ConvSpec, PoolSpec
 from convpool.ir.index import Dim, Scope
 from convpool.ir.protos import attributes, is_op, known_attributes
-from convpool.rules.base import Reject, reject
-from convpool.rules.linear import BROADCASTING, UNARY, pad_numbers
+from convpool.ir.schema import is_operator, layout_of, specs_of
+from convpool.rules.base import Reject, malformed, reject, windows
+from convpool.rules.linear import BROADCASTING, UNARY, Step, known_step, op_of, pad_numbers
 
 MAX_DEPTH = 96
 """Nodes that a size is traced back through at most, of maps and of what computes sizes together."""
 WHOLE_SHAPE = -1
 """The axis under which `Scope.traced` has the elements of a vector."""
-KEEPING = (*UNARY, "BatchNormalization", "GroupNormalization", "InstanceNormalization")
+KEEPING = (
+    *UNARY, "BatchNormalization", "DequantizeLinear", "GroupNormalization", "InstanceNormalization", "LayerNormalization",
+    "QuantizeLinear", "Softmax",
+)  # fmt: skip
 """Operators whose result has the shape of the first input."""
 INTEGERS = (TensorProto.INT64, TensorProto.INT32)
 
@@ -162,32 +176,73 @@ def rough_scales(scope: Scope, index: int, rank: int, scales: Sequence[Fraction 
 # ---- sizes of maps ------------------------------------------------------------------------------------------------------
 
 
+def same_size(scope: Scope, names: list[str], rank: int) -> bool:
+    """Return True if the tensors provably have equal spatial sizes, by shape or origin.
+
+    One of another rank is broadcast, and cannot be pooled as it is.
+    """
+    shapes = [scope.info(name).shape for name in names]
+    if any(shape is not None and len(shape) != rank + 2 for shape in shapes):
+        return False
+    return len({spatial_sizes(scope, name, rank) for name in names}) == 1
+
+
+def spatial_sizes(scope: Scope, name: str, rank: int) -> tuple[object, ...]:
+    """The spatial sizes of a tensor with `rank` of them; equal ones are equal whenever the model runs."""
+    return tuple(_identity(scope, name, axis) for axis in range(2, rank + 2))
+
+
+def _identity(scope: Scope, name: str, axis: int) -> object:
+    """A number, or a term with the name of its size in place of the tensor: a name is of one size in all of a scope."""
+    shape = scope.info(name).shape
+    if shape is not None and isinstance(shape[axis], int):
+        return shape[axis]
+    term = traced(scope, name, axis)
+    origin = scope.info(term.tensor).shape
+    known = origin[term.axis] if origin is not None else None
+    return known if known is not None else (term.tensor, term.axis), term.factor, term.offset, term.divisor
+
+
 def traced(scope: Scope, tensor: str, axis: int, depth: int = 0) -> SizeOf:
     """A size of a tensor as a term in that of a tensor in front of it."""
     key = tensor, axis
     if key not in scope.traced:
+        for before in () if depth else _untraced(scope, tensor, axis):
+            traced(scope, scope.nodes[before].output[0], axis, 1)
         scope.traced[key] = SizeOf(tensor, axis)  # ends the search on a graph with a cycle
         index = scope.producer.get(tensor)
-        if index is not None and depth < MAX_DEPTH and scope.nodes[index].output[0] == tensor:
-            scope.traced[key] = _traced_through(scope, scope.nodes[index], index, axis, depth + 1) or scope.traced[key]
+        if index is not None and depth < MAX_DEPTH:
+            scope.traced[key] = _traced_through(scope, tensor, index, axis, depth + 1) or scope.traced[key]
     return scope.traced[key]
 
 
-def _traced_through(scope: Scope, node: NodeProto, index: int, axis: int, depth: int) -> SizeOf | None:
-    values = known_attributes(node)
+def _untraced(scope: Scope, tensor: str, axis: int) -> list[int]:
+    """The nodes in front of a tensor whose results are not traced, in order: so no search goes deep."""
+    found: set[int] = set()
+    pending = [tensor]
+    while pending:
+        index = scope.producer.get(pending.pop())
+        if index is not None and index not in found and (scope.nodes[index].output[0], axis) not in scope.traced:
+            found.add(index)
+            pending.extend(scope.nodes[index].input)
+    return sorted(found)
+
+
+def _traced_through(scope: Scope, tensor: str, index: int, axis: int, depth: int) -> SizeOf | None:
+    node, values = scope.nodes[index], known_attributes(scope.nodes[index])
     shape = scope.info(node.input[0]).shape if node.input else None
-    if values is None or shape is None:
+    if values is None or shape is None or tensor != node.output[0] and not is_op(node, "Split"):
         return None
     x, rank = node.input[0], len(shape) - 2
-    if is_op(node, *KEEPING) or is_op(node, "Concat") and values.get("axis", 1) % len(shape) != axis:
+    if is_op(node, *KEEPING) or is_op(node, "Split") and values.get("axis", 0) % len(shape) != axis:
         return traced(scope, x, axis, depth)
-    if is_op(node, *BROADCASTING):
+    if is_op(node, *BROADCASTING, "Where") or is_op(node, "Concat") and values.get("axis", 0) % len(shape) != axis:
         found = {traced(scope, name, place, depth) for name, place in _wide(scope, node, axis)}
         return found.pop() if len(found) == 1 else None
-    if is_op(node, "Conv", "MaxPool", "AveragePool"):
+    if is_op(node, "Conv", "MaxPool", "AveragePool") or is_operator(node) and not layout_of(node):
         if axis < 2:
-            return None if axis and is_op(node, "Conv") else traced(scope, x, axis, depth)
-        return _through_window(scope, node, values, axis - 2, rank, traced(scope, x, axis, depth))
+            return None if axis and not is_op(node, "MaxPool", "AveragePool") else traced(scope, x, axis, depth)
+        return _through_windows(scope, index, values, axis - 2, rank, traced(scope, x, axis, depth))
     if is_op(node, "Pad"):
         numbers = pad_numbers(scope, index, rank)
         return None if isinstance(numbers, Reject) else traced(scope, x, axis, depth).plus(sum(numbers[0][axis :: rank + 2]))
@@ -202,10 +257,15 @@ def _traced_through(scope: Scope, node: NodeProto, index: int, axis: int, depth:
     if is_op(node, "Reshape"):
         terms = size_terms(scope, node.input[1], depth)
         copied = terms is not None and axis < min(len(terms), len(shape)) and terms[axis] == 0 and not values.get("allowzero", 0)
-        return traced(scope, x, axis, depth) if copied else _sized(terms, axis)
+        if (found_there := traced(scope, x, axis, depth) if copied else _sized(terms, axis)) is not None:
+            return found_there
     if is_op(node, "Transpose"):
         return traced(scope, x, tuple(values.get("perm", range(len(shape))[::-1]))[axis], depth)
-    return None
+    step = known_step(scope, index, rank) if rank > 0 and axis > 1 and op_of(node) is not None else None
+    if not isinstance(step, Step):
+        return None
+    first = scope.nodes[(index, *step.before)[-1]]
+    return traced(scope, first.input[step.operand], axis, depth)
 
 
 def _sized(terms: list[Term] | None, axis: int) -> SizeOf | None:
@@ -226,26 +286,34 @@ def _wide(scope: Scope, node: NodeProto, axis: int) -> list[tuple[str, int]]:
     return [(name, place) for name, place, shape in places if place >= 0 and shape[place] != 1]
 
 
-def _through_window(scope: Scope, node: NodeProto, values: dict, i: int, rank: int, size: SizeOf) -> SizeOf | None:
-    """The number of windows of a Conv or pooling."""
-    weight = scope.info(node.input[1]).shape if is_op(node, "Conv") else None
-    kernel = values.get("kernel_shape") or (weight[2:] if weight is not None else ())
-    strides, dilations = values.get("strides") or [1] * rank, values.get("dilations") or [1] * rank
-    pads = values.get("pads") or [0] * (2 * rank)
-    if values.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
-        return None
-    if (len(kernel), len(strides), len(dilations), len(pads)) != (rank, rank, rank, 2 * rank) or strides[i] < 1:
-        return None
-    k, stride, ceiling = kernel[i], strides[i], values.get("ceil_mode", 0)
-    begin, end = (0, 0) if values.get("auto_pad") == b"VALID" else (pads[i], pads[rank + i])
-    extent = dilations[i] * (k - 1) + 1 if isinstance(k, int) else None
-    if extent is None or ceiling and extent < stride + end:  # then the last window may start behind the map, and is none
-        return None
-    if stride == 1:
-        return size.plus(begin + end - extent + 1)
-    covered = size.plus(begin + end - extent + (stride - 1) * ceiling)
-    steps = covered and covered.over(stride)
-    return steps and steps.plus(1)
+def _through_windows(scope: Scope, index: int, values: dict, i: int, rank: int, size: SizeOf | None) -> SizeOf | None:
+    """The number of windows of a Conv, a pooling, or a node of the operator."""
+    node, ceiling = scope.nodes[index], values.get("ceil_mode", 0)
+    specs: Sequence[PoolSpec | ConvSpec | UpsampleSpec] = specs_of(values) if is_operator(node) else ()
+    if not specs:
+        weight = scope.info(node.input[1]).shape if is_op(node, "Conv") else None
+        kernel = values.get("kernel_shape") or (weight[2:] if weight is not None else ())
+        if values.get("auto_pad", b"").startswith(b"SAME"):  # as many as of one element
+            kernel, ceiling, values = (1,) * rank, 0, {**values, "dilations": ()}
+        if len(kernel) != rank or not all(isinstance(k, int) for k in kernel):
+            return None
+        values = {**values, "kernel_shape": kernel}
+        if malformed(scope, index, values, rank) is not None:
+            return None
+        specs = (windows(values, rank),)
+    for spec in specs:
+        if isinstance(spec, UpsampleSpec):
+            return None
+        extent, stride, begin, end = spec.extents[i], spec.strides[i], spec.pads[i], spec.pads[rank + i]
+        if ceiling and extent < stride + end:  # then the last window may start behind the map, and is none
+            return None
+        if stride == 1:
+            size = size and size.plus(begin + end - extent + 1)
+        else:
+            covered = size and size.plus(begin + end - extent + (stride - 1) * ceiling)
+            steps = covered and covered.over(stride)
+            size = steps and steps.plus(1)
+    return size
 
 
 # ---- sizes that are computed --------------------------------------------------------------------------------------------
