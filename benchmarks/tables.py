@@ -24,7 +24,7 @@ from benchmarks.layers.figures import figures, geometric_mean
 from benchmarks.layers.table import markdown
 from benchmarks.network_times import NETWORKS as ENGINES
 from benchmarks.network_times import OURS, errors, ratios, times_of
-from convpool.algebra.parts import UPSAMPLING_OP_TYPE
+from convpool.algebra.parts import OP_TYPE, OPERATORS, UPSAMPLING_OP_TYPE
 from convpool.cli.group import COMMANDS, SectionedCommand
 from convpool.cli.group import command as group
 from convpool.ir import schema
@@ -91,15 +91,13 @@ def options(name: str) -> str:
     return "\n\n".join(tables)
 
 
-def attributes(op_type: str, version: int, without: Iterable[str] = ()) -> str:
+def attributes(op_type: str, without: Iterable[str] = ()) -> str:
     """The attributes of an operator of the domain, but for those named in `without`."""
     rows = []
-    for name, attribute in onnx.defs.get_schema(op_type, version, schema.DOMAIN).attributes.items():
+    for name, (kind, default, meaning) in schema.attributes_of(OPERATORS[op_type]).items():
         if name not in without:
-            has_default = attribute.default_value.type != onnx.AttributeProto.UNDEFINED
-            default = onnx.helper.get_attribute_value(attribute.default_value) if has_default else None
-            default = f'`"{default.decode()}"`' if isinstance(default, bytes) else default
-            rows.append([f"`{name}`", attribute.type.name.lower(), default, attribute.description])
+            shown = f'`"{default}"`' if isinstance(default, str) else default
+            rows.append([f"`{name}`", onnx.AttributeProto.AttributeType.Name(kind).lower(), shown, meaning])
     return table(["attribute", "type", "default", "meaning"], sorted(rows, key=lambda row: (row[2] is not None, row[0])))
 
 
@@ -230,17 +228,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "gains": gains,
     "speed-ups": speedups,
     **{f"options of convpool {name}": functools.partial(options, name) for name in COMMANDS if name != "doctor"},
-    "attributes of ConvAvgPool": lambda: attributes(schema.OP_TYPE, schema.VERSION),
-    "attributes of UpsampleConv": lambda: attributes(
-        UPSAMPLING_OP_TYPE,
-        schema.UPSAMPLING_VERSION,
-        onnx.defs.get_schema(schema.OP_TYPE, schema.VERSION, schema.DOMAIN).attributes,
-    ),
-    "attributes of fused variants": lambda: attributes(
-        "AffineReluConvAvgPoolAddRelu",
-        schema.FUSED_VARIANTS_VERSION,
-        onnx.defs.get_schema(schema.OP_TYPE, schema.VERSION, schema.DOMAIN).attributes,
-    ),
+    "attributes of ConvAvgPool": lambda: attributes(OP_TYPE),
+    "attributes of UpsampleConv": lambda: attributes(UPSAMPLING_OP_TYPE, schema.attributes_of(OPERATORS[OP_TYPE])),
+    "attributes of fused variants": lambda: attributes("AffineReluConvAvgPoolAddRelu", schema.attributes_of(OPERATORS[OP_TYPE])),
     "cpu.json": lambda: model_times.markdown(load("cpu.json")),
     "resizing_cpu.json": lambda: resizing.markdown(load("resizing_cpu.json")),
     "public_models.json": lambda: resizing.public_markdown(load("public_models.json")),

@@ -18,11 +18,8 @@ from convpool.api import OptimizeResult, optimize
 from convpool.check.judge import Verification
 from convpool.check.verify import verify
 from convpool.errors import ConvpoolError, ModelError, OptionError, OutputError, VerificationError
-from convpool.ir import schema
 from convpool.report import Report, SiteReport, Speed, Summary
 from convpool.types import Layout, Lowering, Model, Target
-
-schema.register_schema()
 
 try:
     __version__ = version("convpool")

@@ -31,7 +31,6 @@ def optimized(name: str, path, **options):
 @pytest.mark.parametrize("name", NETWORKS)
 def test_nodes_become_problems_with_the_nodes_shapes(name, target, tmp_path):
     model = optimized(name, tmp_path / "model.onnx", target=target)
-    schema.register_schema()
     values = shape_inference.infer_shapes(model).graph
     shapes = {v.name: tuple(d.dim_value for d in v.type.tensor_type.shape.dim) for v in (*values.value_info, *values.output)}
     nodes = {node.name: node for node in model.graph.node if schema.is_operator(node)}

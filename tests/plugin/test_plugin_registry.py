@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 
-import onnx
 import pytest
 from onnx import helper
 
@@ -67,7 +66,7 @@ print(json.dumps({{name: [[f.name, str(f.type)] for f in find_creator(trt, name)
     found, _ = run(plugin, code)
     of_functions = {"weight_perm", "x_perm", "y_perm", "r_perm", "scales", "plugin_version", "plugin_namespace"}
     for name, fields in found.items():
-        attributes = onnx.defs.get_schema(name, schema.version_of(OPERATORS[name]), schema.DOMAIN).attributes
+        attributes = schema.attributes_of(OPERATORS[name])
         assert {field for field, _ in fields} == set(attributes) - of_functions
         assert {field for field, kind in fields if "FLOAT32" in kind} == set(attributes) & {"alpha", "prologue_alpha"}
 

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from convpool.algebra.parts import OP_TYPE
 from convpool.check.judge import Verification, shapes_text
 from convpool.errors import printable
 from convpool.ir import schema
@@ -127,7 +128,7 @@ def _form(site: SiteReport, verbose: bool) -> str:
     """Return the form that a convolution took, as markup."""
     if site.status != "rewritten":
         return f"[{STYLES[site.status]}]{site.status}[/]"
-    form = site.operator if site.operator not in (None, schema.OP_TYPE) else site.lowering
+    form = site.operator if site.operator not in (None, OP_TYPE) else site.lowering
     text = f"[{STYLES[site.status]}]{form}[/]"
     if site.absorbed:
         text += f" with {escape(', '.join(site.absorbed if verbose else [name.split()[0] for name in site.absorbed]))}"

@@ -322,8 +322,9 @@ def infer_elsewhere(model: ModelProto, strict: bool = False) -> ModelProto:
 
     Raises onnx's InferenceError, EncodeError for a model beyond 2 GB, and ModelError where it would end the process.
     """
+    model = with_own_functions(model)
     try:
-        found = infer(with_own_functions(model).SerializeToString(), strict)
+        found = infer(model.SerializeToString(), strict)
     except EndedError as error:
         raise ModelError(f"the model is not valid ONNX: shape inference of onnx {onnx.__version__} {error}") from None
     if found is None:
@@ -336,9 +337,9 @@ TYPES_OPSET = 22
 
 
 def with_own_functions(model: ModelProto) -> ModelProto:
-    """The model with functions for all its nodes of convpool's operators, in place of those that it may have for them.
+    """The model with functions for all its nodes of convpool's operators, by which onnx infers their results' shapes.
 
-    The other process has not the schemas of these operators, and a model may lack their functions or have wrong ones.
+    They stand in place of those that it may have for them: it may lack some.
     """
     if not used_in(model):
         return model

@@ -258,7 +258,6 @@ def check(loaded: LoadedModel, what: str, full: bool = False, inferred: ModelPro
     inferred: of a result, the original with shapes inferred.  What the original notes wrongly, where inference knew nothing, is
     no fault of the result.
     """
-    schema.register_schema()
     probe = model = loaded.proto
     if any(not value.type.tensor_type.HasField("shape") for value in _typed_values(model)):
         probe = deepcopy(model)
@@ -307,7 +306,6 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
     Shapes follow from the model's inputs; others that the file notes count where `convpool.ir.inference` says.
     Raises ModelError where it would end the process.
     """
-    schema.register_schema()
     probe = _without_large_values(model)
     taken = notes.take(probe)
     result = None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operators of the domain ai.convpool in ONNX: nodes, functions and schemas.
+"""The operators of the domain ai.convpool in ONNX: nodes, functions and attributes.
 
     Y = epilogue(Conv(AveragePool(prologue(X), count_include_pad=1), OIHW(W), B) + R)
     Y = epilogue(Conv(Upsample(prologue(X)), OIHW(W), B) + R)
@@ -16,15 +16,11 @@ runtimes without the plugin run it as it stands.  Users may move the operators t
 
 from __future__ import annotations
 
-import atexit
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, replace
-from functools import partial
 from typing import Any
 
-import onnx
 from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto, helper
-from onnx.defs import OpSchema
 
 from convpool.algebra.expand import UpsampleSpec
 from convpool.algebra.geometry import ConvSpec, PoolSpec
@@ -35,7 +31,6 @@ from convpool.algebra.parts import (
     FUSED_VARIANTS,
     LAYOUTS,
     MAX_UPSAMPLE,
-    OP_TYPE,
     OPERATORS,
     PROLOGUES,
     Parts,
@@ -50,62 +45,6 @@ _WINDOW = ("kernel_shape", "strides", "pads", "dilations")
 UPSAMPLE, SCALES = "upsample", "scales"
 CHANNELS_LAST = "channels_last"
 """The attribute that says where channels stand: a number of `algebra.parts.LAYOUTS`."""
-
-
-def infer(context: onnx.shape_inference.InferenceContext, parts: Parts) -> None:
-    """Output type and shape; unknown input dimensions give unknown output dimensions.  parts: of the operator."""
-    x, w = context.get_input_type(0), context.get_input_type(1)
-    if x is None or not x.HasField("tensor_type"):
-        return
-    result = onnx.TypeProto()
-    result.tensor_type.elem_type = x.tensor_type.elem_type
-    if x.tensor_type.HasField("shape"):
-        names = (UPSAMPLE,) if parts.upsamples else tuple(f"pool_{name}" for name in _WINDOW)
-        before, conv = specs_of({name: _ints(context, name) for name in (*names, *_WINDOW)})
-        for steps in (before.strides if isinstance(before, PoolSpec) else (), conv.strides):
-            if min(steps, default=1) < 1:
-                raise _fault(f"strides; got {steps}, expected at least 1")
-        if isinstance(before, UpsampleSpec) and not all(1 <= factor <= MAX_UPSAMPLE for factor in before.factors):
-            raise _fault(f"{UPSAMPLE}; got {list(before.factors)}, expected 1 to {MAX_UPSAMPLE}")
-        dims = x.tensor_type.shape.dim
-        if len(dims) != conv.rank + 2:
-            raise _fault(f"rank of X; got {len(dims)}, expected {conv.rank + 2} for kernel_shape {conv.kernel_shape}")
-        x_last, y_last = _layout(context)
-        shape = result.tensor_type.shape
-        shape.dim.add().CopyFrom(dims[0])
-        out = [shape.dim.add() for _ in range(conv.rank + 1)]
-        channels = out.pop(-1 if y_last else 0)
-        if w is not None and w.HasField("tensor_type") and w.tensor_type.shape.dim:
-            channels.CopyFrom(w.tensor_type.shape.dim[0])
-        for i, given in enumerate(dims[1:-1] if x_last else dims[2:]):
-            if given.HasField("dim_value"):
-                # Axes are independent, so any stand-in serves for the unknown ones.
-                size = tuple(given.dim_value for _ in range(conv.rank))
-                out[i].dim_value = conv.output_size(before.output_size(size))[i]
-    context.set_output_type(0, result)
-
-
-def _fault(what: str) -> onnx.shape_inference.InferenceError:
-    return onnx.shape_inference.InferenceError(f"operator of {DOMAIN}: {what}")
-
-
-def _ints(context: onnx.shape_inference.InferenceContext, name: str) -> tuple[int, ...]:
-    """An attribute of a node that onnx has not checked yet.  Raises InferenceError."""
-    attribute, kernel = context.get_attribute(name), context.get_attribute("kernel_shape")
-    rank = len(kernel.ints) if kernel is not None else 0
-    wanted = 2 * rank if name.endswith("pads") else rank
-    if attribute is None or len(attribute.ints) != wanted:
-        raise _fault(f"{name}; got {0 if attribute is None else len(attribute.ints)} sizes, expected {wanted}")
-    return tuple(attribute.ints)
-
-
-def _layout(context: onnx.shape_inference.InferenceContext) -> tuple[bool, bool]:
-    """Return (X has the channels last, Y has them last).  Raises InferenceError."""
-    attribute = context.get_attribute(CHANNELS_LAST)
-    number = 0 if attribute is None else attribute.i
-    if number not in LAYOUTS:
-        raise _fault(f"{CHANNELS_LAST}; got {number}, expected 0 to {max(LAYOUTS)}")
-    return LAYOUTS[number]
 
 
 DOMAIN = "ai.convpool"
@@ -136,7 +75,17 @@ _CONVOLUTION = {
     "dilations": "Dilations of the convolution.",
     "weight_perm": "Permutation that brings W to [M, C/group, kernel...]; it depends only on the number of spatial axes.",
 }
+_OPTIONAL: dict[str, tuple[int | str, str]] = {
+    "group": (1, "Number of channel groups."),
+    "plugin_version": ("1", "Version under which TensorRT finds the plugin."),
+    "plugin_namespace": ("", "Namespace under which TensorRT finds the plugin."),
+    "allow_tf32": (0, "1 lets the plugin compute float32 products in TF32."),
+    "constant_weights": (0, "1 tells the plugin that W never changes."),
+    CHANNELS_LAST: (0, "Which tensors are [N, spatial..., channels]: 0 none, 1 X, R and Y, 2 R and Y, 3 X."),
+    ACCUMULATION: (0, "How kernels sum pooling windows of float16 and bfloat16: 0 in float32, 1 may be in it (packed)."),
+}
 _OTHERS = ("group", "plugin_version", "plugin_namespace")
+"""The attributes that every node has, and the function too."""
 _PERMS = {
     "x_perm": "Permutation that brings X to [N, C, spatial...].",
     "y_perm": "Permutation that brings [N, M, spatial...] to Y.",
@@ -158,7 +107,6 @@ _PART_FLOATS = {
     "prologue_alpha": "Slope of a LeakyRelu before the pooling; 0 for other activations.",
     "alpha": "Slope of a LeakyRelu of the result; 0 for other activations.",
 }
-_TYPES = ("tensor(float16)", "tensor(bfloat16)", "tensor(float)", "tensor(double)")
 OP_TYPES = tuple(OPERATORS)
 """All operators of the domain."""
 
@@ -373,66 +321,25 @@ def _permute(function: FunctionProto) -> None:
     function.attribute.extend(["x_perm", "y_perm", *(["r_perm"] if "R" in function.input else [])])
 
 
-def used_in(model: onnx.ModelProto) -> set[str]:
+def used_in(model: ModelProto) -> set[str]:
     """Which of these operators the model's graphs and functions use."""
     return {node.op_type for node in model_nodes(model) if is_operator(node)}
 
 
-def register_schema() -> None:
-    """Make the operators known to onnx's checker and shape inference in this process; a second call does nothing."""
-    if onnx.defs.has(OP_TYPE, VERSION, DOMAIN):
-        return
-    for name, parts in OPERATORS.items():
-        _register(name, parts)
-
-
-def _register(name: str, parts: Parts) -> None:
-    parameter, attribute = OpSchema.FormalParameter, OpSchema.Attribute
-    meanings = {
-        OpSchema.AttrType.INTS: {**(_UPSAMPLING if parts.upsamples else _POOLING), **_CONVOLUTION},
-        OpSchema.AttrType.FLOATS: _SCALES if parts.upsamples else {},
+def attributes_of(parts: Parts) -> dict[str, tuple[int, int | str | None, str]]:
+    """The attributes of an operator: type, default and meaning.  Those without a default are required, but for permutations."""
+    kinds = {
+        AttributeProto.INTS: {**(_UPSAMPLING if parts.upsamples else _POOLING), **_CONVOLUTION},
+        AttributeProto.FLOATS: _SCALES if parts.upsamples else {},
+        AttributeProto.INT: {} if parts.is_plain else _PART_INTS,
+        AttributeProto.FLOAT: {} if parts.is_plain else _PART_FLOATS,
     }
-    if not parts.is_plain:
-        meanings |= {OpSchema.AttrType.INT: _PART_INTS, OpSchema.AttrType.FLOAT: _PART_FLOATS}
-    attributes = [attribute(key, kind, text, required=True) for kind, texts in meanings.items() for key, text in texts.items()]
-    optional: dict[str, tuple[int | str, str]] = {
-        "group": (1, "Number of channel groups."),
-        "plugin_version": ("1", "Version under which TensorRT finds the plugin."),
-        "plugin_namespace": ("", "Namespace under which TensorRT finds the plugin."),
-        "allow_tf32": (0, "1 lets the plugin compute float32 products in TF32."),
-        "constant_weights": (0, "1 tells the plugin that W never changes."),
-        CHANNELS_LAST: (0, "Which tensors are [N, spatial..., channels]: 0 none, 1 X, R and Y, 2 R and Y, 3 X."),
-        ACCUMULATION: (0, "How kernels sum pooling windows of float16 and bfloat16: 0 in float32, 1 may be in it (packed)."),
-    }
-    attributes += [attribute(key, helper.make_attribute(key, value), text) for key, (value, text) in optional.items()]
-    perms = [name for name in _PERMS if name != "r_perm" or parts.residual]
-    attributes += [attribute(name, OpSchema.AttrType.INTS, _PERMS[name], required=False) for name in perms]
-    factors = "[N, C, 1...]" if parts.modulated else "[C]"
-    texts = {
-        "X": "Input, [N, C, spatial...].",
-        "W": "Weights, [M, kernel..., C/group].",
-        "B": "Bias, [M].",
-        "scale": f"Factors of X, {factors}.",
-        "shift": f"What is added then, {factors}.",
-        "R": "Added to the convolution, of Y's shape.",
-    }
-    option = {"B": OpSchema.FormalParameterOption.Optional} if parts.is_plain else {}
-    single = OpSchema.FormalParameterOption.Single
-    inputs = [parameter(key, "T", texts[key], param_option=option.get(key, single)) for key in parts.inputs]
-    schema = OpSchema(
-        name,
-        DOMAIN,
-        version_of(parts),
-        doc=__doc__ or "",
-        inputs=inputs,
-        outputs=[parameter("Y", "T", "Output, [N, M, spatial...].")],
-        type_constraints=[("T", list(_TYPES), "Floating-point tensors.")],
-        attributes=attributes,
-    )
-    schema.set_type_and_shape_inference_function(partial(infer, parts=parts))
-    onnx.defs.register_schema(schema)
-    # onnx would release the Python function after the interpreter is gone, and crash.
-    atexit.register(onnx.defs.deregister_schema, name, version_of(parts), DOMAIN)
+    found: dict[str, tuple[int, int | str | None, str]] = {}
+    for kind, meanings in kinds.items():
+        found |= {name: (kind, None, text) for name, text in meanings.items()}
+    for name, (default, text) in _OPTIONAL.items():
+        found[name] = (AttributeProto.STRING if isinstance(default, str) else AttributeProto.INT, default, text)
+    return found | {name: (AttributeProto.INTS, None, _PERMS[name]) for name in _PERMS if name != "r_perm" or parts.residual}
 
 
 def _activation(op_type: str, x: str, y: str, alpha: str) -> list[NodeProto]:
@@ -507,6 +414,22 @@ def _meaning(node: NodeProto) -> tuple[Any, ...]:
     return node.op_type, node.domain, list(node.input), list(node.output), attributes
 
 
+def _check_form(node: NodeProto) -> None:
+    """Raise ModelError where a node of these operators has other inputs, outputs or attributes than its operator."""
+    parts, given, where = OPERATORS[node.op_type], {item.name: item.type for item in node.attribute}, named(node)
+    least = len(parts.inputs) - parts.is_plain
+    if not least <= len(node.input) <= len(parts.inputs) or not all(node.input) or len(node.output) != 1:
+        counts = f"{len(node.input)} inputs and {len(node.output)} outputs"
+        raise ModelError(f"{where}: tensors; got {counts}, expected {', '.join(parts.inputs)}, all named, and Y")
+    wanted = attributes_of(parts)
+    for name in given.keys() - wanted.keys():
+        raise ModelError(f"{where}: {name}; got an attribute of this name, expected none")
+    for name, (kind, default, _) in wanted.items():
+        if name in given and given[name] != kind or name not in given and default is None and name not in _PERMS:
+            got = AttributeProto.AttributeType.Name(given[name]) if name in given else "none"
+            raise ModelError(f"{where}: {name}; got {got}, expected {AttributeProto.AttributeType.Name(kind)}")
+
+
 def check_meaning(model: ModelProto) -> None:
     """Raise ModelError where onnxruntime, which runs functions, would compute something else than these operators do."""
     permuting = {}
@@ -515,6 +438,7 @@ def check_meaning(model: ModelProto) -> None:
         if not _is_ours(function, opset_of(function.opset_import)):
             raise ModelError(f"function '{DOMAIN}::{function.name}': got another body, expected the operator's own")
     for node in filter(is_operator, model_nodes(model)):
+        _check_form(node)
         known = [item for item in node.attribute if not item.ref_attr_name]
         given: dict[str, list[Any]] = {item.name: list(item.floats if item.name == SCALES else item.ints) for item in known}
         rank, layout = len(given.get("kernel_shape", ())), layout_of(node)

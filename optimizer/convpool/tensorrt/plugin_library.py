@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from convpool.algebra.parts import OP_TYPE
 from convpool.cuda.errors import LibraryError
 from convpool.cuda.location import library_path, named_file
 from convpool.errors import TensorRTError
@@ -34,7 +35,7 @@ def plugin_path() -> Path:
         raise TensorRTError(str(error)) from error
 
 
-def find_creator(trt: ModuleType, op_type: str = schema.OP_TYPE) -> Any:
+def find_creator(trt: ModuleType, op_type: str = OP_TYPE) -> Any:
     """The registry's creator of one of the operators, or None."""
     registry = trt.get_plugin_registry()
     find = getattr(registry, "get_creator", None) or registry.get_plugin_creator

@@ -23,7 +23,7 @@ from onnx import TensorProto, helper
 
 from convpool.algebra.expand import UpsampleSpec
 from convpool.algebra.geometry import PoolSpec
-from convpool.algebra.parts import MAX_UPSAMPLE, UPSAMPLING_OP_TYPE
+from convpool.algebra.parts import MAX_UPSAMPLE, OP_TYPE, UPSAMPLING_OP_TYPE
 from convpool.ir import schema
 from convpool.ir.edit import Edit
 from convpool.ir.index import Scope
@@ -139,7 +139,7 @@ class ChainPool(Rule):
         shape = plan.scope.info(node.output[0]).shape or (None,)
         known = [dim for dim in shape[2:] if isinstance(dim, int)]
         macs = math.prod(known) * plan.channels**2 if len(known) == RANK else None
-        values = {"pool": label(node), "macs_before": 0, "macs_after": macs, "operator": schema.OP_TYPE}
+        values = {"pool": label(node), "macs_before": 0, "macs_after": macs, "operator": OP_TYPE}
         log.rewritten(self.site_report(plan.scope, PATTERN, "convavgpool", **values), outputs[0])
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from convpool.algebra.geometry import PoolSpec
-from convpool.algebra.parts import keeps, outside
+from convpool.algebra.parts import OP_TYPE, keeps, outside
 from convpool.ir import schema
 from convpool.ir.edit import Edit
 from convpool.ir.index import Scope
@@ -113,7 +113,7 @@ class ChainHead(Rule):
     def rewritten(self, plan: HeadPlan, outputs: list[str], times: dict[str, float] | None, log: Log) -> None:
         """Report the sum or mean."""
         pool, count = label(plan.scope.nodes[plan.nodes[0]]), plan.weight.size
-        values = {"pool": pool, "macs_before": count, "macs_after": count, "operator": schema.OP_TYPE}
+        values = {"pool": pool, "macs_before": count, "macs_after": count, "operator": OP_TYPE}
         log.rewritten(self.site_report(plan.scope, PATTERN, "convavgpool", **values), outputs[0])
 
     def kept(self, site: Site, verdict: Reject | None, times: dict[str, float] | None, log: Log) -> None:

@@ -17,11 +17,11 @@ from onnx import NodeProto, helper
 
 from convpool.algebra.geometry import PoolSpec, fuse_kernel
 from convpool.algebra.lowering import Lowering
-from convpool.algebra.parts import IDENTITY, to_channels_last
+from convpool.algebra.parts import IDENTITY, OP_TYPE, to_channels_last
 from convpool.ir import schema
 from convpool.ir.edit import Edit
 from convpool.ir.protos import label
-from convpool.ir.schema import OP_TYPE, VERSION
+from convpool.ir.schema import VERSION
 from convpool.report import Log
 from convpool.rules.base import Plan, Reject, Rule, Site
 from convpool.rules.convs import (
