@@ -18,7 +18,7 @@ from convpool.check import session, session_process
 from convpool.check.session import Session, fitted
 from convpool.errors import ConvpoolError, ModelError
 from convpool.ir.model import LoadedModel
-from convpool.ir.process import EndedError
+from convpool.ir.process import EndedError, OtherProcess, Shared
 from tests.support.models import graph, random_feeds, weights
 from tests.support.processes import wait_for_the_process_of
 from tests.support.rewriting import PAIR, POOL
@@ -39,15 +39,15 @@ def crashing(name, usual):
         return usual(self, *words)
     return method
 for name in ("make", "run", "turn"):
-    setattr(real.Sessions, name, crashing(name, getattr(real.Sessions, name)))
+    setattr(real.Service, name, crashing(name, getattr(real.Service, name)))
 real.PAUSE_S = real.TURN_S = 0
-real.main()
+Service = real.Service
 """
 
 
 @pytest.fixture
 def crash(tmp_path, monkeypatch):
-    """crash(method, numbers, signal) lets the process end at these calls of a method of `Sessions`; gives all calls so far."""
+    """crash(method, numbers, signal) lets the process end at these calls of a method of `Service`; gives all calls so far."""
     real, log = session_process.__file__, tmp_path / "log"
 
     def crash(method: str, numbers, ending: str = "SIGSEGV"):
@@ -55,11 +55,11 @@ def crash(tmp_path, monkeypatch):
         script = tmp_path / f"{method}.py"
         script.write_text(CRASHING.format(real=real, log=str(log), method=method, numbers=numbers, signal=ending))
         monkeypatch.setattr(session_process, "__file__", str(script))
-        monkeypatch.setattr(session, "_place", None)
+        monkeypatch.setattr(session._shared, "process", None)
         return lambda: log.read_text().split()
 
     yield crash
-    session._end()
+    session._shared.end()
 
 
 def ending(**options) -> str:
@@ -228,7 +228,7 @@ def test_values_of_all_kinds_come_back():
 
 def test_a_session_goes_on_in_the_next_process():
     first, second = made(), made(factor=3)
-    session._place._process.kill()
+    session._shared.process._process.kill()
     with pytest.raises(EndedError, match="^ends the process with SIGKILL$"):
         second.run(None, X)
     for _ in range(2):
@@ -237,23 +237,23 @@ def test_a_session_goes_on_in_the_next_process():
 
 def test_what_onnxruntime_refuses_leaves_the_process():
     found = made()
-    place = session._place
+    place = session._shared.process
     with pytest.raises(RuntimeError, match="are missing"):
         found.run(None, {"z": X["x"]})
     with pytest.raises(RuntimeError):
         made("y = Mul(x, unknown)")
-    assert found.run(None, X)[0].tolist() == [0, 2, 4] and session._place is place
+    assert found.run(None, X)[0].tolist() == [0, 2, 4] and session._shared.process is place
 
 
 def test_sessions_are_forgotten(monkeypatch):
     asked = []
-    exchange = session._There._exchange
-    monkeypatch.setattr(session._There, "_exchange", lambda self, *words: asked.append(words[0]) or exchange(self, *words))
+    usual = OtherProcess._exchange
+    monkeypatch.setattr(OtherProcess, "_exchange", lambda self, words, *more: asked.append(words[0]) or usual(self, words, *more))
     made().run(None, X)
     gc.collect()
     assert asked == ["make", "run", "drop"]
     held = made()
-    with session._lock:  # as within a request
+    with session._shared.lock:  # as within a request
         del held
         gc.collect()
     assert asked[3:] == ["make"]
@@ -278,12 +278,12 @@ def test_threads_share_the_process():
 
 def test_a_forked_process_starts_one_of_its_own(monkeypatch):
     kept = made()
-    place = session._place
+    place = session._shared.process
     with monkeypatch.context() as forked:
         forked.setattr(os, "getpid", lambda: -1)
-        assert kept.run(None, X)[0].tolist() == [0, 2, 4] and session._place is not place
-        session._end()
-    monkeypatch.setattr(session, "_place", place)
+        assert kept.run(None, X)[0].tolist() == [0, 2, 4] and session._shared.process is not place
+        session._shared.end()
+    monkeypatch.setattr(session._shared, "process", place)
     assert made().run(None, X)[0].tolist() == [0, 2, 4]
 
 
@@ -291,25 +291,24 @@ def test_a_forked_process_starts_one_of_its_own(monkeypatch):
 def test_where_one_was_started_and_no_other_can_be_nothing_runs_here(monkeypatch, python):
     """The model that ended the process would end this one."""
     made()
-    session._end()
-    monkeypatch.setattr(session._place, "gone", True)
+    session._shared.end()
     with monkeypatch.context() as without:
         without.setattr(sys, "executable", python)
-        with pytest.raises(ModelError, match="onnxruntime cannot load .* has ended its process, and another (does not|cannot)"):
+        with pytest.raises(ModelError, match="onnxruntime cannot load .* has no process: "):
             convpool.optimize(graph(PAIR), lowering="direct")
     assert made().run(None, X)[0].tolist() == [0, 2, 4]
 
 
 @pytest.mark.parametrize("python", ["", "/nowhere/python", "/bin/true"])
 def test_where_no_process_can_be_started_models_run_here(monkeypatch, python):
-    monkeypatch.setattr(session, "_place", None)
-    monkeypatch.setattr(session, "_starts", False)
+    monkeypatch.setattr(session, "_shared", Shared(session_process, list))
+    monkeypatch.setattr(session, "_here", None)
     monkeypatch.setattr(session_process, "PAUSE_S", 0)
     monkeypatch.setattr(sys, "executable", python)
     found = convpool.optimize(graph(PAIR), lowering="direct", time=True)
-    assert found.report.verification.passed and found.report.speed is not None and isinstance(session._place, session._Here)
+    assert found.report.verification.passed and found.report.speed is not None and session._shared.process is None
     gc.collect()
-    assert not session._place._made
+    assert not session._here._made
 
 
 @pytest.mark.parametrize("stage", ["make", "run"])
@@ -330,7 +329,7 @@ def test_ctrl_c_ends_the_process(crash, stage):
         presser.join()
     finally:
         signal.signal(signal.SIGINT, before)
-    assert session._place.gone and session._place._process.returncode == -signal.SIGKILL
+    assert session._shared.process.gone and session._shared.process._process.returncode == -signal.SIGKILL
     assert made().run(None, X)[0].tolist() == [0, 2, 4]
 
 
@@ -345,9 +344,9 @@ def test_the_process_ends_with_its_parent_in_the_middle_of_a_run(tmp_path):
 import os, signal, threading, convpool
 from convpool.check import session
 def end():
-    while not isinstance(session._place, session._There) or not session._place._ready:
+    while session._shared.process is None or not session._shared.process._ready:
         pass
-    print(session._place._process.pid, flush=True)
+    print(session._shared.process._process.pid, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 threading.Thread(target=end).start()
 convpool.optimize({str(path)!r})

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shape inference: models on which onnx's ends or blocks the process are refused in one line; layers as outputs."""
+"""Shape inference: models on which onnx's ends or blocks the process are refused in one line; layers as outputs.
 
-import os
+`tests/check/test_session.py` has what both other processes share: threads, forks, Ctrl-C, a parent that is killed.
+"""
+
 import resource
-import signal
 import subprocess
 import sys
-import threading
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,15 +16,15 @@ import pytest
 from onnx import TensorProto, helper
 
 import convpool
-from convpool.check import session
+from convpool.check import session, session_process
 from convpool.errors import ModelError
 from convpool.ir import inference as elsewhere
-from convpool.ir import inference_process
+from convpool.ir import inference_process, process
 from convpool.ir.inference import EndedError, infer, mark_layers
 from convpool.ir.model import load, passes_full_check
+from convpool.ir.process import Shared
 from tests.support import sessions
 from tests.support.models import graph, random_feeds
-from tests.support.processes import wait_for_the_process_of
 from tests.support.rewriting import PAIR
 
 
@@ -58,10 +58,14 @@ def pretended(tmp_path, monkeypatch):
     path = tmp_path / "module.py"
     path.write_text(Module.source)
     monkeypatch.setattr(elsewhere.onnx.onnx_cpp2py_export, "__file__", str(path))
-    monkeypatch.setattr(elsewhere, "_running", None)
+    monkeypatch.setattr(elsewhere, "_shared", fresh())
     monkeypatch.setattr(elsewhere, "ANSWER_S", 1)
     yield
-    elsewhere._end()
+    elsewhere._shared.end()
+
+
+def fresh() -> Shared:
+    return Shared(inference_process, elsewhere._shared._words)
 
 
 def outcome(model: bytes) -> bytes | str | None:
@@ -87,9 +91,10 @@ def test_what_a_model_does_to_its_process(pretended, capfd, model):
 def test_a_model_has_so_much_time_and_memory_beside_what_the_process_has(monkeypatch):
     limits = {}
     monkeypatch.setattr(inference_process, "limit", limits.__setitem__)
-    module = SimpleNamespace(shape_inference=SimpleNamespace(infer_shapes=lambda *given: given))
-    assert inference_process.infer(module, b"model", False) == (inference_process.DONE, (b"model", False, False, True))
-    assert inference_process.infer(module, b"model", True) == (inference_process.DONE, (b"model", True, True, False))
+    service = object.__new__(inference_process.Service)
+    service._module = SimpleNamespace(shape_inference=SimpleNamespace(infer_shapes=lambda *given: given))
+    assert service.infer(b"model", False) == (b"model", False, False, True)
+    assert service.infer(b"model", True) == (b"model", True, True, False)
     with open("/proc/self/statm") as memory:
         own = int(memory.read().split()[0]) * resource.getpagesize()
     assert abs(limits[resource.RLIMIT_AS] - own - inference_process.GROWTH_BYTES - 5 * inference_process.COPIES) < 2**26
@@ -111,52 +116,28 @@ def test_a_limit_is_no_higher_than_the_hard_one(monkeypatch):
 def test_a_process_that_does_not_start(tmp_path, monkeypatch, source):
     (tmp_path / "module.py").write_text(source)
     monkeypatch.setattr(elsewhere.onnx.onnx_cpp2py_export, "__file__", str(tmp_path / "module.py"))
-    monkeypatch.setattr(elsewhere, "START_S", 0.3)
+    monkeypatch.setattr(process, "START_S", 0.3)
     started = []
     start = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda *given, **more: started.append(start(*given, **more)) or started[0])
-    with pytest.raises(OSError, match="^the process for shape inference does not start$"):
-        elsewhere.InferenceProcess()
+    assert fresh().current() is None
     assert started[0].returncode is not None
 
 
 def test_one_process_serves_all_models_and_ends(pretended):
     assert infer(b"x" * 10**7) == b"<" + b"x" * 10**7 + b">"
-    process = elsewhere._running._process
+    process = elsewhere._shared.process._process
     with pytest.raises(onnx.shape_inference.InferenceError, match="^wrong with it$"):
         infer(b"fails")
-    assert infer(b"") == b"<>" and elsewhere._running._process is process
-    elsewhere._end()
+    assert infer(b"") == b"<>" and elsewhere._shared.process._process is process
+    elsewhere._shared.end()
     assert process.returncode == 0
-
-
-def test_threads_ask_in_turn(pretended):
-    found = []
-    asked = [b"good", b"SIGABRT"] * 4
-    threads = [threading.Thread(target=lambda model=model: found.append((model, outcome(model)))) for model in asked]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(found, key=str) == [(b"SIGABRT", ENDS[b"SIGABRT"])] * 4 + [(b"good", b"<good>")] * 4
-
-
-def test_a_forked_process_starts_one_of_its_own(pretended, monkeypatch):
-    assert infer(b"good") == b"<good>"
-    first = elsewhere._running
-    monkeypatch.setattr(os, "getpid", lambda: -1)
-    assert outcome(b"SIGABRT") == ENDS[b"SIGABRT"]
-    monkeypatch.undo()
-    assert first.ask(b"good") == b"<good>"
-    first.end()
 
 
 @pytest.mark.parametrize("python", ["", "/nowhere/python", "/bin/true"])
 def test_where_no_process_can_be_started_inference_is_done_here(pretended, monkeypatch, python):
     monkeypatch.setattr(sys, "executable", python)
-    monkeypatch.setattr(elsewhere, "_starts", False)
-    for name, value in (("_place", None), ("_starts", False)):  # the check runs here too, in this test alone
-        monkeypatch.setattr(session, name, value)
+    monkeypatch.setattr(session, "_shared", Shared(session_process, list))  # the check runs here too, in this test alone
     assert infer(b"SIGABRT") is None
     result = convpool.optimize(graph(PAIR), lowering="direct")
     assert result.changed and result.report.verification.passed
@@ -165,40 +146,12 @@ def test_where_no_process_can_be_started_inference_is_done_here(pretended, monke
 @pytest.mark.parametrize("python", ["", "/nowhere/python", "/bin/true"])
 def test_where_one_was_started_and_no_other_can_be_nothing_is_inferred_here(pretended, monkeypatch, python):
     assert infer(b"good") == b"<good>"
-    elsewhere._end()
-    monkeypatch.setattr(elsewhere, "_running", None)
+    elsewhere._shared.end()
     monkeypatch.setattr(sys, "executable", python)
     with pytest.raises(EndedError, match="^has no process: "):
         infer(b"SIGABRT")
     with pytest.raises(ModelError, match="shape inference of onnx .* has no process"):
         convpool.optimize(graph(PAIR), check=0)
-
-
-def test_ctrl_c_ends_the_process(pretended, monkeypatch):
-    assert infer(b"good") == b"<good>"
-    process = elsewhere._running._process
-
-    def interrupted(self, count, until=None):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(elsewhere.InferenceProcess, "read", interrupted)
-        infer(b"stops")
-    assert process.returncode == -signal.SIGKILL and infer(b"good") == b"<good>"
-
-
-def test_the_process_ends_with_a_program_that_is_killed(tmp_path):
-    code = """
-import os, signal
-from convpool.ir import inference as elsewhere
-try:
-    elsewhere.infer(b"")
-except Exception:
-    pass
-print(elsewhere._running._process.pid, flush=True)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    wait_for_the_process_of(code)
 
 
 ENDED = {  # models of ended.zip, and the lowering

@@ -11,11 +11,7 @@ Sessions are timed in turn: whatever is compared runs alternately, so that a dri
 
 from __future__ import annotations
 
-import atexit
-import os
-import pickle
 import statistics
-import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -32,15 +28,13 @@ from onnx import ModelProto, TensorProto, helper
 from convpool.check import session_process
 from convpool.check.inputs import Arrays, Ranges, float_types, to_float32
 from convpool.check.judge import precision_of
-from convpool.check.session_process import READY, Sessions, packed, unpacked
+from convpool.check.session_process import Service
 from convpool.errors import ModelError, first_line
 from convpool.ir.inference import mark_layers
 from convpool.ir.model import LoadedModel
-from convpool.ir.process import EndedError, OtherProcess, ended
+from convpool.ir.process import EndedError, OtherProcess, Shared
 from convpool.ir.save import serialize
-
-START_S = 120
-"""Limit for importing onnxruntime, on a loaded machine."""
+from convpool.ir.serving import DONE, MEMORY
 
 
 class Session:
@@ -51,7 +45,7 @@ class Session:
 
     def __init__(self, model: LoadedModel, *, optimize: bool, threads: int = 0, spin: bool = False) -> None:
         self._model, self._options = model, {"optimize": optimize, "threads": threads, "spin": spin}
-        with _lock:
+        with _shared.lock:
             self._make(_current())
 
     def get_inputs(self) -> list[Any]:
@@ -71,116 +65,55 @@ class Session:
         return self._ask("turn", arrays)
 
     def _ask(self, method: str, *arguments: Any) -> Any:
-        with _lock:
+        with _shared.lock:
             place = _current()
             if self._place() is not place:
                 self._make(place)
-            return place.ask(method, self._number, *arguments)
+            return _ask(place, method, self._number, *arguments)
 
     def _make(self, place: _Place) -> None:
-        content = pickle.PickleBuffer(serialize(self._model.proto))
-        folder = self._model.base_dir and str(self._model.base_dir)
-        self._number, self._inputs, self._outputs = place.ask("make", content, folder, self._options)
+        content, folder = serialize(self._model.proto), self._model.base_dir and str(self._model.base_dir)
+        self._number, self._inputs, self._outputs = _ask(place, "make", folder, self._options, content=content)
         self._place = weakref.ref(place)
-        weakref.finalize(self, place.drop, self._number).atexit = False
+        drop = partial(place.ask_later, _shared.lock, "drop") if isinstance(place, OtherProcess) else place.drop
+        weakref.finalize(self, drop, self._number).atexit = False
 
 
-class _There(OtherProcess):
-    """Sessions in another process."""
-
-    def __init__(self) -> None:
-        found = [find_spec(name) for name in ("numpy", "onnxruntime", "ml_dtypes")]
-        folders = dict.fromkeys(str(Path(spec.origin).parents[1]) for spec in found if spec is not None and spec.origin)
-        super().__init__(session_process.__file__, *folders)
-        self.gone, self._ready, self._dropped = False, False, list[int]()
-
-    def is_ready(self) -> bool:
-        """Wait until it is; False where it does not start."""
-        with suppress(TimeoutError):
-            self._ready = self._ready or self.read(1, time.monotonic() + START_S) == READY
-        if not self._ready:
-            self.end(0)
-        return self._ready
-
-    def ask(self, method: str, *arguments: Any) -> Any:
-        """Call a method of `Sessions`.  Raises EndedError, and RuntimeError for onnxruntime's."""
-        while self._dropped:
-            self._exchange("drop", self._dropped.pop())
-        return self._exchange(method, *arguments)
-
-    def drop(self, number: int) -> None:
-        """Forget a session: at once, or with the next request where one is under way, perhaps of this thread."""
-        if self.owner != os.getpid() or self.gone:
-            return
-        self._dropped.append(number)
-        if _lock.acquire(blocking=False):
-            try:
-                self.ask("drop", self._dropped.pop())
-            except EndedError:
-                pass
-            finally:
-                _lock.release()
-
-    def _exchange(self, *request: Any) -> Any:
-        try:
-            kind, value = unpacked(self.read, partial(self.write, packed(request)))
-        except EOFError:
-            self.gone = True
-            raise ended(self.end()) from None
-        except BaseException:
-            self.gone = True
-            self.end(0)
-            raise
-        if kind != "done":
-            raise MemoryError if kind == "memory" else RuntimeError(value)
-        return value
+def _folders() -> list[str]:
+    """The folders of the packages that the other process needs."""
+    found = [find_spec(name) for name in ("numpy", "onnxruntime", "ml_dtypes")]
+    return list(dict.fromkeys(str(Path(spec.origin).parents[1]) for spec in found if spec is not None and spec.origin))
 
 
-class _Here(Sessions):
-    """Sessions in this process, where no other one can be started."""
-
-    def ask(self, method: str, *arguments: Any) -> Any:
-        """Call a method.  Raises what onnxruntime raises."""
-        return getattr(self, method)(*arguments)
-
-
-_Place = _There | _Here
-_lock = threading.Lock()
-_place: _Place | None = None
-_starts = False
-"""True once another process was ready: from then on nothing runs here, where a model could end this process."""
+_Place = OtherProcess | Service
+_shared = Shared(session_process, _folders)
+_here: Service | None = None
+"""Sessions in this process, where no other one can be started."""
 
 
 def prepare() -> None:
     """Start the process, which takes as long as importing onnxruntime, if it does not run; do not wait for it."""
-    with _lock, suppress(EndedError):
-        _start()
-
-
-def _start() -> _Place:
-    global _place
-    if _place is None or (isinstance(_place, _There) and (_place.gone or _place.owner != os.getpid())):
-        try:
-            _place = _There()
-        except OSError as error:
-            if _starts:
-                raise EndedError(f"has ended its process, and another cannot be started: {error}") from None
-            _place = _Here()
-    return _place
+    with _shared.lock, suppress(EndedError):
+        _shared.start()
 
 
 def _current() -> _Place:
     """Where sessions are from now on.  Raises EndedError where another process was there, and no new one starts."""
-    global _place, _starts
-    place = _start()
-    if isinstance(place, _There):
-        ready = place.is_ready()
-        if not ready and _starts:
-            place.gone = True
-            raise EndedError("has ended its process, and another does not start")
-        _starts = _starts or ready
-        place = _place = place if ready else _Here()
-    return place
+    global _here
+    if (process := _shared.current()) is not None:
+        return process
+    _here = _here or Service()
+    return _here
+
+
+def _ask(place: _Place, method: str, *arguments: Any, content: bytes | None = None) -> Any:
+    """Call a method of `session_process.Service`.  Raises EndedError, and RuntimeError for onnxruntime's, or here that itself."""
+    if isinstance(place, Service):
+        return getattr(place, method)(*([] if content is None else [content]), *arguments)
+    kind, value = place.ask(method, *arguments, content=content)
+    if kind != DONE:
+        raise MemoryError if kind == MEMORY else RuntimeError(value)
+    return value
 
 
 def fitted(session: Any, arrays: Arrays) -> Arrays:
@@ -193,14 +126,6 @@ def evaluate(model: ModelProto, name: str) -> np.ndarray:
     """The value of one tensor of a model without inputs, for `convpool.ir.index`.  Raises what `Session` does."""
     (result,) = Session(LoadedModel(model, None, 0), optimize=False).run([name], {})
     return result
-
-
-def _end() -> None:
-    if isinstance(_place, _There) and _place.owner == os.getpid():
-        _place.end()
-
-
-atexit.register(_end)
 
 
 Outputs = dict[str, Any]

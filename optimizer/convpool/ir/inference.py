@@ -20,11 +20,6 @@ used, and not only its survival: what reads beside an array fails at one time an
 
 from __future__ import annotations
 
-import atexit
-import os
-import signal
-import threading
-import time
 from collections.abc import Sequence
 
 import onnx
@@ -33,10 +28,11 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TensorShapeProt
 from convpool.algebra.parts import LAYOUTS, OPERATORS
 from convpool.errors import ModelError
 from convpool.ir import inference_process
-from convpool.ir.inference_process import DONE, FAILED, GROWTH_BYTES, LENIENT, MEMORY, READY, SIZE_BYTES, STRICT
-from convpool.ir.process import EndedError, OtherProcess, ended
+from convpool.ir.inference_process import GROWTH_BYTES
+from convpool.ir.process import EndedError, Shared
 from convpool.ir.protos import graphs_within, is_op, known_attributes, model_nodes, ops_of, opset_of, subgraphs
 from convpool.ir.schema import DOMAIN, OP_TYPES, SCALES, complete_layouts, functions_for, give, is_operator, layout_of, used_in
+from convpool.ir.serving import FAILED, MEMORY
 
 Notes = dict[str, ValueInfoProto]
 """Types and shapes that a graph notes of its tensors."""
@@ -242,78 +238,29 @@ def _is_unknown(node: NodeProto) -> bool:
     return not onnx.defs.has(node.op_type, "" if node.domain == "ai.onnx" else node.domain)
 
 
-START_S = 120
 ANSWER_S = 50
-"""Limits on a loaded machine; processor time is limited by the other process itself."""
-
-
-class InferenceProcess(OtherProcess):
-    """The other process; it ends when this one does."""
-
-    def __init__(self) -> None:
-        """Start it.  Raises OSError."""
-        super().__init__(inference_process.__file__, str(onnx.onnx_cpp2py_export.__file__))
-        try:
-            ready = self.read(1, time.monotonic() + START_S)
-        except TimeoutError:
-            ready = bytearray()
-        if ready != READY:
-            self.end()
-            raise OSError("the process for shape inference does not start")
-
-    def ask(self, model: bytes, strict: bool = False) -> bytes:
-        """The model with shapes.  Raises onnx's InferenceError, and EndedError where it ends the process."""
-        until = time.monotonic() + ANSWER_S
-        self.write([len(model).to_bytes(SIZE_BYTES, "little"), STRICT if strict else LENIENT, model])
-        try:
-            kind = self.read(1, until)
-            size = int.from_bytes(self.read(SIZE_BYTES, until), "little")
-            content = bytes(self.read(size, until))
-        except TimeoutError:
-            self.end()
-            raise EndedError("does not end") from None
-        if kind == DONE and len(content) == size:
-            return content
-        if kind == FAILED:
-            raise onnx.shape_inference.InferenceError(content.decode(errors="replace"))
-        code = self.end()
-        if kind == MEMORY:
-            raise EndedError(f"takes more than {GROWTH_BYTES // 2**30} GiB of memory")
-        if code == -signal.SIGXCPU:
-            raise EndedError("does not end")
-        raise ended(code)
-
-
-_lock = threading.Lock()
-_running: InferenceProcess | None = None
-_starts = False
-"""True once another process was there: from then on none here infers, which a model could end."""
+"""Limit on a loaded machine; processor time is limited by the other process itself."""
+_shared = Shared(inference_process, lambda: [str(onnx.onnx_cpp2py_export.__file__)])
 
 
 def infer(model: bytes, strict: bool = False) -> bytes | None:
-    """A serialised model with shapes; None where no other process can ever be started.  Raises as `InferenceProcess.ask`."""
-    global _running, _starts
-    with _lock:
-        if _running is not None and _running.owner != os.getpid():
-            _running = None
-        if _running is None:
-            try:
-                _running = InferenceProcess()
-                _starts = True
-            except OSError as error:
-                if _starts:
-                    raise EndedError(f"has no process: {error}") from None
-                return None
-        asked, _running = _running, None
+    """A serialised model with shapes; None where no other process can ever be started.
+
+    Raises onnx's InferenceError, and EndedError where it ends the process.
+    """
+    with _shared.lock:
+        process = _shared.current()
+        if process is None:
+            return None
         try:
-            found = asked.ask(model, strict)
-        except onnx.shape_inference.InferenceError:
-            _running = asked
-            raise
-        except BaseException:
-            asked.end()
-            raise
-        _running = asked
+            kind, found = process.ask("infer", strict, content=model, patience_s=ANSWER_S)
+        except TimeoutError:
+            raise EndedError("does not end") from None
+        if kind == MEMORY:
+            process.end()
+            raise EndedError(f"takes more than {GROWTH_BYTES // 2**30} GiB of memory")
+        if kind == FAILED:
+            raise onnx.shape_inference.InferenceError(found)
         return found
 
 
@@ -357,14 +304,6 @@ def with_own_functions(model: ModelProto) -> ModelProto:
     del copy.functions[:]
     copy.functions.extend((*others, *own))
     return copy
-
-
-def _end() -> None:
-    if _running is not None and _running.owner == os.getpid():
-        _running.end()
-
-
-atexit.register(_end)
 
 
 def mark_layers(model: ModelProto, inferred: ModelProto | None = None) -> None:

@@ -1,20 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Another process, for C++ that a model may end: onnx's shape inference and onnxruntime.
+"""Other processes, for C++ that a model may end: onnx's shape inference and onnxruntime.
 
-It imports as little as it can.  It ends when this process does, and Ctrl-C is not for it.
+One process of a kind serves all requests, until one of them ends it; the next request starts another.  It imports as little as it
+can.  It ends when this process does, and Ctrl-C is not for it.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
-import select
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from multiprocessing.connection import Pipe
 from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from convpool.ir import serving
+
+START_S = 120
+"""Limit on a loaded machine, for importing onnxruntime too."""
 
 
 class EndedError(Exception):
@@ -22,60 +31,129 @@ class EndedError(Exception):
 
 
 class OtherProcess:
-    """A script of this package in a process of its own, by pipes."""
+    """The class `Service` of a script, in a process of its own."""
 
     def __init__(self, script: str, *words: str) -> None:
-        """Start it.  Raises OSError, also where there is no Python to start it with, as in a program that has Python inside."""
+        """Start it, and do not wait for it.  words: arguments of the class.
+
+        Raises OSError, also where there is no Python to start it with, as in a program that has Python inside.
+        """
         if getattr(sys, "frozen", False) or not sys.executable or not Path(script).exists():
             raise OSError("no Python to start another process with")
         self.owner = os.getpid()
         """The process that started it: not this one, where this one was forked from that."""
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", script, *words],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # where C++ names the assertion that failed
-            bufsize=0,
-            start_new_session=True,  # Ctrl-C is not for it
-        )
+        self.gone = self._ready = False
+        self._later: list[tuple[Any, ...]] = []
+        self._pipe, theirs = Pipe()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", serving.__file__, str(theirs.fileno()), script, *words],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,  # where C++ names the assertion that failed
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C is not for it
+            )
 
-    def write(self, parts: Sequence[bytes | memoryview]) -> None:
-        """Write all of them; nothing where the process has ended, which a read then tells."""
-        pipe = self._process.stdin
-        assert pipe is not None
-        with suppress(BrokenPipeError):
-            for part in parts:
-                left = memoryview(part).cast("B")
-                while left:
-                    left = left[pipe.write(left) :]
+    def is_ready(self) -> bool:
+        """Wait until it is; False where it does not start."""
+        with suppress(EOFError, OSError):
+            self._ready = self._ready or self._pipe.poll(START_S) and self._pipe.recv() == serving.READY
+        if not self._ready:
+            self.end(0)
+        return self._ready
 
-    def read(self, count: int, until: float | None = None) -> bytearray:
-        """So many bytes, fewer where the process has ended.  until: by the monotonic clock.  Raises TimeoutError."""
-        pipe, content, done = self._process.stdout, bytearray(count), 0
-        assert pipe is not None
-        poll = select.poll()
-        poll.register(pipe, select.POLLIN)
-        while done < count:
-            if until is not None and not poll.poll(max(until - time.monotonic(), 0) * 1000):
+    def ask(self, method: str, *arguments: Any, content: bytes | None = None, patience_s: float | None = None) -> tuple[str, Any]:
+        """Call a method; `serving.DONE` and what it gives, FAILED and the error's text, or MEMORY.
+
+        content: the first argument, as it is.  Raises EndedError, and TimeoutError where no answer comes in time.
+        """
+        while self._later:
+            self._exchange(self._later.pop(), None, None)
+        return self._exchange((method, *arguments), content, patience_s)
+
+    def ask_later(self, lock: threading.Lock, *request: Any) -> None:
+        """Call a method whose answer is of no use: now, or before the next one where a thread, perhaps this, holds the lock."""
+        if self.owner != os.getpid() or self.gone:
+            return
+        self._later.append(request)
+        if lock.acquire(blocking=False):
+            try:
+                self.ask(*self._later.pop())
+            except EndedError:
+                pass
+            finally:
+                lock.release()
+
+    def _exchange(self, request: tuple[Any, ...], content: bytes | None, patience_s: float | None) -> tuple[str, Any]:
+        try:
+            self._pipe.send((*request[:1], content is not None, *request[1:]))
+            if content is not None:
+                self._pipe.send_bytes(content)
+            if not self._pipe.poll(patience_s):
                 raise TimeoutError
-            part = pipe.readinto(memoryview(content)[done:])  # type: ignore[attr-defined]
-            if not part:
-                break
-            done += part
-        return content if done == count else content[:done]
+            return self._pipe.recv()
+        except (EOFError, ConnectionError):
+            raise _ended(self.end()) from None
+        except BaseException:
+            self.end(0)
+            raise
 
     def end(self, patience_s: float = 1) -> int:
         """End the process, which may take so long to do it by itself; its exit code."""
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with suppress(OSError):
-                    pipe.close()
+        self.gone = True
+        self._pipe.close()
         with suppress(subprocess.TimeoutExpired):
             return self._process.wait(patience_s)
         self._process.kill()
         return self._process.wait()
 
 
-def ended(code: int) -> EndedError:
+def _ended(code: int) -> EndedError:
     """How a process has ended, by its exit code."""
+    if code == -signal.SIGXCPU:
+        return EndedError("does not end")
     return EndedError(f"ends the process with {signal.Signals(-code).name if code < 0 else f'status {code}'}")
+
+
+class Shared:
+    """The one process of a kind.  lock: to be held by whoever asks for it, and asks it."""
+
+    def __init__(self, script: ModuleType, words: Callable[[], Sequence[str]]) -> None:
+        """script: has the class `Service`; words: gives its arguments."""
+        self._script, self._words = script, words
+        self.lock = threading.Lock()
+        self.process: OtherProcess | None = None
+        self._served = self._hopeless = False
+        atexit.register(self.end)
+
+    def start(self) -> OtherProcess | None:
+        """The process, started if there is none; None where none can be started.
+
+        Raises EndedError where one was there and no other can be: what ended that one is not to end this process.
+        """
+        if not self._hopeless and (self.process is None or self.process.gone or self.process.owner != os.getpid()):
+            try:
+                self.process = OtherProcess(str(self._script.__file__), *self._words())
+            except OSError as error:
+                self._give_up(error)
+        return self.process
+
+    def current(self) -> OtherProcess | None:
+        """The process once it is ready, otherwise as `start`."""
+        process = self.start()
+        if process is not None and not process.is_ready():
+            self._give_up("it does not start")
+        self._served = self._served or self.process is not None
+        return self.process
+
+    def end(self) -> None:
+        """End the process, if it is this one's."""
+        if self.process is not None and self.process.owner == os.getpid():
+            self.process.end()
+
+    def _give_up(self, why: object) -> None:
+        self.process = None
+        if self._served:
+            raise EndedError(f"has no process: {why}")
+        self._hopeless = True
