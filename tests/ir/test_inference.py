@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
@@ -303,6 +304,30 @@ def test_sizes_behind_convpools_own_operators(name, functions):
     shape = elsewhere.infer_elsewhere(model).graph.output[0].type.tensor_type
     found = [dim.dim_value for dim in shape.shape.dim] if shape.HasField("shape") else None
     assert found == SIZES[name]
+
+
+@pytest.mark.parametrize(
+    ("node", "opset"),
+    [
+        ("GroupNormalization<num_groups=4>(x, g, g)", 21),
+        ("MeanVarianceNormalization(x)", 13),
+    ],
+)
+def test_sizes_behind_normalizations_that_onnx_does_not_infer(node, opset):
+    pooled = "AveragePool<kernel_shape=[2,2], strides=[2,2]>"
+    body = (
+        f"n = {node}\nc = {pooled}(n)\ny = If(flag) <then_branch = t () => (float[a,b,c,d] i) {{ k = {node}\ni = {pooled}(k) }},"
+    )
+    body += " else_branch = e () => (float[a,b,c,d] j) { j = Neg(c) }>"
+    model = graph(body, {"g": np.ones(16, np.float32)}, inputs="float[1,16,12,10] x, bool flag", opset=opset)
+    before = model.SerializeToString(deterministic=True)
+    found = load(model).inferred
+    assert model.SerializeToString(deterministic=True) == before
+    assert [item.op_type for item in found.graph.node] == [item.op_type for item in model.graph.node]
+    (branch,) = (item.g for item in found.graph.node[-1].attribute if item.name == "then_branch")
+    assert branch.node[0].op_type == node.split("<")[0].split("(")[0]
+    shapes = {value.name: value.type.tensor_type.shape.dim for value in (*found.graph.value_info, *found.graph.output)}
+    assert [dim.dim_value for dim in shapes["c"]] == [dim.dim_value for dim in shapes["y"]] == [1, 16, 6, 5]
 
 
 def test_a_model_is_refused_in_words(monkeypatch):

@@ -194,10 +194,21 @@ def _agree(branches: Sequence[GraphProto]) -> bool:
     return True
 
 
-def join_branches(model: ModelProto) -> None:
-    """Undo `part_branches`."""
-    for node in ops_of(model_nodes(model), APART):
-        node.op_type = "If"
+WITHOUT_INFERENCE = ("GroupNormalization", "MeanVarianceNormalization")
+"""Operators whose result has the shape of X, and whose shape onnx does not infer."""
+
+
+def let_through(model: ModelProto) -> None:
+    """Write nodes of WITHOUT_INFERENCE that stand in no function as Identity, for shape inference alone."""
+    for node in ops_of((node for graph in graphs_within(model.graph) for node in graph.node), *WITHOUT_INFERENCE):
+        node.op_type = "Identity"
+
+
+def give_back(model: ModelProto, original: ModelProto) -> None:
+    """Undo `part_branches` and `let_through`, node for node."""
+    for graph, before in zip(graphs_within(model.graph), graphs_within(original.graph), strict=True):
+        for node, own in zip(graph.node, before.node, strict=True):
+            node.op_type = own.op_type
 
 
 def has_open_sizes(model: ModelProto) -> bool:

@@ -308,6 +308,7 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
     """
     probe = _without_large_values(model)
     taken = notes.take(probe)
+    notes.let_through(probe)
     result = None
     try:
         result = infer_elsewhere(probe)
@@ -320,7 +321,7 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
     except _INFERENCE_ERRORS:
         pass  # without the notes that do not fit, or without shapes
     if result is not None:
-        notes.join_branches(result)
+        notes.give_back(result, model)
     return result
 
 
