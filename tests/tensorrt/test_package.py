@@ -189,18 +189,6 @@ def test_names_left_out_at_the_end_go_when_functions_are_inlined():
     assert prepare.inline_own_functions(inlined) is inlined
 
 
-def test_of_computed_weights_what_something_else_reads_stays():
-    body = "k = Mul(w, s)\nv = Neg(k)\nh = Conv<pads=[1,1,1,1]>(x, v)\nz = ReduceSum(k)\ny = Add(h, z)"
-    model = graph(body, {"s": (1,), "w": (16, 16, 3, 3)})
-    prepare.fold_weights(model)
-    assert [node.op_type for node in model.graph.node] == ["Mul", "Conv", "ReduceSum", "Add"]
-    assert {tensor.name for tensor in model.graph.initializer} == {"w", "s", "v"}
-    other = graph(body.replace("ReduceSum(k)", "ReduceSum(x)"), {"s": (1,), "w": (16, 16, 3, 3)})
-    prepare.fold_weights(other)
-    assert [node.op_type for node in other.graph.node] == ["Conv", "ReduceSum", "Add"]
-    assert {tensor.name for tensor in other.graph.initializer} == {"v"}
-
-
 def test_a_model_without_layers_has_its_own_outputs_alone():
     model = load(graph(PAIR))
     for lowering in ("none", "direct", "convavgpool"):

@@ -165,8 +165,7 @@ def test_weights_computed_from_constants_become_initializers(optimized):
         for op_type, sources, output in reversed(chain):
             model.graph.node.insert(index, helper.make_node(op_type, sources, [f"{name}.{output}"]))
     exact = run(model, inputs)
-    folded = prepare.self_contained(optimize(model, check=1).model if optimized else model)
-    prepare.fold_weights(folded)
+    folded = prepare.folded(prepare.self_contained(optimize(model, check=1).model if optimized else model))
     onnx.checker.check_model(folded)
     assert not {node.op_type for node in folded.graph.node} & {"Div", "Abs", "Reshape"}
     names = {tensor.name for tensor in folded.graph.initializer}

@@ -27,24 +27,21 @@ import onnx.inliner
 from google.protobuf.message import EncodeError
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from convpool.api import optimize
+from convpool.api import optimize, rewrite
 from convpool.check.inputs import TYPE_ATTRIBUTES, feeds, fitting
-from convpool.check.session import evaluate
 from convpool.errors import ModelError
 from convpool.ir import schema
-from convpool.ir.index import Scope, index_model
 from convpool.ir.inference import mark_layers
-from convpool.ir.model import LoadedModel
-from convpool.ir.protos import all_nodes, graphs_within, is_op
+from convpool.ir.model import LoadedModel, infer_shapes
+from convpool.ir.protos import all_nodes, graphs_within
 from convpool.ir.save import self_contained
+from convpool.options import OptimizeOptions
 from convpool.tensorrt.package import STRONGLY_TYPED_SINCE
 from convpool.types import Lowering
 
 OLD_PARSER_OPSET = 17
 """The newest opset that the parser of TensorRT 8.6 knows."""
 CONSTANT_WEIGHTS, ALLOW_TF32 = "constant_weights", "allow_tf32"
-WEIGHTED = ("Conv", "ConvTranspose", "Gemm")
-"""Operators whose second input are weights."""
 ELEMENT_TYPES: dict[str, int] = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
 """ONNX's number for the type of a half precision."""
 _NUMPY_TYPES: dict[int, np.dtype] = {
@@ -73,8 +70,7 @@ def lowered(
     if lowering != "none" and not has_plugin_nodes(model.proto):
         shapes = fitting(feeds(model.proto), input_shapes or {})
         model = optimize(model, lowering=cast(Lowering, lowering), check=0, input_shapes=shapes, **keywords).loaded
-    result = inline_own_functions(self_contained(model.proto, model.base_dir))
-    fold_weights(result)
+    result = folded(inline_own_functions(self_contained(model.proto, model.base_dir)))
     if layers:
         mark_layers(result)
     return result
@@ -134,44 +130,13 @@ def _without_trailing_blanks(model: ModelProto) -> ModelProto:
     return model
 
 
-def fold_weights(model: ModelProto) -> None:
-    """Compute the weights that the main graph computes from constants, and store them as initializers.
+def folded(model: ModelProto) -> ModelProto:
+    """The model with what it computes from constants stored: TensorRT would compute weights in every run.
 
-    Spectral normalisation leaves such weights.  TensorRT would compute them in every run.
+    Spectral normalisation leaves such weights.
     """
-    graph = model.graph
-    weights = [node.input[1] for node in graph.node if len(node.input) > 1 and (is_op(node, *WEIGHTED) or is_plugin_node(node))]
-    if not set(weights) & {name for node in graph.node if node.op_type != "Constant" for name in node.output}:
-        return
-    scope = index_model(model, numpy_helper.to_array, evaluate)[0]
-    folded: set[str] = set()
-    chains: set[int] = set()
-    for name in weights:
-        nodes = scope.arithmetic(name) if name in scope.producer and name not in folded else None
-        value = scope.weights(name) if nodes else None
-        if nodes and value is not None:
-            graph.initializer.append(numpy_helper.from_array(value.array(), name))
-            folded.add(name)
-            chains.update(nodes)
-    _remove_unread(graph, scope, chains, folded)
-
-
-def _remove_unread(graph: GraphProto, scope: Scope, chains: set[int], folded: set[str]) -> None:
-    """Remove the nodes `chains` that made the tensors `folded`, and constants, where nothing else reads what they give."""
-    read = {name for index, node in enumerate(graph.node) if index not in chains for name in node.input}
-    read |= scope.captured | scope.outputs
-    leaves: set[str] = set()
-    for index in sorted(chains, reverse=True):  # readers stand behind what they read
-        node = graph.node[index]
-        if set(node.output) <= folded or not set(node.output) & read:
-            leaves.update(node.input)
-            del graph.node[index]
-        else:
-            read.update(node.input)
-    unread = leaves - read - {value.name for value in graph.input}
-    for index in reversed(range(len(graph.initializer))):
-        if graph.initializer[index].name in unread:
-            del graph.initializer[index]
+    given = LoadedModel(model, None, model.ByteSize(), infer_shapes(model))
+    return rewrite(given, OptimizeOptions(passes=frozenset(("fold",))), {}).model
 
 
 def set_constant_weights(model: ModelProto, constant: bool) -> None:
