@@ -189,7 +189,7 @@ def random_upsampled(seed: int) -> tuple[onnx.ModelProto, dict[str, np.ndarray],
     return maker.finish(outputs), {name: maker.numbers(*dims) for name, dims in maker.inputs.items()}, maker
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", range(200))
 def test_a_random_model(seed):
     model, feeds, maker = random_upsampled(seed)
     result = convpool.optimize(model, check=0, target="cpu", upsampling=maker.form)

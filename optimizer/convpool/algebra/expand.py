@@ -69,11 +69,6 @@ class TransposeSpec(Windows):
 
     group: int = 1
 
-    def output_size(self, size: Ints) -> Ints:
-        """Spatial output sizes for the spatial input sizes `size`."""
-        r, extents = self.rank, self.extents
-        return tuple(self.strides[i] * (size[i] - 1) + extents[i] - self.pads[i] - self.pads[r + i] for i in range(r))
-
 
 @dataclass(frozen=True)
 class Crop:

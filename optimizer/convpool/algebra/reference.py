@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from convpool.algebra.expand import Crop, TransposeSpec, UpsampleSpec
+from convpool.algebra.expand import UpsampleSpec
 from convpool.algebra.geometry import ConvSpec, PoolSpec
 from convpool.algebra.parts import LAYOUTS, Parts
 
@@ -50,39 +50,6 @@ def upsample(x: np.ndarray, spec: UpsampleSpec) -> np.ndarray:
     for axis, factor in enumerate(spec.factors):
         x = np.repeat(x, factor, axis=axis + 2)
     return x
-
-
-def conv_transpose(x: np.ndarray, w: np.ndarray, b: np.ndarray | None, spec: TransposeSpec) -> np.ndarray:
-    """Transposed convolution as ONNX ConvTranspose defines it.
-
-    x: [N, C, spatial...]; w: [C, M/group, kernel...]; b: [M] or None.  Returns float64 [N, M, output spatial...].
-    """
-    n, size, rank, g = x.shape[0], x.shape[2:], x.ndim - 2, spec.group
-    weight = w.astype(np.float64).reshape(g, w.shape[0] // g, *w.shape[1:])
-    full = TransposeSpec(spec.kernel_shape, spec.strides, (0,) * (2 * rank), spec.dilations, g).output_size(size)
-    total = np.zeros((n, g, w.shape[1], *full))
-    grouped = x.astype(np.float64).reshape(n, g, -1, *size)
-    for tap in product(*(range(k) for k in spec.kernel_shape)):
-        index: tuple[Any, ...] = (..., *tap)
-        total[_window(tap, spec.dilations, spec.strides, size)] += np.einsum("ngc...,gcm->ngm...", grouped, weight[index])
-    total = total.reshape(n, -1, *full)
-    inside: tuple[Any, ...] = (..., *(slice(spec.pads[i], full[i] - spec.pads[rank + i]) for i in range(rank)))
-    total = total[inside]
-    return total if b is None else total + b.astype(np.float64).reshape(-1, *[1] * rank)
-
-
-def depth_to_space(x: np.ndarray, spec: UpsampleSpec) -> np.ndarray:
-    """Interleave [N, copies * M, spatial...], the phases in front of the channels (ONNX DepthToSpace, mode DCR)."""
-    rank = spec.rank
-    split = x.reshape(x.shape[0], *spec.factors, -1, *x.shape[2:])
-    order = [0, 1 + rank, *(axis for i in range(rank) for axis in (2 + rank + i, 1 + i))]
-    return split.transpose(order).reshape(x.shape[0], -1, *spec.output_size(x.shape[2:]))
-
-
-def crop(x: np.ndarray, spec: Crop) -> np.ndarray:
-    """The rest of x [N, C, spatial...]."""
-    inside: tuple[Any, ...] = (..., *(slice(a, n - b) for a, b, n in zip(spec.begins, spec.ends, x.shape[2:], strict=True)))
-    return x[inside]
 
 
 def conv_avg_pool(
