@@ -134,11 +134,13 @@ typedef struct {
     int32_t has_residual;
     int32_t activation; /* convpool_activation */
     float alpha, beta;
-    int32_t prologue_affine;     /* f scales and shifts X: 1 by channel, scale[c]; 2 by image and channel, scale[n][c] */
+    int32_t prologue_affine;     /* f scales and shifts X: 1 by channel, scale[c]; 2 by image and channel, scale[n][c]; 3 by
+                                    channel, after groups of channels of an image were given mean 0 and variance 1 */
     int32_t prologue_activation; /* pre: ACT_NONE, ACT_RELU, ACT_LEAKY_RELU or ACT_SILU */
     float prologue_alpha;        /* pre's slope of LEAKY_RELU; not beyond w_dtype's largest number */
     int32_t upsample[CONVPOOL_MAX_RANK];
-    int32_t reserved[2]; /* zero */
+    int32_t prologue_groups; /* of channels, where prologue_affine is 3; else 0 */
+    float prologue_epsilon;  /* added to the variance of a group, where prologue_affine is 3; else 0 */
 } convpool_problem;
 
 #define CONVPOOL_MAX_FLOAT_FILTER 64 /* C/group times the product of `kernel` */
@@ -202,7 +204,7 @@ CONVPOOL_API convpool_status convpool_device(int32_t *cc, int32_t *multiprocesso
  * a block; cc 0 means the current device. Otherwise CONVPOOL_UNSUPPORTED, and convpool_last_error holds the reason. */
 CONVPOOL_API convpool_status convpool_supports(const convpool_problem *problem, int32_t tactic, int32_t cc, int32_t shared_bytes);
 
-/* Bytes of device workspace (256-byte aligned) that a launch needs; 0 for direct_fused and generic. It depends on
+/* Bytes of device workspace (256-byte aligned) that a launch needs; 0 for direct_fused and generic that normalize nothing. It depends on
  * problem and tactic only, on no device. CONVPOOL_UNSUPPORTED, with the reason, where no device runs the problem by the tactic.
  * convpool_prepared_bytes: its first part, which transformed weights take; a launch with `prepared` of at least that size needs
  * so much less workspace. */

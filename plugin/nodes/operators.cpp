@@ -144,7 +144,7 @@ constexpr NamedActivation kEpilogues[] = {
     // clang-format on
 };
 // What scales and shifts X, by the numbers of prologue_affine.
-constexpr const char *kAffines[] = {"", "Affine", "Modulated"};
+constexpr const char *kAffines[] = {"", "Affine", "Modulated", "Normalized"};
 constexpr int32_t kLastPrologue = std::rbegin(kPrologues)->activation, kLastEpilogue = std::rbegin(kEpilogues)->activation;
 
 }  // namespace
@@ -190,22 +190,24 @@ const std::vector<Attribute> &Operator::attributes() const {
         {"accumulation", 0, CONVPOOL_ACCUMULATE_DEFAULT, CONVPOOL_ACCUMULATE_PACKED, false, CONVPOOL_ACCUMULATE_DEFAULT},
     };
     static constexpr Attribute parts[]{
-        {"prologue_affine", 0, 0, 2, true, 0},        {"prologue_activation", 0, 0, kLastPrologue, true, 0},
+        {"prologue_affine", 0, 0, 3, true, 0},        {"prologue_activation", 0, 0, kLastPrologue, true, 0},
         {"prologue_alpha", 0, 0, 0, true, 0, true},   {"residual", 0, 0, 1, true, 0},
         {"activation", 0, 0, kLastEpilogue, true, 0}, {"alpha", 0, 0, 0, true, 0, true}};
+    static constexpr Attribute normalization[]{{"norm_groups", 0, 1, INT32_MAX, true, 0}, {"epsilon", 0, 0, 0, true, 0, true}};
     static const auto &lists = *[] {  // to the very end, as operators()
-        auto *all = new std::array<std::vector<Attribute>, 4>;
+        auto *all = new std::array<std::vector<Attribute>, 6>;
         for (size_t i = 0; i < all->size(); ++i) {
             std::vector<Attribute> &list = (*all)[i];
             const auto add = [&](const auto &more) { list.insert(list.end(), std::begin(more), std::end(more)); };
-            if (i / 2) add(upsampling);
+            if (i / 3) add(upsampling);
             else add(pooling);
             add(others);
-            if (i % 2) add(parts);
+            if (i % 3 > 0) add(parts);
+            if (i % 3 > 1) add(normalization);
         }
         return all;
     }();
-    return lists[2 * upsamples + !plain()];
+    return lists[3 * upsamples + (normalizes() ? 2 : !plain())];
 }
 
 std::vector<std::vector<int32_t>> read_attributes(const Operator &op, const Field *fields, int32_t count) {
@@ -301,6 +303,10 @@ void NodeSpec::set_attributes(convpool_problem &p, int64_t inputs) const {
     if (!op_->plain()) {
         p.alpha = float_of(value(kAlpha));
         p.prologue_alpha = float_of(value(kPrologueAlpha));
+    }
+    if (op_->normalizes()) {
+        p.prologue_groups = value(kNormGroups);
+        p.prologue_epsilon = float_of(value(kEpsilon));
     }
     for (int i = 0; i < rank_; ++i) {
         p.upsample[i] = op_->upsamples ? value(kUpsample, i) : 0;

@@ -51,7 +51,9 @@ enum AttributeId : int {
     kPrologueAlpha,
     kResidual,
     kActivation,
-    kAlpha
+    kAlpha,
+    kNormGroups,
+    kEpsilon
 };
 inline constexpr int kKernelShape = 0, kStrides = 1, kPads = 2, kDilations = 3;
 
@@ -66,17 +68,18 @@ inline constexpr char kChannelsLastField[] = "channels_last";
 // An attribute of nodes that upsample, for their function only.
 inline constexpr char kScalesField[] = "scales";
 
-// An operator of ai.convpool: [Affine|Modulated][Relu|LeakyRelu|Silu](ConvAvgPool|UpsampleConv)[Add][Relu|LeakyRelu|Tanh|Sigmoid|
-// Silu] does what its name says.
+// An operator of ai.convpool: [Affine|Modulated|Normalized][Relu|LeakyRelu|Silu](ConvAvgPool|UpsampleConv)[Add][Relu|LeakyRelu|
+// Tanh|Sigmoid|Silu] does what its name says.
 struct Operator {
     bool upsamples;    // in front of the convolution, and does not pool
-    int32_t affine;    // 1: scale and shift X by channel; 2: by image and channel, [N, C, 1...]
+    int32_t affine;    // 1: scale and shift X by channel; 2: by image and channel, [N, C, 1...]; 3: by channel once normalized
     int32_t prologue;  // convpool_activation in front of the pooling
     bool residual;
     int32_t epilogue;  // convpool_activation of what comes last
     std::string name;
     std::vector<std::string> inputs;
 
+    bool normalizes() const { return affine == 3; }
     bool plain() const { return affine == 0 && prologue == CONVPOOL_ACT_NONE && !residual && epilogue == CONVPOOL_ACT_NONE; }
     // allow_tf32, constant_weights and accumulation change nothing that the operator means.  The first says how a builder wants
     // float32 products to be formed; the second that W never changes in the engine's life, so that what is made of it may be
@@ -85,7 +88,7 @@ struct Operator {
     // The position of an attribute that the operator has in attributes().
     int place(int id) const { return upsamples && id >= kConvolution ? id - 3 : id; }
 };
-// ConvAvgPool and its 143 fused variants, then UpsampleConv and its.  They stay to the very end of the process, as engines may.
+// ConvAvgPool and its 191 fused variants, then UpsampleConv and its.  They stay to the very end of the process, as engines may.
 const std::vector<Operator> &operators();
 
 // The attributes' values, one list per attribute of `op`; of a real attribute the float's bits.  Throws where a field is

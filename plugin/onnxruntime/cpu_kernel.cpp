@@ -221,11 +221,13 @@ public:
     Call(const Shapes &shapes, const convpool_tensors &tensors)
         : s_(shapes), p_(shapes.p), t_(tensors), x_(p_.n * p_.c * elements(s_.in)), pooled_(p_.n * p_.c * elements(s_.pooled)),
           sums_(p_.n * p_.m * elements(s_.out)), blocks_(ceil_div(p_.m / p_.group, kOutputs)),
-          planes_(tasks() * kPlanes * elements(s_.out)) {}
+          planes_(tasks() * kPlanes * elements(s_.out)), moments_(2 * p_.n * p_.prologue_groups) {}
 
     void run(const OrtApi &api, const OrtKernelContext *context) {
         const auto pool = [](void *call, size_t task) { static_cast<Call *>(call)->pool(static_cast<int64_t>(task)); };
         const auto convolve = [](void *call, size_t task) { static_cast<Call *>(call)->convolve(static_cast<int64_t>(task)); };
+        const auto normalize = [](void *call, size_t task) { static_cast<Call *>(call)->normalize(static_cast<int64_t>(task)); };
+        check(api, api.KernelContext_ParallelFor()(context, normalize, p_.n * p_.prologue_groups, 0, this));
         check(api, api.KernelContext_ParallelFor()(context, pool, p_.n * p_.c, 0, this));
         check(api, api.KernelContext_ParallelFor()(context, convolve, tasks(), 0, this));
     }
@@ -233,16 +235,36 @@ public:
 private:
     static Sum read(const void *tensor, int64_t at) { return static_cast<const Element *>(tensor)[at].read(); }
 
+    // Mean and 1 / standard deviation of a group of channels of one image.
+    void normalize(int64_t task) {
+        const int64_t n = task / p_.prologue_groups, channels = p_.c / p_.prologue_groups, pixels = elements(s_.in);
+        const int64_t first = task % p_.prologue_groups * channels;
+        const auto sum = [&](auto &&term) {
+            Sum total{0};
+            for (int64_t c = first; c < first + channels; ++c)
+                for (int64_t at = 0; at < pixels; ++at) total += term(read(t_.x, offset(n, c, at, p_.c, pixels, p_.x_layout)));
+            return total / static_cast<Sum>(channels * pixels);
+        };
+        const Sum mean = sum([](Sum x) { return x; }), variance = sum([&](Sum x) { return (x - mean) * (x - mean); });
+        moments_[2 * task] = mean;
+        moments_[2 * task + 1] = 1 / std::sqrt(variance + static_cast<Sum>(p_.prologue_epsilon));
+    }
+
     // The prologue and the pooling or upsampling of one channel of one image.
     void pool(int64_t task) {
         const int64_t n = task / p_.c, c = task % p_.c, pixels = elements(s_.in), places = elements(s_.pooled);
         const int64_t place = p_.prologue_affine == 2 ? task : c;
-        const Sum scale = p_.prologue_affine ? read(t_.scale, place) : Sum{1},
-                  shift = p_.prologue_affine ? read(t_.shift, place) : Sum{0};
+        Sum scale = p_.prologue_affine ? read(t_.scale, place) : Sum{1}, mean{0};
+        const Sum shift = p_.prologue_affine ? read(t_.shift, place) : Sum{0};
+        if (p_.prologue_groups > 0) {
+            const int64_t group = n * p_.prologue_groups + c / (p_.c / p_.prologue_groups);
+            mean = moments_[2 * group], scale *= moments_[2 * group + 1];
+        }
         Sum *const x = x_.data() + task * pixels, *const pooled = pooled_.data() + task * places;
         for (int64_t at = 0; at < pixels; ++at) {
             const Sum value = read(t_.x, offset(n, c, at, p_.c, pixels, p_.x_layout));
-            x[at] = activated(p_.prologue_affine ? value * scale + shift : value, p_.prologue_activation, p_.prologue_alpha);
+            x[at] =
+                activated(p_.prologue_affine ? (value - mean) * scale + shift : value, p_.prologue_activation, p_.prologue_alpha);
         }
         if (s_.upsamples()) return upsample(x, pooled);
         const Windows windows{s_.in, s_.pooled, s_.window, s_.window_step, s_.window_begin, s_.window_dilation};
@@ -306,7 +328,7 @@ private:
     const convpool_tensors &t_;
     std::vector<Sum> x_, pooled_, sums_;
     int64_t blocks_;  // of kOutputs channels in a group
-    std::vector<Sum> planes_;
+    std::vector<Sum> planes_, moments_;
 };
 
 }  // namespace

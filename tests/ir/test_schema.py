@@ -13,7 +13,7 @@ from convpool.algebra import parts as layouts
 from convpool.algebra import reference
 from convpool.algebra.expand import UpsampleSpec
 from convpool.algebra.geometry import ConvSpec, PoolSpec
-from convpool.algebra.parts import FUSED_VARIANTS, OPERATORS
+from convpool.algebra.parts import AFFINES, FUSED_VARIANTS, OPERATORS
 from convpool.check.session import Session
 from convpool.errors import ModelError
 from convpool.ir import schema
@@ -129,6 +129,7 @@ def fused_variant(
     x_last, y_last = layouts.LAYOUTS[channels_last]
     kind = OPERATORS[op_type]
     parts = replace(kind, prologue_alpha=SLOPES[kind.prologue], epilogue_alpha=2 * SLOPES[kind.epilogue])
+    parts = replace(parts, norm_groups=2, epsilon=0.25) if kind.normalized else parts
     before, conv = WINDOWS[kind.upsamples]
     shapes = {"X": permuted(x_shape, x_last), "W": [6, 3, 1, 2], "B": [6]}
     shapes |= dict.fromkeys(("scale", "shift"), [2, 4, 1, 1] if kind.modulated else [4])
@@ -142,13 +143,14 @@ def fused_variant(
 
 
 def test_fused_variants_are_named_after_what_they_do():
-    assert len(FUSED_VARIANTS) == 2 * (3 * 4 * 2 * 6 - 1)
+    assert len(FUSED_VARIANTS) == 2 * (4 * 4 * 2 * 6 - 1)
     parts = schema.Parts(True, "LeakyRelu", 0.1, True, "Relu")
     assert parts.op_type == "AffineLeakyReluConvAvgPoolAddRelu"
     assert parts.inputs == ("X", "W", "B", "scale", "shift", "R")
     assert schema.Parts().op_type == "ConvAvgPool" and schema.Parts(residual=True).inputs == ("X", "W", "B", "R")
     assert schema.Parts(prologue="Relu", upsamples=True).op_type == "ReluUpsampleConv"
     assert schema.Parts(True, "Silu", epilogue="Silu", modulated=True).op_type == "ModulatedSiluConvAvgPoolSilu"
+    assert schema.Parts(True, normalized=True, norm_groups=8).op_type == "NormalizedConvAvgPool"
 
 
 @pytest.mark.parametrize("op_type", [name for name in SAMPLED if name in FUSED_VARIANTS])
@@ -159,15 +161,15 @@ def test_a_fused_variant_says_in_attributes_what_its_name_says(op_type):
     node = found.graph.node[0]
     assert schema.parts_of(node) == parts
     given = {item.name: helper.get_attribute_value(item) for item in node.attribute}
-    scaled = int("Affine" in op_type) + 2 * int("Modulated" in op_type)
+    scaled = next((number for number, name in enumerate(AFFINES[1:], 1) if name in op_type), 0)
     assert (given["prologue_affine"], given["residual"]) == (scaled, int("Add" in op_type))
     names = ("", "Relu", "LeakyRelu", "Tanh", "Sigmoid", "Clip", "Silu")  # convpool_activation
     core = schema.Parts(upsamples=parts.upsamples)
-    before, after = op_type.removeprefix("Affine").removeprefix("Modulated").split(core.op_type)
+    before, after = op_type.removeprefix(AFFINES[scaled]).split(core.op_type)
     assert (names[given["prologue_activation"]], names[given["activation"]]) == (before, after.removeprefix("Add"))
     assert (given["prologue_alpha"], given["alpha"]) == (SLOPES[before], 2 * SLOPES[after.removeprefix("Add")])
     schema.give_parts(node, core)
-    assert node.op_type == core.op_type and not {item.name for item in node.attribute} & {"residual", "alpha"}
+    assert node.op_type == core.op_type and not {item.name for item in node.attribute} & {"residual", "alpha", "norm_groups"}
 
 
 @pytest.mark.parametrize(
@@ -186,7 +188,7 @@ def check_against_reference(op_type: str, opset: int, channels_last: int = 0) ->
         value.name: rng.integers(-3, 4, [dim.dim_value for dim in value.type.tensor_type.shape.dim]).astype(np.float32)
         for value in found.graph.input
     }
-    whole = parts.prologue != "Silu"
+    whole = parts.prologue != "Silu" and not parts.normalized
     feed["X"] *= 24 if whole else 1  # whole numbers after a slope of 1/4 and a mean over 6, to the rounding of 1/6
     if parts.affine:
         feed["scale"] = np.array([1, -2, 0, 3, 2, 1, -1, 0][: feed["scale"].size], np.float32).reshape(feed["scale"].shape)
@@ -204,7 +206,8 @@ def check_against_reference(op_type: str, opset: int, channels_last: int = 0) ->
 @pytest.mark.parametrize("opset", ["least", 17])
 @pytest.mark.parametrize("op_type", SAMPLED[1:])
 def test_a_variant_computes_the_reference(op_type, opset):
-    least = schema.UPSAMPLING_OPSET if OPERATORS[op_type].upsamples else 7
+    kind = OPERATORS[op_type]
+    least = schema.NORMALIZING_OPSET if kind.normalized else schema.UPSAMPLING_OPSET if kind.upsamples else 7
     check_against_reference(op_type, least if opset == "least" else opset)
 
 

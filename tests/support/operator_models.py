@@ -72,7 +72,8 @@ class Node:
         """The parts of the node beside."""
         kind = OPERATORS[self.op_type]
         slopes = SLOPES.get(kind.prologue, 0), 2 * SLOPES.get(kind.epilogue, 0)
-        return replace(kind, prologue_alpha=slopes[0], epilogue_alpha=slopes[1])
+        parts = replace(kind, prologue_alpha=slopes[0], epilogue_alpha=slopes[1])
+        return replace(parts, norm_groups=2, epsilon=0.25) if kind.normalized else parts
 
     @property
     def names(self) -> list[str]:

@@ -2,7 +2,8 @@
 """The parts of a node of the operators beside a convolution and the pooling or upsampling in front of it: a prologue, a
 residual, an activation.
 
-    [Affine | Modulated][Relu | LeakyRelu | Silu](ConvAvgPool | UpsampleConv)[Add][Relu | LeakyRelu | Tanh | Sigmoid | Silu]
+    [Affine | Modulated | Normalized][Relu | LeakyRelu | Silu]
+    (ConvAvgPool | UpsampleConv)[Add][Relu | LeakyRelu | Tanh | Sigmoid | Silu]
 
 Every combination is a fused variant, named after what it does in the order in which it does it.  LAYOUTS numbers
 where the channels of its tensors stand: behind the batch, as in ONNX's Conv, or last, as the kernels read them.
@@ -105,16 +106,19 @@ EPILOGUES = ("Relu", "LeakyRelu", "Tanh", "Sigmoid", "Silu")
 """Activations of the result."""
 
 
-AFFINES = ("", "Affine", "Modulated")
-"""Maps of X in front, by the attribute prologue_affine: nothing, numbers by channel, or by image and channel."""
+AFFINES = ("", "Affine", "Modulated", "Normalized")
+"""Maps of X in front, by the attribute prologue_affine: nothing, numbers by channel, by image and channel, or by channel behind a
+normalization of each image."""
 
 
 @dataclass(frozen=True)
 class Parts:
     """The parts of a node beside its convolution, and whether it upsamples in front of that or pools.
 
-    affine: scale and shift in front, by channel, or `modulated` by image and channel.  prologue, epilogue: an activation, "" for
-    none, "Silu" for x * sigmoid(x); their alphas count for LeakyRelu only and are 0 otherwise.
+    affine: scale and shift in front, by channel, or `modulated` by image and channel.  normalized: before them, X has mean 0 and
+    variance 1 in each of `norm_groups` groups of channels of an image, with `epsilon` added to the variance; 0 otherwise.
+    prologue, epilogue: an activation, "" for none, "Silu" for x * sigmoid(x); their alphas count for LeakyRelu only and are 0
+    otherwise.
     """
 
     affine: bool = False
@@ -125,6 +129,9 @@ class Parts:
     epilogue_alpha: float = 0.0
     upsamples: bool = False
     modulated: bool = False
+    normalized: bool = False
+    norm_groups: int = 0
+    epsilon: float = 0.0
 
     @property
     def op_type(self) -> str:
@@ -136,7 +143,7 @@ class Parts:
     @property
     def affine_number(self) -> int:
         """The number of AFFINES."""
-        return 2 if self.modulated else int(self.affine)
+        return 3 if self.normalized else 2 if self.modulated else int(self.affine)
 
     @property
     def is_plain(self) -> bool:
@@ -155,7 +162,7 @@ OPERATORS = {
     for upsamples, affine, prologue, residual, epilogue in product(
         (False, True), range(len(AFFINES)), ("", *PROLOGUES), (False, True), ("", *EPILOGUES)
     )
-    for parts in (Parts(affine > 0, prologue, 0.0, residual, epilogue, 0.0, upsamples, affine > 1),)
+    for parts in (Parts(affine > 0, prologue, 0.0, residual, epilogue, 0.0, upsamples, affine == 2, affine == 3),)
 }
 """Every operator by name, with alphas of 0: ConvAvgPool and its fused variants, UpsampleConv and its."""
 FUSED_VARIANTS = {name: parts for name, parts in OPERATORS.items() if not parts.is_plain}

@@ -92,6 +92,10 @@ def fused_conv_avg_pool(
     """
     x_last, y_last = LAYOUTS[channels_last]
     z = _channels_first(x, x_last).astype(np.float64)
+    if parts.normalized:
+        groups = z.reshape(len(z), parts.norm_groups, -1)
+        deviation = np.sqrt(groups.var(axis=2, keepdims=True) + parts.epsilon)
+        z = ((groups - groups.mean(axis=2, keepdims=True)) / deviation).reshape(z.shape)
     if parts.affine:
         assert scale is not None and shift is not None
         z = z * _per_channel(scale, spec.rank) + _per_channel(shift, spec.rank)

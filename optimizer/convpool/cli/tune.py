@@ -156,6 +156,8 @@ def _problem(node: NodeProto, x: tuple[Any, ...], w: tuple[Any, ...], precision:
         prologue_affine=parts.affine_number,
         prologue_activation=_activation(parts.prologue),
         prologue_alpha=parts.prologue_alpha,
+        prologue_groups=parts.norm_groups,
+        prologue_epsilon=parts.epsilon,
         accumulation=accumulation if PRECISIONS[precision] != "float32" else "default",
     )
 

@@ -58,7 +58,8 @@ class ProblemStruct(ctypes.Structure):
         (ctypes.c_int32, "prologue_affine prologue_activation"),
         (ctypes.c_float, "prologue_alpha"),
         (_Ints, "upsample"),
-        (ctypes.c_int32 * 2, "reserved"),
+        (ctypes.c_int32, "prologue_groups"),
+        (ctypes.c_float, "prologue_epsilon"),
     )
 
 

@@ -137,7 +137,9 @@ class Problem:
             "int8" or "float8_e4m3fn".
         alpha: LeakyReLU's slope or Clip's lower bound.
         beta: Clip's upper bound.
-        prologue_affine: 1 or True: X is scaled and shifted by channel; 2: by image and channel.
+        prologue_affine: 1 or True: X is scaled and shifted by channel; 2: by image and channel; 3: by channel, after it got
+            mean 0 and variance 1 in each of `prologue_groups` groups of channels of an image.
+        prologue_epsilon: Added to the variance there.
         prologue_activation: Activation behind that: None, "relu", "leaky_relu" or "silu".
         prologue_alpha: The slope of that "leaky_relu".
         x_dtype: The type of X.  "float32" beside a 16-bit W is rounded to W's type as it is read,
@@ -185,6 +187,8 @@ class Problem:
     w_scale: bool = False
     accumulation: str = "default"
     upsample: Sequence[int] | int | None = None
+    prologue_groups: int = 0
+    prologue_epsilon: float = 0.0
     struct: library.ProblemStruct = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -214,6 +218,7 @@ class Problem:
         s.group = _whole("group", self.group, 32)
         s.activation, s.alpha, s.beta = library.ACTIVATIONS[self.activation], self.alpha, self.beta
         s.prologue_affine, s.prologue_alpha = self.prologue_affine, self.prologue_alpha
+        s.prologue_groups, s.prologue_epsilon = _whole("prologue_groups", self.prologue_groups, 32), self.prologue_epsilon
         s.prologue_activation = library.ACTIVATIONS[self.prologue_activation]
         s.spatial[:rank] = [_whole("spatial", size, 64) for size in self.spatial]
         for name, values in (("pool_kernel", self.pool_kernel_shape), ("kernel", self.kernel_shape)):

@@ -21,7 +21,7 @@ def numbers(problem: Problem, cc: int, multiprocessors: int, tactic: int) -> lis
     """The numbers of a row, in the order that `tuned.def` says."""
     s, rank = problem.struct, len(problem.spatial)
     less_exact = problem.allow_tf32 if problem.dtype == "float32" else problem.accumulation == "packed"
-    general = s.prologue_affine == 2 or problem.prologue_activation == "silu"
+    general = s.prologue_affine >= 2 or problem.prologue_activation == "silu"
     prologue = 3 if general else 1 if s.prologue_affine else 2 if s.prologue_activation else 0
     row = [cc, multiprocessors, tactic, s.w_dtype, int(less_exact), s.x_layout, s.y_layout, s.has_residual, prologue]
     row += [s.group, s.n, s.c, s.m, rank]

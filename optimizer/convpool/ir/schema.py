@@ -6,7 +6,7 @@
 
 Version 1 has ConvAvgPool, which has neither prologue nor residual nor epilogue; version 2 adds the fused variants
 (`convpool.algebra.parts`), version 3 those that end in Tanh or Sigmoid, version 4 UpsampleConv and its variants, version 5 those
-with a Silu or Modulated.
+with a Silu or Modulated, version 6 those that are Normalized.
 docs/operator.md specifies inputs, attributes and types.  The numpy references are `convpool.algebra.reference.conv_avg_pool` and
 `fused_conv_avg_pool`.
 
@@ -20,7 +20,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto, helper
+from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto, TensorProto, helper
 
 from convpool.algebra.expand import UpsampleSpec
 from convpool.algebra.geometry import ConvSpec, PoolSpec
@@ -48,8 +48,9 @@ CHANNELS_LAST = "channels_last"
 
 
 DOMAIN = "ai.convpool"
-VERSION, FUSED_VARIANTS_VERSION, SATURATING_VERSION, UPSAMPLING_VERSION, MODULATING_VERSION = range(1, 6)
-"""The versions that add ConvAvgPool, its fused variants, their Tanh and Sigmoid, UpsampleConv and its, Silu and Modulated."""
+VERSION, FUSED_VARIANTS_VERSION, SATURATING_VERSION, UPSAMPLING_VERSION, MODULATING_VERSION, NORMALIZING_VERSION = range(1, 7)
+"""The versions that add ConvAvgPool, its fused variants, their Tanh and Sigmoid, UpsampleConv and its, Silu and Modulated, and
+Normalized."""
 NEAREST = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
 """Attributes of the Resize that repeats pixels."""
 MIN_IR_VERSION = 8
@@ -58,6 +59,8 @@ POOL_DILATIONS_OPSET = 19
 """The first opset whose AveragePool has dilations."""
 UPSAMPLING_OPSET = 13
 """The first opset whose Resize needs no regions."""
+NORMALIZING_OPSET = 15
+"""The first opset with the CastLike that a function of a Normalized operator needs."""
 ACCUMULATION = "accumulation"
 
 _POOLING = {
@@ -98,7 +101,7 @@ def _numbered(activations: tuple[str, ...]) -> str:
 
 
 _PART_INTS = {
-    "prologue_affine": "1 if there are scale and shift by channel, 2 if by image and channel, else 0.",
+    "prologue_affine": "1 if there are scale and shift by channel, 2 if by image and channel, 3 behind a normalization, else 0.",
     "prologue_activation": f"Activation before the pooling: {_numbered(PROLOGUES)}.",
     "residual": "1 if the input R is there, else 0.",
     "activation": f"Activation of the result: {_numbered(EPILOGUES)}.",
@@ -107,12 +110,16 @@ _PART_FLOATS = {
     "prologue_alpha": "Slope of a LeakyRelu before the pooling; 0 for other activations.",
     "alpha": "Slope of a LeakyRelu of the result; 0 for other activations.",
 }
+_NORM_INTS = {"norm_groups": "Groups of channels that are normalized for themselves."}
+_NORM_FLOATS = {"epsilon": "Added to the variance of a group."}
 OP_TYPES = tuple(OPERATORS)
 """All operators of the domain."""
 
 
 def version_of(parts: Parts) -> int:
     """The first version of the domain that has the operator."""
+    if parts.normalized:
+        return NORMALIZING_VERSION
     if parts.modulated or "Silu" in (parts.prologue, parts.epilogue):
         return MODULATING_VERSION
     if parts.upsamples:
@@ -139,8 +146,9 @@ def parts_of(node: NodeProto) -> Parts:
     kind = OPERATORS[node.op_type]
     if node.op_type not in FUSED_VARIANTS:
         return kind
-    alphas = {item.name: item.f for item in node.attribute if item.name in _PART_FLOATS}
-    return replace(kind, prologue_alpha=alphas["prologue_alpha"], epilogue_alpha=alphas["alpha"])
+    given = {item.name: item for item in node.attribute}
+    kind = replace(kind, prologue_alpha=given["prologue_alpha"].f, epilogue_alpha=given["alpha"].f)
+    return replace(kind, norm_groups=given["norm_groups"].i, epsilon=given["epsilon"].f) if kind.normalized else kind
 
 
 def specs_of(values: Mapping[str, Any]) -> tuple[PoolSpec | UpsampleSpec, ConvSpec]:
@@ -163,7 +171,9 @@ def give_parts(node: NodeProto, parts: Parts) -> None:
         "activation": ACTIVATION_NUMBERS[parts.epilogue],
         "alpha": float(parts.epilogue_alpha),
     }
-    give(node, {} if parts.is_plain else values, (*_PART_INTS, *_PART_FLOATS))
+    if parts.normalized:
+        values |= {"norm_groups": parts.norm_groups, "epsilon": float(parts.epsilon)}
+    give(node, {} if parts.is_plain else values, (*_PART_INTS, *_PART_FLOATS, *_NORM_INTS, *_NORM_FLOATS))
 
 
 def give(node: NodeProto, values: Mapping[str, Any], instead_of: Collection[str] = ()) -> None:
@@ -239,11 +249,13 @@ def scales_of(up: UpsampleSpec) -> list[float]:
 def function_proto(op_type: str, opset: int) -> FunctionProto:
     """An operator as a function of the standard operators of `opset`.
 
-    Before 19 pool_dilations must be all 1; those that upsample need UPSAMPLING_OPSET.
+    Before 19 pool_dilations must be all 1; those that upsample need UPSAMPLING_OPSET, those that normalize NORMALIZING_OPSET.
     """
     parts = OPERATORS[op_type]
     nodes: list[NodeProto] = []
     x = "X"
+    if parts.normalized:
+        nodes, x = _normalization(x), "normalized"
     if parts.modulated:
         nodes += [helper.make_node("Mul", [x, "scale"], ["product"]), helper.make_node("Add", ["product", "shift"], ["scaled"])]
     elif parts.affine:
@@ -283,6 +295,7 @@ def function_proto(op_type: str, opset: int) -> FunctionProto:
         text = f"{core} with what its name says before and behind it; zero padding comes after the prologue."
     attributes = [*({**_UPSAMPLING, **_SCALES} if parts.upsamples else _POOLING), *_CONVOLUTION, *_OTHERS]
     attributes += () if parts.is_plain else (*_PART_INTS, *_PART_FLOATS)
+    attributes += (*_NORM_INTS, *_NORM_FLOATS) if parts.normalized else ()
     imports = [helper.make_opsetid("", opset)]
     return helper.make_function(DOMAIN, op_type, list(parts.inputs), ["Y"], nodes, imports, attributes, doc_string=text)
 
@@ -334,12 +347,41 @@ def attributes_of(parts: Parts) -> dict[str, tuple[int, int | str | None, str]]:
         AttributeProto.INT: {} if parts.is_plain else _PART_INTS,
         AttributeProto.FLOAT: {} if parts.is_plain else _PART_FLOATS,
     }
+    if parts.normalized:
+        kinds |= {AttributeProto.INT: _PART_INTS | _NORM_INTS, AttributeProto.FLOAT: _PART_FLOATS | _NORM_FLOATS}
     found: dict[str, tuple[int, int | str | None, str]] = {}
     for kind, meanings in kinds.items():
         found |= {name: (kind, None, text) for name, text in meanings.items()}
     for name, (default, text) in _OPTIONAL.items():
         found[name] = (AttributeProto.STRING if isinstance(default, str) else AttributeProto.INT, default, text)
     return found | {name: (AttributeProto.INTS, None, _PERMS[name]) for name in _PERMS if name != "r_perm" or parts.residual}
+
+
+def _normalization(x: str) -> list[NodeProto]:
+    """Mean 0 and variance 1 in groups of channels, in a function's body: its last node gives "normalized"."""
+
+    def constant(name: str, **values: Any) -> NodeProto:
+        return helper.make_node("Constant", [], [name], **values)
+
+    nodes = [
+        constant("kept", value_ints=[0]),
+        constant("rest", value_ints=[-1]),
+        constant("one", value_ints=[1]),
+        constant("number"),
+    ]
+    _refer(nodes[-1], value_int="norm_groups")
+    nodes.append(helper.make_node("Reshape", ["number", "one"], ["groups"]))
+    nodes.append(helper.make_node("Concat", ["kept", "groups", "rest"], ["grouped_shape"], axis=0))
+    nodes.append(helper.make_node("Reshape", [x, "grouped_shape"], ["grouped"]))
+    for name, value in (("ones", 1.0), ("zeros", 0.0)):
+        filled = helper.make_tensor("value", TensorProto.FLOAT, [1], [value])
+        nodes.append(helper.make_node("ConstantOfShape", ["groups"], [f"float_{name}"], value=filled))
+        nodes.append(helper.make_node("CastLike", [f"float_{name}", x], [name]))
+    nodes.append(helper.make_node("InstanceNormalization", ["grouped", "ones", "zeros"], ["normal"]))
+    _refer(nodes[-1], epsilon="epsilon")
+    nodes.append(helper.make_node("Shape", [x], ["shape"]))
+    nodes.append(helper.make_node("Reshape", ["normal", "shape"], ["normalized"]))
+    return nodes
 
 
 def _activation(op_type: str, x: str, y: str, alpha: str) -> list[NodeProto]:
@@ -352,10 +394,14 @@ def _activation(op_type: str, x: str, y: str, alpha: str) -> list[NodeProto]:
     return [node]
 
 
+_REFERRED = {"group": AttributeProto.INT, "value_int": AttributeProto.INT, "epsilon": AttributeProto.FLOAT}
+"""The types of attributes that a function's body refers to, where they are no lists of integers."""
+
+
 def _refer(node: NodeProto, **references: str) -> None:
     """Give `node` attributes that take the value of the function's attributes named."""
     for name, source in references.items():
-        kind = AttributeProto.INT if name == "group" else AttributeProto.INTS
+        kind = _REFERRED.get(name, AttributeProto.INTS)
         node.attribute.append(AttributeProto(name=name, ref_attr_name=source, type=kind))
 
 
@@ -446,8 +492,9 @@ def check_meaning(model: ModelProto) -> None:
         factors, opset, where = tuple(given.get(UPSAMPLE, ())), opset_of(model.opset_import), named(node)
         if factors and (len(factors) != rank or not all(1 <= factor <= MAX_UPSAMPLE for factor in factors)):
             raise ModelError(f"{where}: {UPSAMPLE}; got {list(factors)}, expected {rank} factors from 1 to {MAX_UPSAMPLE}")
-        if factors and opset < UPSAMPLING_OPSET:
-            raise ModelError(f"{where}: the model's opset; got {opset}, expected at least {UPSAMPLING_OPSET}")
+        needed = NORMALIZING_OPSET if OPERATORS[node.op_type].normalized else UPSAMPLING_OPSET if factors else 0
+        if opset < needed:
+            raise ModelError(f"{where}: the model's opset; got {opset}, expected at least {needed}")
         scales = {SCALES: scales_of(UpsampleSpec(factors))} if factors else {}
         for name, expected in {"weight_perm": to_channels_first(rank), **scales, **perms}.items():
             if rank and given.get(name, expected) != expected:

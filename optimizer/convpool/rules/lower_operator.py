@@ -178,6 +178,8 @@ class _Writer:
         x_last, y_last = LAYOUTS[schema.layout_of(self._old)]
         rank = self._plan.conv.rank
         x = self._permute(names["X"], x_last, to_channels_first(rank))
+        if parts.normalized:
+            x = self._normalized(x, names["shift"])
         if parts.modulated:
             x = self._add("Add", [self._add("Mul", [x, names["scale"]], "product"), names["shift"]], "scaled")
         elif parts.affine:
@@ -217,6 +219,17 @@ class _Writer:
             return self._add("Mul", [x, self._add("Sigmoid", [x], "gate")], what)
         values = {"alpha": alpha} if name == "LeakyRelu" else {}
         return self._add(name, [x], what, **values) if name else x
+
+    def _normalized(self, x: str, shift: str) -> str:
+        """Write mean 0 and variance 1 in groups of channels like the operator's function; shift tells the type."""
+        groups, dtype = self._plan.parts.norm_groups, helper.tensor_dtype_to_np_dtype(self._plan.scope.info(shift).elem_type)
+        shape = self._edit.shared(("groups", groups), lambda: np.array([0, groups, -1]), f"{self._old.output[0]}_groups")
+        values = []
+        for what, fill in (("ones", np.ones), ("zeros", np.zeros)):
+            values.append(self._edit.shared((what, dtype, groups), partial(fill, groups, dtype), f"{shift}_{what}"))
+        inputs = [self._add("Reshape", [x, shape], "grouped"), *values]
+        normal = self._add("InstanceNormalization", inputs, "normal", epsilon=self._plan.parts.epsilon)
+        return self._add("Reshape", [normal, self._add("Shape", [x], "shape")], "normalized")
 
     def _affine(self, x: str, scale: str, shift: str) -> str:
         """Write the map like the operator's function: a BatchNormalization, mean 0, variance 1."""

@@ -418,3 +418,22 @@ def _sliced(scope: Scope, node: NodeProto, terms: list[Term]) -> list[Term] | No
     if starts is None or ends is None or len(starts) != 1 or len(ends) != 1:
         return None
     return terms[starts[0] : ends[0] : steps[0] if steps else 1]
+
+
+def groups_channels(scope: Scope, chain: Sequence[int], rank: int) -> bool:
+    """Return True if Reshapes around a node, `chain` from the last on, go to [N, groups, rest] and back to the shape before."""
+    last, _, first = chain
+    x, grouped = scope.nodes[first].input, scope.info(scope.nodes[first].output[0]).shape
+    shape = scope.info(x[0]).shape
+    if shape is None or grouped is None or len(shape) != rank + 2 or len(grouped) != 3:
+        return False
+    target = scope.constant_ints(x[1])
+    zero = target is not None and len(target) == 3 and target[0] == 0 and not scope.nodes[first].attribute
+    kept = zero or grouped[0] is not None and grouped[0] == shape[0]
+    divides = isinstance(shape[1], int) and isinstance(grouped[1], int) and grouped[1] > 0 and shape[1] % grouped[1] == 0
+    if not kept or not divides:
+        return False
+    if scope.info(scope.nodes[last].output[0]).shape == shape and None not in shape:
+        return True
+    source = scope.made_by(scope.nodes[last].input[1], "Shape")
+    return source is not None and scope.nodes[source].input[0] == x[0] and not scope.nodes[source].attribute

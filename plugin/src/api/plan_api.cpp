@@ -9,6 +9,7 @@
 #include "api/handle.h"
 #include "convpool.h"
 #include "core/plan.h"
+#include "kernels/passes.h"
 
 namespace convpool {
 
@@ -22,6 +23,11 @@ convpool_status too_small(const Tactic &tactic, const char *what, size_t got, si
 convpool_status misaligned(const Tactic &tactic, const char *what, const std::string &got) {
     return fail(CONVPOOL_MISALIGNED, tactic.name + ": address of " + what + "; got " + got +
                                          ", expected a multiple of 16; use direct_fused, generic or tactic 0");
+}
+
+cudaError_t load(const Plan &plan) {
+    const cudaError_t error = plan.workspace.statistics_bytes > 0 ? statistics::load(plan.problem) : cudaSuccess;
+    return error == cudaSuccess ? plan.load() : error;
 }
 
 convpool_status plan_tactic(const Problem &problem, const Device &device, const PlanRequest &request,
@@ -60,7 +66,7 @@ convpool_status create_plan(const Problem &problem, const PlanRequest &request, 
         plan->work = std::move(choice.plan);
         plan->chosen_by = choice.measured ? CONVPOOL_CHOSEN_BY_MEASUREMENT : CONVPOOL_CHOSEN_BY_RULE;
     }
-    error = plan->work->load();
+    error = load(*plan->work);
     if (error != cudaSuccess) return cuda_failure(plan->work->tactic.name.c_str(), error);
     plan->context = current_context();
     log_plan(*plan->work, plan->chosen_by);
@@ -104,7 +110,7 @@ convpool_status check_memory(const Plan &plan, const convpool_tensors &t) {
     };
     for (auto [name, start, bytes, needed] :
          {Memory{"prepared", t.prepared, t.prepared_bytes, kept ? plan.workspace.weights_bytes : 0},
-          {"workspace", t.workspace, t.workspace_bytes, kept ? plan.workspace.x_bytes : plan.workspace.total()}}) {
+          {"workspace", t.workspace, t.workspace_bytes, kept ? plan.workspace.without_weights() : plan.workspace.total()}}) {
         if (needed == 0) continue;
         if (start == nullptr || bytes < needed) return too_small(plan.tactic, name, start == nullptr ? 0 : bytes, needed);
         if (!aligned(start, 256))
@@ -123,7 +129,7 @@ convpool_status enter_context(convpool_plan &plan) {
     if (ordinal != plan.ordinal)
         return invalid(plan.work->tactic.name + ": current device", ordinal,
                        "the plan's, " + std::to_string(plan.ordinal) + "; make a plan for each device");
-    error = plan.work->load();
+    error = load(*plan.work);
     if (error != cudaSuccess) return cuda_failure(plan.work->tactic.name.c_str(), error);
     plan.context.store(current_context(), std::memory_order_release);
     return CONVPOOL_OK;
@@ -140,7 +146,13 @@ convpool_status launch_plan(convpool_plan &plan, const convpool_tensors &t, cuda
                               "one that is " + std::to_string(reinterpret_cast<uintptr_t>(rule.pointer(t)) % 16) + " modulo 16");
     if (convpool_status status = enter_context(plan); status != CONVPOOL_OK) return status;
     const ProfilerRange range(work.tactic.name.c_str());
-    const cudaError_t error = work.launch(t, stream);
+    convpool_tensors tensors = t;
+    cudaError_t error = cudaSuccess;
+    if (work.workspace.statistics_bytes > 0) {
+        const size_t before = (t.prepared != nullptr ? 0 : work.workspace.weights_bytes) + work.workspace.x_bytes;
+        error = statistics::launch(work.problem, tensors, static_cast<char *>(t.workspace) + before, stream);
+    }
+    if (error == cudaSuccess) error = work.launch(tensors, stream);
     return error == cudaSuccess ? CONVPOOL_OK : cuda_failure(work.tactic.name.c_str(), error);
 }
 

@@ -95,7 +95,8 @@ std::string describe(const Problem &p) {
     else text += ", pool " + window(p.rank, p.pool_kernel, p.pool_strides, p.pool_pads_begin, p.pool_pads_end, p.pool_dilations);
     text += ", conv " + window(p.rank, p.kernel, p.strides, p.pads_begin, p.pads_end, p.dilations);
     if (p.group != 1) text += " group " + std::to_string(p.group);
-    if (p.prologue_affine) text += p.prologue_by_image ? ", scale and shift by image" : ", scale and shift";
+    if (p.prologue_groups > 0) text += ", normalized in " + std::to_string(p.prologue_groups) + " groups";
+    else if (p.prologue_affine) text += p.prologue_by_image ? ", scale and shift by image" : ", scale and shift";
     if (p.prologue_activation != Activation::kNone)
         text += std::string(", prologue ") + activations[static_cast<int>(p.prologue_activation)];
     if (p.has_bias) text += ", bias";

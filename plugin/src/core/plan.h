@@ -51,11 +51,12 @@ std::array<PointerRule, kPointers> pointer_rules(const Problem &problem);
 // The tensors whose pointers are multiples of 16; those that the problem does not have count as such.
 uint32_t vector_aligned(const Problem &problem, const convpool_tensors &tensors);
 
-// Device memory that a launch is given: transformed weights first, then transformed X, both multiples of 256.
+// Device memory that a launch is given: transformed weights first, then transformed X, then what normalizes it: multiples of 256.
 struct Workspace {
-    size_t weights_bytes = 0, x_bytes = 0;
+    size_t weights_bytes = 0, x_bytes = 0, statistics_bytes = 0;
 
-    size_t total() const { return weights_bytes + x_bytes; }
+    size_t without_weights() const { return x_bytes + statistics_bytes; }
+    size_t total() const { return weights_bytes + without_weights(); }
 };
 
 class Plan {

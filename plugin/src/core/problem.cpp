@@ -43,7 +43,7 @@ Reason wrong_struct(const convpool_problem *d) {
                         std::to_string(sizeof(convpool_problem)) + " or more, at most " +
                             std::to_string(CONVPOOL_MAX_STRUCT_SIZE));
     const unsigned char *bytes = reinterpret_cast<const unsigned char *>(d);
-    for (size_t i = offsetof(convpool_problem, reserved); i < d->struct_size; ++i)
+    for (size_t i = sizeof(convpool_problem); i < d->struct_size; ++i)
         if (bytes[i] != 0)
             return "byte " + std::to_string(i) + " is set, of a field that this version (" +
                    std::to_string(CONVPOOL_VERSION_MAJOR) + "." + std::to_string(CONVPOOL_VERSION_MINOR) +
@@ -85,8 +85,15 @@ Reason wrong_options(const convpool_problem *d) {
     if (d->activation == CONVPOOL_ACT_CLIP && !(d->alpha <= d->beta))
         return "clip bounds; got alpha " + std::to_string(d->alpha) + " and beta " + std::to_string(d->beta) +
                ", expected alpha <= beta";
-    if (d->prologue_affine < 0 || d->prologue_affine > 2)
-        return mismatch("prologue_affine", d->prologue_affine, "0 (none), 1 (by channel) or 2 (by image and channel)");
+    if (d->prologue_affine < 0 || d->prologue_affine > 3)
+        return mismatch("prologue_affine", d->prologue_affine,
+                        "0 (none), 1 (by channel), 2 (by image and channel) or 3 (normalized)");
+    const bool normalized = d->prologue_affine == 3;
+    if (normalized ? d->prologue_groups < 1 || d->c % d->prologue_groups != 0 : d->prologue_groups != 0)
+        return mismatch("prologue_groups", d->prologue_groups, normalized ? "a divisor of c" : "0 where X is not normalized");
+    if (!(d->prologue_epsilon >= 0.f) || !std::isfinite(d->prologue_epsilon) || (!normalized && d->prologue_epsilon != 0.f))
+        return "prologue_epsilon; got " + std::to_string(d->prologue_epsilon) +
+               (normalized ? ", expected a finite number of at least 0" : ", expected 0 where X is not normalized");
     if (d->prologue_activation != CONVPOOL_ACT_SILU &&
         (d->prologue_activation < CONVPOOL_ACT_NONE || d->prologue_activation > CONVPOOL_ACT_LEAKY_RELU))
         return mismatch("prologue_activation", d->prologue_activation, "0 (none), 1 (relu), 2 (leaky_relu) or 6 (silu)");
@@ -224,9 +231,11 @@ bool check_problem(const convpool_problem *d, Problem &out, std::string &error) 
     p.activation = static_cast<Activation>(d->activation);
     p.alpha = d->alpha, p.beta = d->beta;
     p.prologue_affine = d->prologue_affine != 0;
-    p.prologue_by_image = d->prologue_affine == 2;
+    p.prologue_by_image = d->prologue_affine >= 2;
     p.prologue_activation = static_cast<Activation>(d->prologue_activation);
     p.prologue_alpha = d->prologue_alpha;
+    p.prologue_groups = d->prologue_groups;
+    p.prologue_epsilon = d->prologue_epsilon;
     for (int i = 0; i < kRank; ++i) {
         p.in[i] = p.pooled[i] = p.out[i] = 1;
         p.pool_kernel[i] = p.pool_strides[i] = p.pool_dilations[i] = 1;

@@ -44,6 +44,8 @@ struct Problem {
     bool prologue_affine, prologue_by_image;
     Activation prologue_activation;
     float prologue_alpha;
+    int32_t prologue_groups;  // of channels that are normalized before scale and shift; 0: nothing is
+    float prologue_epsilon;
 
     // Only generic runs such a problem.
     bool eight_bit() const { return !is_float(w_dtype); }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/plan.h"
+#include "kernels/passes.h"
 
 // One line for a family: its folder, whose family.cpp defines <name>_family().
 #define CONVPOOL_FAMILIES(FAMILY) \
@@ -71,14 +72,24 @@ std::string device_reason(const Tactic &t, const Device &device) {
 
 }  // namespace
 
+namespace {
+
+std::unique_ptr<Plan> plan_of(const Problem &problem, const Tactic &tactic, const Device &device, std::string &reason) {
+    std::unique_ptr<Plan> plan = tactic.family->plan(problem, tactic, device, reason);
+    if (plan != nullptr) plan->workspace.statistics_bytes = statistics::bytes(problem);
+    return plan;
+}
+
+}  // namespace
+
 std::unique_ptr<Plan> make_plan(const Problem &problem, const Tactic &tactic, const Device &device, std::string &reason) {
     reason = device_reason(tactic, device);
-    return reason.empty() ? tactic.family->plan(problem, tactic, device, reason) : nullptr;
+    return reason.empty() ? plan_of(problem, tactic, device, reason) : nullptr;
 }
 
 std::unique_ptr<Plan> make_plan_for_any_device(const Problem &problem, const Tactic &tactic, std::string &reason) {
     constexpr int kBytes = 1 << 24;  // the most that the API takes for a device's shared memory
-    return tactic.family->plan(problem, tactic, {tactic.min_cc, 1, kBytes, kBytes}, reason);
+    return plan_of(problem, tactic, {tactic.min_cc, 1, kBytes, kBytes}, reason);
 }
 
 }  // namespace convpool

@@ -9,6 +9,7 @@
 
 #include "convpool.h"
 #include "core/params.h"
+#include "core/problem.h"
 #include "gemm/phases.h"
 
 namespace convpool {
@@ -70,6 +71,18 @@ struct Params {
 cudaError_t launch(Params params, int64_t outer, convpool_dtype dtype, bool spread, bool vectors, cudaStream_t stream);
 
 }  // namespace box
+
+// Scale and shift by image of a prologue that normalizes X.
+namespace statistics {
+
+// Device memory for them, a multiple of 256; 0 where nothing is normalized.
+size_t bytes(const Problem &problem);
+// Loads the kernels, on the current device.
+cudaError_t load(const Problem &problem);
+// Writes them into `memory`, of so many bytes, and puts them in the place of the tensors' scale and shift by channel.
+cudaError_t launch(const Problem &problem, convpool_tensors &tensors, void *memory, cudaStream_t stream);
+
+}  // namespace statistics
 
 // The gradients at the weights and the bias of a convolution whose filters have few elements.
 namespace weight_gradient {

@@ -480,7 +480,7 @@ def test_a_product_that_is_read_too_keeps_the_map():
 @pytest.mark.parametrize(
     ("name", "options", "part"),
     [
-        ("vae_decoder", {}, "AffineSilu"),
+        ("vae_decoder", {}, "NormalizedSilu"),
         ("stargan_v2_generator", {"widths": (64, 64)}, "ModulatedLeakyRelu"),
         ("biggan_generator", {"width": 64}, "ModulatedRelu"),
     ],
@@ -512,7 +512,7 @@ def test_a_large_plain_convolution_is_the_plugins_behind_a_normalization(before,
         f"{before}\n{LARGE}", given, inputs="float[64,64,66,64] x", outputs="float[64,64,66,64] y, float[64,64,32,31] z"
     )
     kinds = operators(convpool.optimize(model, target="tensorrt", check=0).model.graph)
-    assert ("AffineSiluConvAvgPool" in kinds) == taken and ("Sigmoid" in kinds) != taken
+    assert ("NormalizedSiluConvAvgPool" in kinds) == taken and ("Sigmoid" in kinds) != taken
     assert "Sigmoid" in operators(convpool.optimize(model, target="tensorrt", disable="norm_conv", check=0).model.graph)
 
 
@@ -520,5 +520,5 @@ def test_a_convolution_behind_a_silu_joins_the_chain_between_other_nodes():
     """Both layouts cost the same there, but the kernels do the SiLU as they turn X."""
     found = convpool.optimize(generate("vae_decoder", batch=1), target="cuda", check=1)
     kinds = operators(found.model.graph)
-    assert kinds["AffineSiluConvAvgPoolAdd"] == 4 and kinds["AffineSiluConvAvgPool"] == 5 and "Conv" not in kinds
+    assert kinds["NormalizedSiluConvAvgPoolAdd"] == 4 and kinds["NormalizedSiluConvAvgPool"] == 5 and "Conv" not in kinds
     assert "Sigmoid" not in kinds and found.report.verification.passed

@@ -92,7 +92,7 @@ def run_twice(p: Problem, tactic, x, w, b, r, scale, shift, skewed: str = "") ->
     for again in (False, True):
         if again:
             arena.reset()
-        if p.upsample is not None:
+        if p.upsample is not None or p.prologue_affine > 1:
             Plan(p, tactic=tactic).launch(gx, gw, gy, b=gb, residual=gr, workspace=workspace, **factors)
             results.append(gy.of(arena.download()))
             continue

@@ -19,7 +19,9 @@ what no linear node or Add gives: the plugin's kernels for those would do a map 
 activation with what stays; (6) in front of it neither a SiLU, nor an Add behind a Mul by computed tensors [N, C, 1...], as of
 conditional and adaptive normalization: a pass of their own too.  `plain_prologues` of the limits lifts (5) and
 (6), and so does, with the rule "norm_conv", an InstanceNormalization before: TensorRT has the channels first there, and the pass
-moves them too.  Linear nodes with constants before such a Mul change its factor and the Add's summand.
+moves them too.  Linear nodes with constants before such a Mul change its factor and the Add's summand.  (7) Last
+of all a normalization of each image in groups of channels, with constant scale and bias, where "norm_conv" or `plain_prologues`
+is on and no computed tensors stand behind it: the node's kernels read the map once more for its statistics, and write nothing.
 
 The residual cannot depend on the node: only the Add reads the node's result, so that would be a cycle.  Zero padding stays exact,
 since it comes after the prologue; folding a shift in front of a padded convolution into its bias would not be.  Each step removes
@@ -195,7 +197,7 @@ def _saved_bytes(plan: FusionPlan) -> int | None:
     """Bytes that are no longer written and read again, per sample where the batch is open; None if sizes are unknown."""
     scope, total = plan.scope, 0
     item = helper.tensor_dtype_to_np_dtype(plan.elem_type).itemsize
-    names = [scope.nodes[i].output[0] for i in plan.upstream]
+    names = [scope.nodes[i].output[0] for i in plan.upstream if not is_op(scope.nodes[i], "Reshape", "Shape")]
     names += [scope.nodes[plan.node].output[0], *(scope.nodes[i].output[0] for i in plan.downstream)][: len(plan.downstream)]
     for shape in [info.shape for info in map(scope.info, names)]:
         if shape is None or not all(isinstance(dim, int) for dim in shape[1:]):
@@ -476,13 +478,32 @@ class FusePrologue(FusionRule):
                 by_image = None if modulation is None else replace(modulation, affine=affine)
                 found = affine if mapped else None
                 draft.plan = replace(plan, x=x, affine=found, modulation=by_image, parts=parts, upstream=(*upstream,))
-        _check_found(draft, plan)
+        _end_prologue(draft, plan, passes)
 
 
-def _check_found(draft: Draft, before: FusionPlan) -> None:
-    """Go back to the plan before where condition (4) fails, or the type has not the numbers."""
+def _normalize(draft: Draft) -> None:
+    """Condition (7): what gives the X of the plan, where all that reads it fuses it."""
+    plan, scope, options = draft.plan, draft.plan.scope, draft.context.options
+    wanted = "norm_conv" in options.passes or options.limits.plain_prologues
+    if not wanted or plan.modulation is not None or scope.opset < schema.NORMALIZING_OPSET:
+        return
+    found = patterns.normalization_of(scope, plan.x, draft.rank, plan.channels[1])
+    if found is None or not _all_fuse(scope, plan.x, plan.node, plan.upstream, draft.context):
+        return
+    affine = found.affine if plan.affine is None else plan.affine.after(found.affine)
+    parts = replace(plan.parts, affine=True, normalized=True, norm_groups=found.groups, epsilon=found.epsilon)
+    draft.plan = replace(plan, x=found.x, affine=affine, parts=parts, upstream=(*plan.upstream, *found.nodes))
+
+
+def _end_prologue(draft: Draft, before: FusionPlan, passes: bool) -> None:
+    """Condition (7), then back to the plan before where condition (4) fails or the type has not the numbers.
+
+    passes: the node may have a pass of its own."""
+    if passes:
+        _normalize(draft)
     scope, plan = before.scope, draft.plan
-    host = patterns.host_of(scope, plan.x) if plan.upstream and plan.modulation is None else None
+    free = plan.upstream and plan.modulation is None and not plan.parts.normalized
+    host = patterns.host_of(scope, plan.x) if free else None
     if host is not None:
         got = f"{named(scope.nodes[host])} before it, which fuses it"
         draft.rejects.append(reject(scope, plan.upstream[0], "prologue", got, "a tensor that stays as it is"))

@@ -19,8 +19,9 @@ from convpool.algebra.parts import IDENTITY, PROLOGUES, Affine
 from convpool.ir import schema
 from convpool.ir.edit import Edit
 from convpool.ir.index import Scope
-from convpool.ir.protos import is_op
+from convpool.ir.protos import is_op, known_attributes
 from convpool.rules.linear import is_map, op_of
+from convpool.rules.sizes import groups_channels
 
 
 @dataclass(frozen=True)
@@ -151,6 +152,60 @@ def normalizes(scope: Scope, x: str, rank: int) -> bool:
         else:
             found = next((name for name in node.input if scope.constant(name) is None), None) if is_map(scope, index) else None
     return False
+
+
+GROUPS_BY_CHANNEL_OPSET = 21
+"""The first opset whose GroupNormalization has scale and bias by channel."""
+
+
+@dataclass(frozen=True)
+class Normalization:
+    """Mean 0 and variance 1 in each of `groups` groups of channels of an image, then a map by channel.
+
+    x: what is normalized.  nodes: that do it, from the last on.
+    """
+
+    x: str
+    groups: int
+    epsilon: float
+    affine: Affine
+    nodes: tuple[int, ...]
+
+
+def normalization_of(scope: Scope, y: str, rank: int, channels: int) -> Normalization | None:
+    """The normalization with constant scale and bias that gives `y`, a map of so many channels; None for others.
+
+    InstanceNormalization, GroupNormalization from opset 21 on, or Reshape to [N, groups, rest], InstanceNormalization, Reshape
+    to the shape before.  Nothing else reads what these nodes give, but for `y`."""
+    index = scope.made_by(y, "InstanceNormalization", "GroupNormalization", "Reshape")
+    if index is None:
+        return None
+    nodes, inner = [index], index
+    x = scope.nodes[index].input[0]
+    if is_op(scope.nodes[index], "Reshape"):
+        chain = scope.chain(index, "InstanceNormalization", "Reshape")
+        if chain is None or not groups_channels(scope, chain, rank):
+            return None
+        _, inner, first = nodes = chain
+        x = scope.nodes[first].input[0]
+        source = scope.producer.get(scope.nodes[index].input[1])
+        if any(scope.sole_reader(scope.nodes[i].output[0]) is not None for i in (inner, first)):
+            return None
+        nodes = [*chain, *([source] if source is not None else ())]
+    node, values = scope.nodes[inner], known_attributes(scope.nodes[inner])
+    constants = [scope.constant(name) for name in node.input[1:3]]
+    shape, grouped = scope.info(x).shape, scope.info(node.input[0]).shape
+    if values is None or len(constants) != 2 or shape is None or len(shape) != rank + 2 or shape[1] != channels or not grouped:
+        return None
+    groups = int(values["num_groups"]) if is_op(node, "GroupNormalization") else grouped[1]
+    whole = scope.opset >= GROUPS_BY_CHANNEL_OPSET or not is_op(node, "GroupNormalization")
+    if not whole or not isinstance(groups, int) or groups < 1 or channels % groups or None in constants:
+        return None
+    scale, bias = (item.array().astype(np.float64) for item in constants if item is not None)
+    if scale.size != bias.size or scale.size not in (groups, channels):
+        return None
+    affine = Affine(*(np.repeat(array, channels // array.size) for array in (scale, bias)))
+    return Normalization(x, groups, float(values.get("epsilon", 1e-5)), affine, tuple(nodes))
 
 
 def only_an_activation(scope: Scope, x: str) -> bool:

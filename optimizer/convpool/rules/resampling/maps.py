@@ -31,7 +31,7 @@ from convpool.rules.base import Reject, reject
 from convpool.rules.convs import channel_count
 from convpool.rules.linear import BROADCASTING, UNARY, Step, known_step, pad_numbers, varies_over_space
 from convpool.rules.resampling.resize import Resample, recognise, sources, unknown_scales
-from convpool.rules.sizes import unknown_ratios
+from convpool.rules.sizes import groups_channels, unknown_ratios
 
 PER_CHANNEL = ("Identity", "Neg", "Dropout", "Add", "Sub", "Mul", "Div", "BatchNormalization")
 """Operators that may be maps per channel; `linear.known_step` tells."""
@@ -308,16 +308,10 @@ class Walk:
         chain = scope.chain(index, "InstanceNormalization", "Reshape")
         if chain is None:
             return None
+        if not groups_channels(scope, chain, self._rank):
+            return None
         _, inner, first = chain
         tensor = scope.nodes[first].input[0]
-        shape, groups = scope.info(tensor).shape, scope.info(scope.nodes[first].output[0]).shape
-        if shape is None or groups is None or len(shape) != self._rank + 2 or len(groups) != 3:
-            return None
-        target = scope.constant_ints(scope.nodes[first].input[1])
-        kept = target is not None and len(target) == 3 and target[0] == 0 or groups[0] is not None and groups[0] == shape[0]
-        divides = isinstance(shape[1], int) and isinstance(groups[1], int) and groups[1] > 0 and shape[1] % groups[1] == 0
-        if not kept or not divides or not self._back(index, tensor, shape):
-            return None
         found = self._of_whole_factors(inner, tensor, depth)
         if found is None or len(found.parts) > 1:
             return None
@@ -325,14 +319,6 @@ class Walk:
         done = Applied(index, (part.source,), None, "groups", inner)
         shapes = sources(scope, [scope.nodes[index].input[1], scope.nodes[first].input[1]])
         return Map((replace(part, source=done),), found.nodes | set(chain) | shapes)
-
-    def _back(self, index: int, tensor: str, shape: tuple) -> bool:
-        """Return True if a Reshape gives the shape of `tensor`."""
-        scope, node = self._scope, self._scope.nodes[index]
-        if scope.info(node.output[0]).shape == shape and None not in shape:
-            return True
-        source = scope.made_by(node.input[1], "Shape")
-        return source is not None and scope.nodes[source].input[0] == tensor and not scope.nodes[source].attribute
 
 
 def against(scope: Scope, found: Resample, rank: int, *, whole: bool) -> Reject | None:
