@@ -212,7 +212,8 @@ CONVPOOL_API convpool_status convpool_workspace_bytes(const convpool_problem *pr
 CONVPOOL_API convpool_status convpool_prepared_bytes(const convpool_problem *problem, int32_t tactic, size_t *bytes);
 
 /* The tactic measured or expected to be fastest; cc, multiprocessors, shared_bytes 0: those of the current device.
- * max_workspace_bytes bounds its workspace. Generic runs every legal problem on every device that any tactic runs on;
+ * max_workspace_bytes bounds its workspace. Generic runs every legal problem on every device that any tactic runs on, where
+ * the bound leaves room for what normalizes X;
  * CONVPOOL_UNSUPPORTED on others. */
 CONVPOOL_API convpool_status convpool_default_tactic(const convpool_problem *problem, int32_t cc, int32_t multiprocessors,
                                                      int32_t shared_bytes, size_t max_workspace_bytes, int32_t *tactic);

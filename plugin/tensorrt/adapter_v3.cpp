@@ -158,12 +158,12 @@ public:
 
 private:
     // TensorRT gives what getWorkspaceSize asked for at the largest shape, which no smaller shape's need passes; without a
-    // tactic nothing is certain, and the default one does without.  The builder's runs keep weights as an execution
+    // tactic nothing is certain, and the default one does with what normalizes X.  The builder's runs keep weights as an execution
     // context's do, so that what it times is what will run; its outputs do not count.
     Run &prepare(const Tensors &tensors) {
         const convpool_problem problem = core_.problem(tensors);
         core_.check_run(tensors, problem);
-        Request request{tactic_, 0};
+        Request request{tactic_, core_.op().normalizes() && problem.n > 0 ? least_workspace_bytes(problem) : 0};
         if (tactic_ != 0 && problem.n > 0 && runs(problem, tactic_, current_device()))  // else another runs in its place
             request.workspace = workspace_bytes(problem, tactic_, current_device());
         return launcher_.keep(tensors, problem, request, core_.constant_weights());

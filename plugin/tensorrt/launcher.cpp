@@ -137,6 +137,12 @@ size_t workspace_bytes(const convpool_problem &problem, int32_t tactic, const De
     return bytes;
 }
 
+size_t least_workspace_bytes(const convpool_problem &problem) {
+    size_t bytes = 0;
+    check(convpool_workspace_bytes(&problem, all_tactics().front().id, &bytes));
+    return bytes;
+}
+
 bool has_tactic(int32_t id) {
     const std::vector<convpool_tactic_info> all = all_tactics();
     return std::any_of(all.begin(), all.end(), [&](const convpool_tactic_info &info) { return info.id == id; });

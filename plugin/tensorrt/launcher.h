@@ -67,6 +67,8 @@ Device current_device();
 
 // Bytes that `tactic` needs; 0 stands for the default one of `device`.
 size_t workspace_bytes(const convpool_problem &problem, int32_t tactic, const Device &device);
+// That of generic, which takes least: 0 where nothing is normalized.
+size_t least_workspace_bytes(const convpool_problem &problem);
 // True where this library has a tactic of this id.
 bool has_tactic(int32_t id);
 bool runs(const convpool_problem &problem, int32_t tactic, const Device &device);

@@ -113,6 +113,23 @@ def test_it_runs_where_scale_and_shift_by_image_do_and_needs_memory_for_them():
                 assert more == 2 * factors + moments
 
 
+def test_no_smaller_problem_needs_more_memory():
+    """TensorRT gives what the largest shape needs."""
+    small = dict(kernel_shape=1, pads=0, m=8, dtype="float16", layout="NHWC")
+    generic = next(tactic for tactic in tactics() if tactic.family == "generic")
+
+    def needs(n: int, size: int) -> int:
+        return Problem(**LAYER | small | dict(n=n, spatial=(size, size))).workspace_bytes(generic)
+
+    batches, sizes = (1, 2, 7, 8, 131, 132, 133, 263, 264, 265, 527, 528, 529, 1000), (1, 5, 6, 7, 31, 64, 129, 131, 400)
+    for size in sizes:
+        found = [needs(n, size) for n in batches]
+        assert found == sorted(found)
+    for n in batches:
+        found = [needs(n, size) for size in sizes]
+        assert found == sorted(found)
+
+
 @pytest.mark.parametrize(("layout", "blocks"), [("NHWC", 2 * 6), ("NCHW", 2 * 6 * 8)])
 def test_two_kernels_go_before(monkeypatch, layout, blocks):
     lib = pretended.load(monkeypatch)

@@ -282,7 +282,7 @@ def test_a_variant(copy, tmp_path):
     assert after["error"] < ROUNDING
     checked = python(copy, REFERENCE)
     assert checked["error"] < 1e-12
-    assert sorted(variants_of_the_plugin(copy, tmp_path)) == sorted(checked["names"]) and len(checked["names"]) == 336
+    assert sorted(variants_of_the_plugin(copy, tmp_path)) == sorted(checked["names"]) and len(checked["names"]) == 448
 
 
 def test_the_kernels_of_a_variant(extended):

@@ -83,7 +83,8 @@ convpool_problem Fuzzer::legal() {
     p.group = 1;
     p.has_bias = below(2), p.has_residual = below(2);
     p.activation = below(6), p.beta = 1;
-    if (!small) p.prologue_affine = below(2), p.prologue_activation = below(3);
+    if (!small) p.prologue_affine = below(4), p.prologue_activation = below(3);
+    if (p.prologue_affine == 3) p.prologue_groups = 1 + below(2), p.prologue_epsilon = 0.5f;
     return p;
 }
 
@@ -144,7 +145,7 @@ void Fuzzer::queries(const convpool_problem *p) {
     int32_t chosen = 0;
     if (ok(convpool_default_tactic(p, 90, 132, 232448, random_(), &chosen), "convpool_default_tactic"))
         expect(ok(convpool_supports(p, chosen, 90, 232448), "convpool_supports"), convpool_last_error());
-    else expect(!legal, "convpool_default_tactic: none for a legal problem");
+    else expect(!legal || p->prologue_affine == 3, "convpool_default_tactic: none for a legal problem");
     ok(convpool_prepare(p, id), "convpool_prepare");
 }
 

@@ -418,7 +418,9 @@ void Fuzzer::say_name(const std::string &op) {
                                        : 0;
     };
     if (before.empty() && behind.empty()) return;
-    set("prologue_affine", before.find("Affine") == 0 ? 1 : before.find("Modulated") == 0 ? 2 : 0);
+    const bool normalized = before.find("Normalized") == 0;
+    set("prologue_affine", before.find("Affine") == 0 ? 1 : before.find("Modulated") == 0 ? 2 : normalized ? 3 : 0);
+    if (normalized) set("norm_groups", int64_t{1}), node_.attributes["epsilon"] = {OrtOpAttr::kFloat, {}, 1e-5f};
     set("prologue_activation", activation(before));
     set("residual", static_cast<int64_t>(behind.find("Add") == 0));
     set("activation", activation(behind));

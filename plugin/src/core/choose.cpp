@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/plan.h"
+#include "kernels/passes.h"
 
 namespace convpool {
 namespace {
@@ -184,6 +185,8 @@ Choice choose(const Problem &problem, const Device &device, size_t max_workspace
         best = std::move(plan);
         best_us = us;
     }
+    if (best == nullptr && refused.empty())  // what normalizes X takes memory for all tactics
+        refused = mismatch("workspace", static_cast<int64_t>(max_workspace_bytes), std::to_string(statistics::bytes(problem)));
     reason = refused;
     return {std::move(best), false};
 }

@@ -101,7 +101,8 @@ struct Choice {
 };
 
 // The fastest tactic that needs at most `max_workspace_bytes` and takes pointers of which only those of `vector_tensors` are
-// multiples of 16. Generic runs every problem, so no plan, with a reason, means that no tactic runs on such a device.
+// multiples of 16. Generic runs every problem, so no plan, with a reason, means that no tactic runs on such a device,
+// or that there is less memory than what normalizes X takes.
 Choice choose(const Problem &problem, const Device &device, size_t max_workspace_bytes, uint32_t vector_tensors,
               std::string &reason);
 

@@ -78,7 +78,7 @@ Attributes upsampled(Attributes a) {
 
 std::string Attributes::op_type() const {
     static const char *const names[] = {"", "Relu", "LeakyRelu", "Tanh", "Sigmoid", "", "Silu"};
-    static const char *const affines[] = {"", "Affine", "Modulated"};
+    static const char *const affines[] = {"", "Affine", "Modulated", "Normalized"};
     return std::string(affines[around.affine]) + names[around.before] + core() + (around.residual ? "Add" : "") +
            names[around.after];
 }
@@ -86,7 +86,7 @@ std::string Attributes::op_type() const {
 std::vector<Attributes> every_operator() {
     std::vector<Attributes> all;
     for (const Attributes &core : {Attributes{}, upsampled()})
-        for (int affine : {0, 1, 2})
+        for (int affine : {0, 1, 2, 3})
             for (int before : {CONVPOOL_ACT_NONE, CONVPOOL_ACT_RELU, CONVPOOL_ACT_LEAKY_RELU, CONVPOOL_ACT_SILU})
                 for (int residual : {0, 1})
                     for (int after = 0; after <= CONVPOOL_ACT_SILU; ++after) {
@@ -106,6 +106,7 @@ std::vector<Attributes> some_variants() {
             with({0, 0, 0.f, 0, 3, 0.f}),
             upsampled(),
             with({1, 1, 0.f, 1, 2, 0.25f}, upsampled()),
+            with({3, 6, 0.f, 1, 0, 0.f}),
             with({0, 1, 0.f, 1, 4, 0.f})};
 }
 
@@ -124,6 +125,8 @@ convpool_problem problem_of(const Attributes &a, int64_t n, int64_t c, int64_t m
     p.accumulation = a.accumulation.empty() ? CONVPOOL_ACCUMULATE_DEFAULT : a.accumulation[0];
     p.has_bias = bias;
     p.prologue_affine = a.around.affine;
+    p.prologue_groups = a.around.affine == 3 ? a.around.groups : 0;
+    p.prologue_epsilon = a.around.affine == 3 ? a.around.epsilon : 0.f;
     p.prologue_activation = a.around.before;
     p.prologue_alpha = a.around.before_alpha;
     p.has_residual = a.around.residual;

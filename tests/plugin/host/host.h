@@ -41,13 +41,16 @@ inline void refuses(bool failed, const std::string &word, const char *file, int 
                   __LINE__)
 #define REFUSES(failed, word) ((logged.clear()), ::host::refuses((failed), (word), __FILE__, __LINE__))
 
-// What a fused variant does around pooling and convolution; ConvAvgPool does none of it.  affine: 1 by channel, 2 by image too.
+// What a fused variant does around pooling and convolution; ConvAvgPool does none of it.  affine: 1 by channel, 2 by image too, 3
+// normalized.
 // before, after: convpool_activation.
 struct Around {
     int32_t affine = 0, before = 0;
     float before_alpha = 0.f;
     int32_t residual = 0, after = 0;
     float after_alpha = 0.f;
+    int32_t groups = 1;  // with affine 3, as the next
+    float epsilon = 1e-5f;
 };
 
 // A layer's attributes, as the ONNX parser would pass them.

@@ -87,6 +87,10 @@ template <class T> struct Fields {
             list.push_back({"residual", &a.around.residual, integer, 1});
             list.push_back({"activation", &a.around.after, integer, 1});
             list.push_back({"alpha", &a.around.after_alpha, real, 1});
+            if (a.around.affine == 3) {
+                list.push_back({"norm_groups", &a.around.groups, integer, 1});
+                list.push_back({"epsilon", &a.around.epsilon, real, 1});
+            }
         }
         list.erase(std::remove_if(list.begin(), list.end(), [&](auto &f) { return without == f.name; }), list.end());
     }

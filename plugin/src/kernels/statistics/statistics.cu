@@ -183,7 +183,9 @@ int64_t parts_of(const Problem &p) { return (p.in_pixels() + pixels_of_part(p) -
 
 size_t bytes(const Problem &p) {
     if (p.prologue_groups == 0) return 0;
-    return 2 * array_bytes(p) + round_up_256(sizeof(Moments) * p.n * parts_of(p) * p.prologue_groups);
+    // No less for a larger problem: no smaller one has more parts.
+    const int64_t most = std::min(p.n * ((p.in_pixels() + kLeastPixels - 1) / kLeastPixels), std::max<int64_t>(kBlocks, p.n));
+    return 2 * array_bytes(p) + round_up_256(sizeof(Moments) * most * p.prologue_groups);
 }
 
 cudaError_t load(const Problem &p) {
