@@ -101,9 +101,9 @@ def bound(p: Problem, tactic: Tactic, x: np.ndarray, w: np.ndarray, sums: np.nda
         operand = 3 * 2.0**-22
     elif "tf32" in tactic.name:
         operand = 2 * 2.0**-11
-    elif "differences" in tactic.name:  # a sum of weights times a pixel; a weight and a difference of pixels, both rounded
-        near = np.pad(np.abs(x), [(0, 0)] * (x.ndim - 1) + [(1, 1)])
-        sums, operand = linear(p, near[..., :-2] + near[..., 1:-1] + near[..., 2:], np.abs(w)), 3 * operand
+    if "differences" in tactic.name:  # a sum of weights times a pixel; a weight and a difference of pixels, all rounded
+        near = np.lib.stride_tricks.sliding_window_view(np.pad(np.abs(x), [(0, 0)] * (x.ndim - 1) + [(1, 1)]), 3, -1).sum(-1)
+        sums, operand = linear(p, near, np.abs(w)), operand * (2.5 if "tf32" in tactic.name else 3)
     prologue = 0.0
     if p.prologue_affine or p.prologue_activation:
         fp32 = p.dtype == "float32" or tactic.family == "generic"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Upsampling by 2 and a 3x3 convolution in 12 products instead of 16, in 16 bits. With taps A B C along the columns, S = A + B + C:
+// Upsampling by 2 and a 3x3 convolution in 12 products instead of 16. With taps A B C along the columns, S = A + B + C:
 //
 //     Y[2 j]     = S x[j] + 2 A * (x[j - 1] - x[j]) / 2
 //     Y[2 j + 1] = S x[j] - 2 C * (x[j] - x[j + 1]) / 2
@@ -53,8 +53,7 @@ template <Precision kPrecision> struct Differences {
     using Config = TileConfig<kPrecision, 128, 128, 8, 1, kDifferencePixels, 1>;
     using Element = typename Traits<kPrecision>::Element;
     using Sums = Accumulators<Config>;
-    static constexpr int kPitch = (8 + 2) * 128, kTapBytes = 128 * 128;  // of a row of pixels; of a tap's weights
-    static constexpr uint32_t kSigns = 0x80008000u;
+    static constexpr int kPitch = (8 + 2) * 128, kTapBytes = 128 * 128, kChannels = 8 * Config::kPerChunk;  // of a row; a stage
 
     const ImplicitGemmTmaParams &p;
     const uint32_t boxes;
@@ -80,7 +79,7 @@ template <Precision kPrecision> struct Differences {
     CONVPOOL_DEVICE void copy() {
         for (int step = 0; step < 2 * p.steps; ++step) {
             const bool merged = step < p.steps;
-            const int c = (merged ? step : step - p.steps) * 64, to = pixels.fill(17 * kPitch);
+            const int c = (merged ? step : step - p.steps) * kChannels, to = pixels.fill(17 * kPitch);
             copy_box(pixels.memory + to * kDifferencePixelBytes, &p.x_map, pixels.full(to), c, column - p.gemm.shape.pad_w,
                      row - p.gemm.shape.pad_h + phase, n);
             for (int kind = merged ? 0 : 1; kind < (merged ? 1 : 3); ++kind) {
@@ -108,10 +107,11 @@ template <Precision kPrecision> struct Differences {
         pixels.give(0), weights.give(0);
     }
 
-    // (a - b) / 2 of two channels.
+    // (a - b) / 2 of a word's channels, rounded as they are multiplied.
     CONVPOOL_DEVICE static uint32_t half_difference(uint32_t a, uint32_t b) {
-        const uint32_t half = PackedPrologue<kPrecision>::packed(.5f);
-        return fma_packed(a, half, fma_packed(b, half ^ kSigns, kSigns, Element{}), Element{});
+        auto packed = PackedPrologue<kPrecision>::packed;
+        const uint32_t v = fma_packed(a, packed(.5f), fma_packed(b, packed(-.5f), packed(-0.f), Element{}), Element{});
+        return sizeof(Element) == 4 ? round_to_tf32(v) : v;
     }
     // The lane's row of an ldmatrix: one of 8 pixels of a row, `shift` columns on, and a chunk of their channels.
     CONVPOOL_DEVICE static uint32_t lane_row(int row, int shift, int chunk) {
@@ -159,28 +159,28 @@ template <Precision kPrecision> struct Differences {
         weights.give(0);
     }
 
-    // The warp's sums to Y by TMA, 64 channels at a time: a box for each row, of both phases' columns in turn.
+    // The warp's sums to Y by TMA, a stage's channels at a time: a box for each row, of both phases' columns in turn.
     template <bool kRectify> CONVPOOL_DEVICE void store(const Sums &even, const Sums &odd) const {
         const Epilogue &e = p.gemm.epilogue;
         const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
         const uint32_t memory = boxes + warp * 2 * 2048;
 #pragma unroll
-        for (int first = 0; first < 128; first += 64) {
+        for (int first = 0; first < 128; first += kChannels) {
             const int c = channel + first + 2 * lane;
-            const bool biased = e.bias != nullptr && c < p.gemm.shape.m;
-            const uint32_t pair = biased ? *reinterpret_cast<const uint32_t *>(static_cast<const Element *>(e.bias) + c) : 0;
+            const auto *from = reinterpret_cast<const typename PairOf<Element>::Word *>(static_cast<const Element *>(e.bias) + c);
+            const auto pair = e.bias != nullptr && c < p.gemm.shape.m ? *from : 0;
             bulk_wait_read();
             __syncwarp();  // copies have read what was here
 #pragma unroll
-            for (int i = 0; i < 32; ++i) {
-                const int fragment = i / 4, h = i % 4 / 2, pixel = 2 * (lane >> 2) + i % 2;
-                float bias[2];
-                unpack_word(__shfl_sync(0xffffffffu, pair, fragment * 4 + (lane & 3)), bias, Element{});
+            for (int i = 0; i < kChannels / 2; ++i) {
+                const int fragment = i / 4, h = i % 4 / 2, pixel = 2 * (lane >> 2) + i % 2, at = fragment * 8 + 2 * (lane & 3);
+                const auto word = __shfl_sync(0xffffffffu, pair, at / 2);
+                const auto &bias = reinterpret_cast<const PairOf<Element> &>(word);
                 const float (&sums)[4] = (i % 2 == 0 ? even : odd)[0][first / 8 + fragment];
-                float v[2] = {sums[2 * h] + bias[0], sums[2 * h + 1] + bias[1]};
+                float v[2] = {sums[2 * h] + to_float(bias.first), sums[2 * h + 1] + to_float(bias.second)};
                 if constexpr (kRectify) rectify(v, e);
-                store_shared_word(memory + h * 2048 + pixel * 128 + ((fragment ^ (pixel & 7)) << 4) + (lane & 3) * 4,
-                                  pack2(v[0], v[1], Element{}));
+                store_shared_elements(memory + h * 2048 + pixel * 128 + (at * Config::kElementBytes ^ ((pixel & 7) << 4)), v[0],
+                                      v[1], Element{});
             }
             publish_shared();
             __syncwarp();  // all lanes' are there
@@ -218,8 +218,7 @@ __global__ void __launch_bounds__(384, 1) implicit_gemm_tma_differences_kernel(c
 #pragma unroll
             for (int i = 0; i < 64; ++i) odd[0][i / 4][i % 4] = even[0][i / 4][i % 4];
             gemm.multiply_differences(even, odd);
-            if (rectifies(p.gemm.epilogue)) gemm.template store<true>(even, odd);
-            else gemm.template store<false>(even, odd);
+            rectifies(p.gemm.epilogue) ? gemm.template store<true>(even, odd) : gemm.template store<false>(even, odd);
         }
         bulk_wait_read();  // the memory is the block's until then
     } else {

@@ -74,7 +74,7 @@ protected:
     }
 
 private:
-    int channels() const { return 8 * problem.per_chunk(); }  // of a stage
+    uint32_t channels() const { return 8 * static_cast<uint32_t>(problem.per_chunk()); }  // of a stage
     uint64_t pixel_bytes() const { return static_cast<uint64_t>(operands_.shape.c) * problem.element_bytes(); }
 
     // X [n,h,w,c]: columns of a tile's output pixels.
@@ -83,9 +83,9 @@ private:
         const uint64_t w = static_cast<uint64_t>(s.w), h = static_cast<uint64_t>(s.h), pixel = pixel_bytes();
         const uint64_t sizes[] = {static_cast<uint64_t>(s.c), w, h, static_cast<uint64_t>(s.n)};
         const uint64_t strides[] = {pixel, w * pixel, h * w * pixel};
-        const uint32_t pixels[] = {static_cast<uint32_t>(channels()), 10, 17, 1};  // a tile's places and their neighbours
+        const uint32_t pixels[] = {channels(), 10, 17, 1};  // a tile's places and their neighbours
         if (row_.tile.differences) return encode_tensor_map(map, row_.precision, 4, x, sizes, strides, pixels, 128, true);
-        return encode_im2col_map(map, row_.precision, x, sizes, strides, box_, static_cast<uint32_t>(channels()),
+        return encode_im2col_map(map, row_.precision, x, sizes, strides, box_, channels(),
                                  static_cast<uint32_t>(row_.tile.block_m));
     }
 
@@ -95,7 +95,7 @@ private:
         const uint64_t taps = static_cast<uint64_t>(s.kh) * s.kw, pixel = pixel_bytes();
         const uint64_t sizes[] = {static_cast<uint64_t>(s.c), static_cast<uint64_t>(s.m), taps};
         const uint64_t strides[] = {taps * pixel, pixel};
-        const uint32_t box[] = {static_cast<uint32_t>(channels()), static_cast<uint32_t>(row_.tile.block_n), 1, 2};
+        const uint32_t box[] = {channels(), static_cast<uint32_t>(row_.tile.block_n), 1, 2};
         if (row_.tile.differences) {  // [rows of taps,columns of taps,m,c]
             const uint64_t apart[] = {sizes[0], sizes[1], static_cast<uint64_t>(s.kw), static_cast<uint64_t>(s.kh)};
             const uint64_t steps[] = {strides[0], strides[1], static_cast<uint64_t>(s.kw) * pixel};
@@ -135,7 +135,7 @@ private:
         const uint64_t pixel = static_cast<uint64_t>(problem.m * problem.element_bytes());
         const uint64_t sizes[] = {static_cast<uint64_t>(problem.m), w, h, static_cast<uint64_t>(problem.n), 1};
         const uint64_t strides[] = {pixel, w * pixel, h * w * pixel, static_cast<uint64_t>(problem.n) * h * w * pixel};
-        const uint32_t box[] = {64, 16, 1, 1, 1};
+        const uint32_t box[] = {channels(), 16, 1, 1, 1};
         return encode_tensor_map(map, row_.precision, 5, y, sizes, strides, box, 128, false);
     }
 

@@ -165,7 +165,7 @@ template <class Config, bool kActivates, bool kPhases, int kStaged> struct Impli
     template <bool kRectify> CONVPOOL_DEVICE void copy_sums(const float (&sums)[Config::kFragmentsN][4]) const {
         using Element = typename Traits<Config::kPrecision>::Element;
         using Pair = PairOf<Element>;
-        using Word = std::conditional_t<sizeof(Pair) == 8, unsigned long long, uint32_t>;
+        using Word = typename Pair::Word;
         constexpr int kBytes = Config::kElementBytes, kAcross = 16 / kBytes;  // fragments of a box
         constexpr int kMost = Staging<Config, kStaged>::kWarpBytes / kBoxBytes, kAll = Config::kFragmentsN / kAcross;
         constexpr int kBoxes = kMost < kAll ? kMost : kAll;  // at a time

@@ -22,6 +22,7 @@ namespace convpool {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 template <class Element> struct alignas(2 * sizeof(Element)) PairOf {
+    using Word = std::conditional_t<sizeof(Element) == 4, unsigned long long, uint32_t>;
     Element first, second;
 };
 
