@@ -15,9 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
-    "optimizer": 26615,
+    "optimizer": 26616,
     "plugin": 17822,
-    "tests": 37698,
+    "tests": 37699,
     "benchmarks": 8587,
     "tools": 1000,
     "examples": 1180,

@@ -83,6 +83,7 @@ def test_without_a_map_behind_it_scale_and_shift_are_its_own():
         ("(f, e, d)", "(n, e, d)", {"of": "n = Relu(f)"}),  # another node between
         ("(f, e, d)", "(f, c, d)", {"of": "c = Softsign(e)"}),  # a computed scale
         ("q = Reshape(i, t)", "b = Reshape(i, t)\nq = Transpose<perm=[0,1,3,2]>(b)", {}),
+        ("epsilon=0.01", "epsilon=-0.001", {}),  # which the library refuses
         ("", "", {"opset": 14}),  # whose function would need CastLike
         ("", "", {"outputs": "float[a,b,c,d] y, float[2,4,256] i"}),
         ("", "", {"outputs": "float[a,b,c,d] y, float[2,16,8,8] q"}),

@@ -202,10 +202,11 @@ def normalization_of(scope: Scope, y: str, rank: int, channels: int) -> Normaliz
     if not whole or not isinstance(groups, int) or groups < 1 or channels % groups or None in constants:
         return None
     scale, bias = (item.array().astype(np.float64) for item in constants if item is not None)
-    if scale.size != bias.size or scale.size not in (groups, channels):
+    epsilon = float(values.get("epsilon", 1e-5))
+    if scale.size != bias.size or scale.size not in (groups, channels) or not 0 <= epsilon < np.inf:
         return None
     affine = Affine(*(np.repeat(array, channels // array.size) for array in (scale, bias)))
-    return Normalization(x, groups, float(values.get("epsilon", 1e-5)), affine, tuple(nodes))
+    return Normalization(x, groups, epsilon, affine, tuple(nodes))
 
 
 def only_an_activation(scope: Scope, x: str) -> bool:
