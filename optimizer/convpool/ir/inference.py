@@ -310,7 +310,7 @@ def with_own_functions(model: ModelProto) -> ModelProto:
         if layout_of(node) not in LAYOUTS or not given >= needed:
             node.op_type += "Unusable"  # has no function: its result stays unknown
     permuting = complete_layouts([node for node in nodes if is_operator(node)])
-    own = functions_for(used_in(copy), TYPES_OPSET, permuting)  # of the nodes in functions too
+    own = functions_for(used_in(copy), TYPES_OPSET, permuting, for_sizes=True)  # of the nodes in functions too
     others = [function for function in copy.functions if function.domain != DOMAIN or function.name not in OP_TYPES]
     del copy.functions[:]
     copy.functions.extend((*others, *own))

@@ -246,15 +246,16 @@ def scales_of(up: UpsampleSpec) -> list[float]:
     return [1.0, 1.0, *map(float, up.factors)]
 
 
-def function_proto(op_type: str, opset: int) -> FunctionProto:
+def function_proto(op_type: str, opset: int, *, for_sizes: bool = False) -> FunctionProto:
     """An operator as a function of the standard operators of `opset`.
 
     Before 19 pool_dilations must be all 1; those that upsample need UPSAMPLING_OPSET, those that normalize NORMALIZING_OPSET.
+    for_sizes: only the sizes of what it gives have to be right, and to follow from its inputs' by themselves.
     """
     parts = OPERATORS[op_type]
     nodes: list[NodeProto] = []
     x = "X"
-    if parts.normalized:
+    if parts.normalized and not for_sizes:
         nodes, x = _normalization(x), "normalized"
     if parts.modulated:
         nodes += [helper.make_node("Mul", [x, "scale"], ["product"]), helper.make_node("Add", ["product", "shift"], ["scaled"])]
@@ -300,9 +301,11 @@ def function_proto(op_type: str, opset: int) -> FunctionProto:
     return helper.make_function(DOMAIN, op_type, list(parts.inputs), ["Y"], nodes, imports, attributes, doc_string=text)
 
 
-def functions_for(op_types: set[str], opset: int, permuting: Collection[str] = ()) -> list[FunctionProto]:
+def functions_for(
+    op_types: set[str], opset: int, permuting: Collection[str] = (), *, for_sizes: bool = False
+) -> list[FunctionProto]:
     """The functions of the operators named, in a fixed order.  permuting: operators that have nodes with channels last."""
-    functions = [function_proto(name, opset) for name in OP_TYPES if name in op_types]
+    functions = [function_proto(name, opset, for_sizes=for_sizes) for name in OP_TYPES if name in op_types]
     for function in functions:
         if function.name in permuting:
             _permute(function)
