@@ -60,6 +60,11 @@ CASES: dict[str, tuple] = {  # arguments of `check_rejected`
         "AveragePool 'y': window; got [3, 3], expected no larger than the feature map, [2, 2]",
         {"inputs": "float[1,16,4,4] x"},
     ),
+    "window too high where the width is open": (
+        "h = Conv(x, w)\n" + pool("kernel_shape=[3,3], strides=[2,2]"),
+        "AveragePool 'y': window; got [3, 3], expected no larger than the feature map, [2, '?']",
+        {"inputs": "float[1,16,4,width] x"},
+    ),
     "open size under Slices": (
         FOUR_SUM + "y = Mul(t, q)",
         "Mul 'y': size of the Slices' input; got unknown, expected static spatial sizes",

@@ -133,8 +133,10 @@ def _box_weight(scope: Scope, index: int) -> float | None:
 
 def _padded(scope: Scope, index: int, spec: PoolSpec, size: Ints | None, ceil: bool) -> Reject | None:
     """Why windows do not fit the map, or reach into the padding that `spec` gives."""
-    if size is not None and any(n < w for n, w in zip(size, spec.extents, strict=True)):
-        return reject(scope, index, "window", list(spec.extents), f"no larger than the feature map, {list(size)}")
+    known = size or (scope.info(scope.nodes[index].input[0]).shape or ())[2:]  # one side may be open, and the other too small
+    if any(isinstance(n, int) and n < w for n, w in zip(known, spec.extents, strict=False)):
+        shown = [n if isinstance(n, int) else "?" for n in known]
+        return reject(scope, index, "window", list(spec.extents), f"no larger than the feature map, {shown}")
     # Pads that no window reaches change nothing: exporters to opset 9, which has no ceil_mode, write such at the ends.
     without = replace(spec, pads=(0,) * len(spec.pads))
     reached = size is None or any(spec.pads[: spec.rank]) or spec.output_size(size) != without.output_size(size)
