@@ -213,14 +213,19 @@ def test_training_information_stays():
     assert list(convpool.optimize(model, check=0).model.training_info) == list(model.training_info)
 
 
+@pytest.mark.parametrize("reads", [False, True], ids=["assigned", "read"])
 @pytest.mark.parametrize("lowering", LOWERINGS)
-def test_weights_that_training_changes_stay_as_they_are(lowering):
+def test_weights_that_training_changes_or_reads_stay_as_they_are(lowering, reads):
     model = graph(f"{PAIR.replace('y =', 'p =')}\ny = Mul(p, k)", {"k": (32, 1, 1)})
     training = model.training_info.add()
     for name, binding in (("w", training.update_binding), ("k", training.initialization_binding)):
-        binding.add(key=name, value=f"{name}_new")
+        if reads:
+            training.algorithm.node.append(helper.make_node("Identity", [name], ["h_bias"]))
+        else:
+            binding.add(key=name, value=f"{name}_new")
     result = convpool.optimize(model, check=1, lowering=lowering)
     assert result.changed == (lowering != "fused")
     kept = {tensor.name: tensor for tensor in result.model.graph.initializer}
     assert [kept[tensor.name] for tensor in model.graph.initializer] == list(model.graph.initializer)
-    assert {"w", "k"} <= {name for node in result.model.graph.node for name in node.input}
+    used = {name for node in result.model.graph.node for name in node.input}
+    assert {"w", "k"} <= used and not (reads and "h_bias" in used)

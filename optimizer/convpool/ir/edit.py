@@ -290,7 +290,7 @@ def _is_read(scope: Scope, name: str, gone: dict[int, set[int]]) -> bool:
 
 def _is_constant(scope: Scope, name: str) -> bool:
     """Return True if an initializer, or a node with no other effect, gives `name`."""
-    if name in scope.inputs:
+    if name in scope.inputs or name in scope.trained:
         return False
     if name in scope.initializers or name in scope.sparse:
         return True

@@ -38,7 +38,7 @@ from convpool.ir.constants import (
 )
 from convpool.ir.inference import BRANCHES_OPSET
 from convpool.ir.model import infer_shapes
-from convpool.ir.protos import STANDARD_DOMAINS, all_nodes, attributes, is_op, key_of, label, opset_of, subgraphs
+from convpool.ir.protos import STANDARD_DOMAINS, all_nodes, attributes, is_op, key_of, label, opset_of, subgraphs, training_graphs
 
 Dim = int | str | None
 """A size, a symbolic name, or unknown."""
@@ -79,7 +79,7 @@ class Scope:
         self.is_function = isinstance(proto, FunctionProto)
         self.ir_version = ir_version
         self.trained: set[str] = set()
-        """Initializers that the model's training information assigns to."""
+        """Tensors that the model's training information reads or assigns to."""
         self.captured: set[str] = set()
         self.children: list[Scope] = []
         self.owner = -1
@@ -384,6 +384,7 @@ def index_model(
     visit(model.graph, inferred.graph if inferred is not None else None, None, opset_of(model.opset_import), "")
     for training in model.training_info:
         scopes[0].trained |= {entry.key for entry in (*training.initialization_binding, *training.update_binding)}
+    scopes[0].trained |= {name for graph in training_graphs(model) for node in graph.node for name in node.input}
     for key in _callers_first(functions):
         function = functions[key]
         arguments = {} if known else _argument_infos(function, calls[key])

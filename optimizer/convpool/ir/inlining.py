@@ -14,7 +14,18 @@ from dataclasses import dataclass, field
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, defs, helper
 
 from convpool.ir.model import check_functions
-from convpool.ir.protos import STANDARD_DOMAINS, Key, all_nodes, key_of, label, model_nodes, opset_of, subgraphs, value_names
+from convpool.ir.protos import (
+    STANDARD_DOMAINS,
+    Key,
+    all_nodes,
+    key_of,
+    label,
+    model_nodes,
+    opset_of,
+    subgraphs,
+    training_graphs,
+    value_names,
+)
 from convpool.ir.schema import is_own
 
 Call = tuple[str, ...]
@@ -47,8 +58,9 @@ def inlined(model: ModelProto, calls: Container[Call] | None = None) -> Inlined 
     result = Inlined(ModelProto())
     result.model.CopyFrom(model)
     _Inliner(result, {key: functions[key] for key in usable}, calls).run(result.model.graph)
+    kept = {key_of(node) for graph in training_graphs(model) for node in graph.node}
     before, after = (set(map(key_of, model_nodes(one))) for one in (model, result.model))
-    while gone := [i for i, function in enumerate(result.model.functions) if key_of(function) in before - after]:
+    while gone := [i for i, function in enumerate(result.model.functions) if key_of(function) in before - after - kept]:
         for index in reversed(gone):
             del result.model.functions[index]
         after = set(map(key_of, model_nodes(result.model)))

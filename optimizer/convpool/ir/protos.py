@@ -91,6 +91,12 @@ def graphs_within(graph: Holder) -> list[Holder | GraphProto]:
     return found
 
 
+def training_graphs(model: ModelProto) -> list[GraphProto]:
+    """The graphs of the model's training information, and every graph in them; they read the main graph's initializers."""
+    graphs = (graph for training in model.training_info for graph in (training.initialization, training.algorithm))
+    return [inner for graph in graphs for inner in graphs_within(graph)]
+
+
 def tensors(model: ModelProto) -> list[TensorProto]:
     """Every tensor stored in the model: initializers and Constant values, subgraphs and functions included."""
     found: list[TensorProto] = []
@@ -134,7 +140,7 @@ def opset_of(imports: Iterable[OperatorSetIdProto]) -> int:
 def value_names(model: ModelProto) -> set[str]:
     """Every tensor and node name anywhere in the model, functions included, also of tensors that are only noted."""
     names: set[str] = set()
-    for proto in (proto for holder in (model.graph, *model.functions) for proto in graphs_within(holder)):
+    for proto in (proto for holder in (model.graph, *model.functions, *training_graphs(model)) for proto in graphs_within(holder)):
         names.update(value.name for value in proto.value_info)
         if isinstance(proto, GraphProto):
             names.update(value.name for value in (*proto.input, *proto.output, *proto.initializer))
