@@ -140,7 +140,8 @@ def opset_of(imports: Iterable[OperatorSetIdProto]) -> int:
 def value_names(model: ModelProto) -> set[str]:
     """Every tensor and node name anywhere in the model, functions included, also of tensors that are only noted."""
     names: set[str] = set()
-    for proto in (proto for holder in (model.graph, *model.functions, *training_graphs(model)) for proto in graphs_within(holder)):
+    holders = (model.graph, *model.functions, *training_graphs(model))
+    for proto in (proto for holder in holders for proto in graphs_within(holder)):
         names.update(value.name for value in proto.value_info)
         if isinstance(proto, GraphProto):
             names.update(value.name for value in (*proto.input, *proto.output, *proto.initializer))
