@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from onnx.external_data_helper import set_external_data
 
 import convpool
@@ -42,6 +42,16 @@ def external(location: str, offset: str = "0", length: str = "18432") -> onnx.Mo
     return model
 
 
+def sparse() -> onnx.ModelProto:
+    """The values of sparse weights in a file."""
+    model = external("w.bin")
+    values = model.graph.initializer.pop()
+    values.dims[:] = [values.dims[0] * 144]
+    indices = numpy_helper.from_array(np.arange(values.dims[0]))
+    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [32, 16, 3, 3]))
+    return model
+
+
 MODELS = {
     "dangling input": (lambda: graph(PAIR.replace("(x, w)", "(nowhere, w)")), "nowhere"),
     "duplicate output": (lambda: graph(PAIR + "\nh = Relu(x)"), "h"),
@@ -64,6 +74,7 @@ MODELS = {
     "length that is no number": (lambda: external("w.bin", length="four"), "length of its external data; got 'four', expected a"),
     "data file that is a folder": (lambda: external("sub"), "sub"),
     "no location": (lambda: external(""), "tensor 'w': external data without a location"),
+    "data of a sparse tensor": (sparse, "tensor 'w': sparse, with external data; expected its values in the model"),
     "a zero byte in the location": (lambda: external("a\0b"), "tensor 'w': external data 'a\\x00b'; expected a file name"),
 }
 FILES = {

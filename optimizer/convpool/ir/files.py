@@ -23,7 +23,7 @@ from onnx import ModelProto, TensorProto
 from onnx.external_data_helper import load_external_data_for_tensor
 
 from convpool.errors import ModelError, OutputError, first_line
-from convpool.ir.protos import tensors
+from convpool.ir.protos import sparse_values, tensors
 
 ROOM_BYTES = 15
 """Extra length of the names of files that are made beside an output."""
@@ -192,6 +192,8 @@ Stamp = tuple[int, int]
 def check_external_data(model: ModelProto, base_dir: Path | None) -> dict[str, Stamp]:
     """The locations of the model's external data, each inside `base_dir`, large enough and readable.  Raises ModelError."""
     stamps: dict[str, Stamp] = {}
+    for tensor in filter(is_external, sparse_values(model)):
+        raise ModelError(f"tensor '{tensor.name}': sparse, with external data; expected its values in the model itself, or dense")
     for tensor in filter(is_external, tensors(model)):
         where = f"tensor '{tensor.name}'"
         if base_dir is None:
