@@ -15,9 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
-    "optimizer": 26660,
+    "optimizer": 26710,
     "plugin": 17822,
-    "tests": 37740,
+    "tests": 37785,
     "benchmarks": 8587,
     "tools": 1000,
     "examples": 1180,

@@ -141,6 +141,33 @@ def test_at_most_four_times_as_many_elements_jump():
         assert judged(reference, result, nudge=lambda: [[nudged]])[0].passed == (count == 4)
 
 
+@pytest.mark.parametrize("axis", [1, 2])
+@pytest.mark.parametrize(
+    ("factor", "count", "moved", "own", "passed"),
+    [
+        (1.5, 64, 1.0, None, False),
+        (1.005, 64, 1.0, None, True),  # within ten times the rtol of the scores
+        (1.5, 64, 1.4, None, True),  # the original does the same to itself
+        (1.5, 8, 1.0, None, True),  # too few of them to tell how large they are
+        (1.5, 64, 1.0, 1.2, True),  # half precision does as much
+        (1.5, 64, 1.0, 1.05, False),
+        (1.5, 64, 1.0, NAN, True),
+    ],
+)
+def test_scores_beside_boxes_have_a_tolerance_of_their_own(axis, factor, count, moved, own, passed):
+    """Four rows of boxes in pixels and one of scores: the largest number of the output allows each of these to be off by all."""
+    reference = np.full((1, 5, count), 640.0)
+    reference[:, 4] = 0.04
+    scales = [np.where(reference < 1, value, 1) for value in (factor, moved, own or 1)]
+    result, nudged, original = (np.moveaxis(reference * scale, 1, axis) for scale in scales)
+    options = {"own": own is not None, "tolerance": Tolerance(*FLOAT32_TOLERANCE), "original": [original]}
+    found, verdict = judged(np.moveaxis(reference, 1, axis), result, nudge=lambda: [[nudged]], **options)
+    assert found.passed == passed
+    told = "0.02 absolute in a slice of small numbers, where 0.0009 are allowed" in verdict.difference
+    assert told == (own is None and not passed)
+    assert judged(np.moveaxis(reference, 1, axis), result, **options)[0].passed  # with a tolerance that a user gives
+
+
 def test_indices_have_no_distance():
     reference, result, nudged = arrays([1, 1], [1, 900], [1, 2])
     assert judged(reference, result, nudge=lambda: [[nudged]])[0].passed

@@ -22,7 +22,8 @@ from convpool.cli.verify import verify_command
 from convpool.errors import ModelError, OptionError, VerificationError
 from convpool.ir.model import LoadedModel
 from tests.support.damaged_pairs import PAIR, POOL, TYPES, change, pair, swap
-from tests.support.models import graph, random_feeds
+from tests.support.models import TYPES as ARRAYS
+from tests.support.models import graph, random_feeds, weights
 
 GAINS = {"float16": 1.1, "bfloat16": 1.3, "float32": 1.005, "float64": 1.005}
 """A factor on the weights just beyond each type's tolerances."""
@@ -82,6 +83,36 @@ def test_last_bits_that_decide_over_a_quantisation_step_pass(seed):
     result = convpool.optimize(pair(body=body, constants=constants, inputs="float[2,16,64,64] x"), seed=seed)
     output = result.report.verification.outputs[0]
     assert output.passed and output.max_abs_error in (0.0, pytest.approx(0.13, rel=1e-5))
+
+
+@pytest.mark.parametrize("seed", [4, 9, 19, 29])
+def test_a_step_of_half_precision_passes_that_the_original_does_not_take(seed):
+    constants = {"k": np.float16(1), "w": (4, 16, 3, 3), "b": (4,)}
+    model = pair("float16", PAIR.replace("y =", "p =") + "\nm = Mul(p, k)\ny = Round(m)", constants=constants)
+    result = convpool.optimize(model, check=0).model
+    assert convpool.verify(model, result, seed=seed).outputs[0].passed
+    assert not convpool.verify(model, change(model, "w", lambda w: w * np.float16(1.1)), seed=seed).passed
+
+
+@pytest.mark.parametrize("seed", [5, 7, 9])
+def test_only_as_many_steps_of_half_precision_pass_as_the_original_takes(seed):
+    """It takes a few, and the wrong weights hundreds, but none of two."""
+    model = pair("float16", PAIR.replace("y =", "p =") + "\nm = Mul(p, k)\ny = Round(m)", constants={"k": np.float16(0.25)})
+    found = convpool.verify(model, change(model, "w", lambda w: w * np.float16(1.1)), seed=seed)
+    assert not found.passed and found.outputs[0].max_abs_error == 1
+
+
+@pytest.mark.parametrize(("kind", "large", "small"), [("float", 640, 1e-3), ("float16", 64, 1e-2)])
+def test_scores_beside_large_boxes_are_compared(kind, large, small):
+    body = "h = Conv(x, w)\nb = Mul(h, large)\nt = Conv(x, s)\ns1 = Mul(t, small)\ny = Concat<axis=1>(b, s1)"
+    shapes = {"w": (32, 16, 1, 1), "s": (4, 16, 1, 1)}
+    constants = {name: weights(shape, dtype=ARRAYS[kind]) for name, shape in shapes.items()}
+    constants |= {name: ARRAYS[kind](value) for name, value in (("large", large), ("small", small))}
+    outs = {"inputs": f"{kind}[1,16,12,12] x", "outputs": f"{kind}[a,b,c,d] y"}
+    model, wrong = (graph(body, constants | {"s": constants["s"][::step]}, **outs) for step in (1, -1))
+    assert convpool.verify(model, model).passed
+    found = convpool.verify(model, wrong)
+    assert not found.passed and found.outputs[0].max_rel_error < 1e-3 and "a slice of small numbers" in found.difference
 
 
 @pytest.mark.parametrize("rtol", [None, 1e-3])

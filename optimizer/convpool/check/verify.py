@@ -51,6 +51,7 @@ from convpool.check.judge import (
 )
 from convpool.check.session import OnnxruntimeRunner, Outputs, Runner, prepare
 from convpool.errors import ConvpoolError, ModelError, OptionError, VerificationError
+from convpool.ir.constants import UNIT_ROUNDOFF
 from convpool.ir.model import LoadedModel, load, passes_full_check
 from convpool.options import check_arguments
 from convpool.types import Model
@@ -140,7 +141,7 @@ def _numbers(names: Sequence[str], outputs: Outputs) -> list[np.ndarray]:
 
 NO_MEMORY = "model: not enough memory to check it; give smaller input_shapes (--input-shape)"
 NUDGE = 2.0**-18
-"""Relative change of the inputs by which discontinuities are found."""
+"""Relative change of the inputs by which discontinuities are found; in half precision twice the unit roundoff."""
 NUDGED_RUNS = 8
 
 
@@ -174,16 +175,20 @@ def verify(
     | integers of models without half precision | 0 | 0 | classes and indices have no distance |
 
     A half-precision output also passes when it is no further from float32 than twice the original's
-    own is.
+    own is, and beyond the tolerance in at most four times as many places.
+
+    Numbers may be small beside others of an output, as scores beside boxes.  So each slice of an axis,
+    of 16 elements or more, may by default be off by no more than ten rtol of its own largest number
+    and a 128th of the output's atol, or as far as half precision puts the original four times.
 
     Values that are NaN or infinite in both prove nothing.  Random inputs are made smaller, down to
     2^-12, where that leaves fewer of them; an output without any other value fails.
 
     Behind a QuantizeLinear, Round, ArgMax or comparison, the last bit of a sum decides now and then
-    over a whole step.  An output beyond the default tolerance therefore passes when the original
+    over a whole step.  An output beyond the default tolerances therefore passes when the original
     does the same to itself: when inputs changed by a part in 2^18, of the order of what summing in
-    another order does, move at most four times fewer elements beyond the tolerance, and by at least
-    half as much.
+    another order does, or in half precision by twice what rounding does, move at most four times
+    fewer elements beyond the tolerance, and by at least half as much.
 
     Args:
         original: A path, serialised bytes, a ModelProto or a gs.Graph.
@@ -234,6 +239,7 @@ def compare_models(
     default_rtol, relative_atol = TOLERANCES[narrow[-1]] if narrow else FLOAT32_TOLERANCE
     tolerance = Tolerance(default_rtol if rtol is None else rtol, relative_atol, atol)
     by_default = rtol is None and atol is None
+    nudged = max([NUDGE, *(2 * UNIT_ROUNDOFF[kind] for kind in narrow)])
     lenience = {"own_error_counts": by_default and bool(narrow), "exact_integers": by_default and not narrow}
     judge, own_judge = (Judge(reference.output_names, tolerance, **lenience) for _ in range(2))
     candidate: OnnxruntimeRunner | None = None
@@ -245,7 +251,7 @@ def compare_models(
         candidate = candidate or _candidate(optimized, native.optimize)
         wanted, own = given[: len(reference.output_names)], given[-len(native.output_names) :]
         again = partial(native.values, arrays)
-        nudge = partial(_nudged_runs, reference, arrays, seed) if by_default else None
+        nudge = partial(_nudged_runs, reference, arrays, seed, nudged) if by_default else None
         try:
             result = candidate.values(arrays)
         except ModelError as error:
@@ -335,9 +341,9 @@ def unchanged(model: LoadedModel, data: Arrays | None, input_shapes: dict[str, S
     return Verification(True, "the original, unchanged", 0, {})
 
 
-def _nudged_runs(reference: OnnxruntimeRunner, arrays: Arrays, seed: int) -> list[list[object]]:
-    """The reference's outputs for inputs whose floats differ by a random share of NUDGE, NUDGED_RUNS times."""
+def _nudged_runs(reference: OnnxruntimeRunner, arrays: Arrays, seed: int, share: float) -> list[list[object]]:
+    """The reference's outputs for inputs whose floats differ by a random part of a share of theirs, NUDGED_RUNS times."""
     runs = []
     for number in range(NUDGED_RUNS):
-        runs.append(reference.values(noisy(arrays, NUDGE, np.random.default_rng([seed, number]))))
+        runs.append(reference.values(noisy(arrays, share, np.random.default_rng([seed, number]))))
     return runs
