@@ -233,7 +233,7 @@ COLUMN_WEIGHT = 54.0
 """A number that this product gives, before it is added to its place."""
 BOX_WEIGHT = 27.0
 """An addition of a box sum with strides of 1."""
-SHUFFLE_WEIGHT = 80.0
+SHUFFLE_WEIGHT = 120.0
 """An element that DepthToSpace, Slice or Concat move: they leave the blocked layout of the convolutions."""
 UPSAMPLE_WEIGHT = 16.0
 """An element that a nearest Resize writes."""
