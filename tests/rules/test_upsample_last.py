@@ -210,6 +210,25 @@ def test_sizes_whose_factor_depends_on_the_input_stay(name):
     assert f"got {expected}" in reason(_enlarged(before, computed), upsampling="fused")
 
 
+VECTORS = {
+    "Mul": "v = Mul(o, doubled)",
+    "Transpose": "i = Unsqueeze(o, n0) j = Transpose<perm=[1,0]>(i) k = Transpose(j) v = Squeeze(k, n0)",
+    "Concat": "i, j = Split<axis=0>(o) v = Concat<axis=0>(i, j)",
+    "Where": "i = Equal(o, o) v = Where(i, o, o)",
+}
+
+
+@pytest.mark.parametrize("name", VECTORS)
+def test_vectors_of_sizes_in_front_of_a_map_have_fewer_axes(name):
+    """All that a map is computed by is traced before it; these ended in an IndexError."""
+    body = f"o = Shape(x) {VECTORS[name]} r = {NEAREST}(x, , , v) m = Relu(r) u = {NEAREST}(m, , , o) {CONV}"
+    model = graph(body, {"n0": [0], "doubled": [1, 1, 2, 2]}, **OPEN)
+    expected = (
+        "resampling; got nearest, asymmetric, floor, 0.25" if name == "Mul" else "scales of batch and channels; got ['unknown', "
+    )
+    assert reason(model, upsampling="fused").startswith(f"Resize 'u': {expected}")
+
+
 GROUPS = "a = Reshape(u, r)\nb = InstanceNormalization(a, g, g)\nh = Shape(u)\nd = Reshape(b, h)\nv = Mul(d, c)\n"
 BETWEEN = {
     "elementwise": "a = Relu(u)\nb = Sigmoid(a)\nv = Mul(a, b)\n",

@@ -260,7 +260,8 @@ def _traced_through(scope: Scope, tensor: str, index: int, axis: int, depth: int
         if (found_there := traced(scope, x, axis, depth) if copied else _sized(terms, axis)) is not None:
             return found_there
     if is_op(node, "Transpose"):
-        return traced(scope, x, tuple(values.get("perm", range(len(shape))[::-1]))[axis], depth)
+        order = tuple(values.get("perm", range(len(shape))[::-1]))
+        return traced(scope, x, order[axis], depth) if axis < len(order) else None
     step = known_step(scope, index, rank) if rank > 0 and axis > 1 and op_of(node) is not None else None
     if not isinstance(step, Step):
         return None
@@ -275,7 +276,10 @@ def _sized(terms: list[Term] | None, axis: int) -> SizeOf | None:
 
 
 def _wide(scope: Scope, node: NodeProto, axis: int) -> list[tuple[str, int]]:
-    """The operands of an operator with broadcasting that give its result the size of an axis, each with its own axis."""
+    """The operands of an operator with broadcasting that give its result the size of an axis, each with its own axis.
+
+    None where it has fewer axes, as what sizes are computed by.
+    """
     shapes = [scope.info(name).shape for name in node.input]
     rank = max((len(shape) for shape in shapes if shape is not None), default=0)
     places = [
@@ -283,7 +287,7 @@ def _wide(scope: Scope, node: NodeProto, axis: int) -> list[tuple[str, int]]:
     ]
     if len(places) < len(shapes):
         return []
-    return [(name, place) for name, place, shape in places if place >= 0 and shape[place] != 1]
+    return [(name, place) for name, place, shape in places if 0 <= place < len(shape) and shape[place] != 1]
 
 
 def _through_windows(scope: Scope, index: int, values: dict, i: int, rank: int, size: SizeOf | None) -> SizeOf | None:
