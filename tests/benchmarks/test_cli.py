@@ -2,17 +2,12 @@
 """The command line without a GPU: listing, CPU rows, merging, one line on stderr for whatever cannot be."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
 from benchmarks.layers import cli
 from benchmarks.layers import record as records
 from benchmarks.layers.device import DeviceError, modules
-from benchmarks.layers.suites import SUITES
-from benchmarks.layers.tensorrt import ROOT, program
 from convpool.cli.group import run
 from tests.support.bench_record import record
 
@@ -108,50 +103,8 @@ def test_an_unusable_option_is_one_line(args, part, capsys, tmp_path, monkeypatc
     assert part in one_line(capsys)
 
 
-def test_other_processes_import_nothing_from_where_one_stands(tmp_path):
-    """Neither this Python's nor another's; both answer."""
-    names = "json runpy os re typing dataclasses subprocess ctypes pathlib math functools random csv".split()
-    for name in (*names, *"numpy onnx convpool benchmarks tensorrt sitecustomize_ warnings rich click".split()):
-        (tmp_path / f"{name}.py").write_text(f"open('FOREIGN {name}', 'w')\nraise SystemExit(3)\n")
-    folders = os.pathsep.join([str(ROOT), str(ROOT / "optimizer"), *filter(None, [os.environ.get("PYTHONPATH")])])
-    for module, python, asked, answer in (
-        ("benchmarks.layers.tactics", None, '{"device": {}, "problems": []}', "[]"),
-        ("benchmarks.layers.tensorrt_worker", sys.executable, "", "{"),
-    ):
-        words = program(module, python)
-        environment = {**os.environ, "PYTHONPATH": folders}
-        done = subprocess.run(words, input=asked, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-        assert done.stdout.startswith(answer), done.stderr
-    assert not list(tmp_path.glob("FOREIGN*"))
-
-
-def test_an_interrupt_keeps_what_was_measured(tmp_path, own, monkeypatch, capsys):
-    own.write_text('[{"c": 4, "m": 6, "size": 9}, {"c": 4, "m": 6, "size": 8}]')
-    measured = []
-
-    def measure(name, row):
-        if measured:
-            raise KeyboardInterrupt
-        measured.append(row)
-        return {"us": 5.0, "spread_us": 0.1, "error": 1e-7, "exact": False, "how": ""}
-
-    monkeypatch.setattr("benchmarks.layers.cpu.measure", measure)
-    out = tmp_path / "out.json"
-    assert bench(own, "--cpu", "--methods", "cpu_loop", "--json", out) == 130
-    assert len(records.load(str(out))["rows"]) == 1
-    captured = capsys.readouterr()
-    assert captured.err.strip() == "python -m benchmarks layers: interrupted" and "5.0" in captured.out
-
-
 def test_a_wrong_result_is_exit_status_1(tmp_path, own, monkeypatch, capsys):
     monkeypatch.setattr("benchmarks.layers.cpu.measure", lambda name, row: {"wrong": 0.5, "how": ""})
     assert bench(own, "--cpu", "--methods", "cpu_loop") == 1
     captured = capsys.readouterr()
     assert "wrong results: cpu_loop" in captured.err and "WRONG 1x4x9x9 to 6, 3x3 fp16: cpu_loop" in captured.out
-
-
-def test_the_help_says_whose_layers_a_suite_has(capsys):
-    assert bench("--help") == 0
-    told = {words[0]: line for line in capsys.readouterr().out.splitlines() if (words := line.split())}
-    assert all(name in told and len(told[name]) <= 80 for name in SUITES)
-    assert "Suita et al. (JPDC 2020)" in told["suita-table1"] and "Tokura" in told["tokura"] and "cuConv" in told["cuconv"]

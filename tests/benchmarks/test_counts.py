@@ -41,17 +41,6 @@ def test_counts_of_every_form(layer, counted):
         assert got == counts.Counts(*wanted) and (got.operations, got.accesses) == (sum(wanted[:2]), sum(wanted[2:]))
 
 
-def test_another_form_is_an_error():
-    pool, conv = PoolSpec((2, 2), (2, 2), (0,) * 4, (1, 1)), ConvSpec((3, 3), (1, 1), (1,) * 4, (1, 1))
-    for call in (
-        lambda: counts.count("fft", 1, (1, 1, 3, 3), (8, 8), conv, pool),
-        lambda: counts.tokura_operations("table", 32, 3, 1, 1, 2),
-        lambda: counts.suita_bound("winograd", 32, 3, 1, 1, 2),
-    ):
-        with pytest.raises(ValueError, match="form; got"):
-            call()
-
-
 def transcribed() -> dict[tuple[str, str], dict[tuple[int, int], float]]:
     """Tokura's counts by (dtype, method), then by channels."""
     found: dict = defaultdict(dict)

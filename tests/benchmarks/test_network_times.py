@@ -1,22 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times of networks and of the host: the check before the timing, records, tables, turns and bars; one network on a GPU."""
 
-import json
-
 import numpy as np
 import pytest
 
-from benchmarks import host_time, network_times
-from benchmarks import onnxruntime_times as times
+from benchmarks import network_times
 from benchmarks.network_times import NETWORKS, Options, time_network
 from convpool.check.session import Session
 from convpool.cuda.timing import summarize
 from convpool.ir.model import LoadedModel
-from convpool.tensorrt import PRECISIONS, TensorRTError
-from models.generators import generate
+from convpool.tensorrt import TensorRTError
 from tests.support.accuracy.half_io import from_channels_last, to_channels_last
 from tests.support.accuracy.limits import LIMITS
-from tests.support.gpu import skip_or_fail
 
 
 def row(network: str, batch: int = 1, **us: float) -> dict:
@@ -115,21 +110,6 @@ def test_without_an_engine_of_the_original_the_limit_decides(monkeypatch, tmp_pa
     assert set(found["lowerings"]["plugin"]) == {"wrong"} and "input_sets" not in found
 
 
-def test_convolutions_without_a_pooling_are_the_plugins_in_16_bits_and_tf32():
-    model = generate("wgan_gp", batch=1)
-    forms = {
-        (lowering, precision): network_times.lowered(model, lowering, precision).SerializeToString(deterministic=True)
-        for lowering in ("fused_variants", "stem", "plain_conv")
-        for precision in PRECISIONS
-    }
-    assert len(set(forms.values())) == 3
-    assert forms["stem", "fp32"] == forms["plain_conv", "fp32"] == forms["fused_variants", "fp32"]
-    assert network_times.USUAL["fp32"] == ("original", "direct", "fused", "fused_variants")
-    for precision in ("fp16", "tf32"):
-        assert forms["plain_conv", precision] not in (forms["stem", precision], forms["fused_variants", precision])
-        assert network_times.USUAL[precision] == ("original", "direct", "fused", "fused_variants", "plain_conv")
-
-
 def test_the_table_compares_with_the_original_and_the_best_standard_form():
     whole = row("sngan64", 64, original=360, direct=300, fused=270, plugin=250, fused_variants=180)
     whole["lowerings"]["fused_variants"]["error"] = 4e-4
@@ -147,63 +127,3 @@ def test_the_table_compares_with_the_original_and_the_best_standard_form():
         "wgan_gp, fp16: fused: error 0.5, limit 0.002, the original's 0.001",
         "wgan_gp, fp16: fused_variants: not run: no builder",
     ]
-
-
-ROW = {
-    "network": "sngan64",
-    "batch": 64,
-    "precision": "fp16",
-    "graphs": True,
-    "methods": {
-        "original": {"us": 900.0}, "original_nhwc": {"us": 800.0}, "fused": {"us": 700.0},
-        "fused_nhwc": {"wrong": 0.3}, "direct": {"same_as": "original"}, "pairs": {"us": 500.0},
-        "cuda": {"us": 200.0}, "cuda_nhwc": {"skipped": "no"},
-    },
-}  # fmt: skip
-
-
-def test_a_row_takes_the_place_of_its_like(tmp_path):
-    path = tmp_path / "record.json"
-    later = {**ROW, "methods": {"original": {"us": 1.0}}}
-    rows = [{**ROW, "network": "igebm"}, ROW, {**ROW, "graphs": False}, {**ROW, "precision": "tf32"}, later]
-    for row in rows:
-        record = times.add_row(path, row)
-    assert json.loads(path.read_text()) == record
-    keys = [(row["network"], row["precision"], row["graphs"]) for row in record["rows"]]
-    assert keys == [("sngan64", "fp16", True), ("igebm", "fp16", True), ("sngan64", "fp16", False), ("sngan64", "tf32", True)]
-    assert record["rows"][0] == later
-
-
-def test_a_network_is_timed_on_a_gpu():
-    try:
-        times.require_cuda(times.runtime_module())
-        times.library_path()
-    except Exception as error:
-        skip_or_fail(str(error))
-    row = times.time_network("wgan_gp", 2, "fp16", ["original", "original_nhwc", "function", "cuda"], 2, True)
-    assert all("us" in found for found in row["methods"].values()), row
-
-
-def test_calls_are_timed_in_turn(monkeypatch):
-    """Time with a clock that stands still but for the calls."""
-    now, order = 0.0, []
-
-    def body(name: str, seconds: float):
-        def call() -> None:
-            nonlocal now
-            now += seconds
-            order.append(name)
-
-        return call
-
-    monkeypatch.setattr(host_time.time, "perf_counter", lambda: now)
-    waits = []
-    found = host_time.time_calls({"a": body("a", 2e-6), "b": body("b", 5e-6)}, 3, lambda: waits.append(len(order)))
-    assert found == pytest.approx({"a": 2, "b": 5})
-    assert order == (["a"] * host_time.CALLS + ["b"] * host_time.CALLS) * (host_time.WARM_UP_ROUNDS + 3)
-    assert waits == list(range(0, len(order) + 1, host_time.CALLS))  # the stream is idle before each
-
-
-def test_times_over_their_bars_are_named():
-    row = {"layer": [1, 2, 3, 4, 5], "conv_avg_pool_us": 30.0, "plan_launch_python_us": 10.5, "more_us": 1.9}
-    assert host_time.over_the_bar([row]) == ["[1, 2, 3, 4, 5]: Plan.launch; got 10.5 us, expected at most 10"]

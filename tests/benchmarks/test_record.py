@@ -1,23 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records: merging, CSV, the table of tactics, figures and means, the table and the picture."""
 
-import csv
-import io
 import math
 
 import pytest
-from rich.console import Console
 
 from benchmarks.layers import record as records
 from benchmarks.layers import tactics
-from benchmarks.layers.figures import figures, overview, roofline_us, summary
+from benchmarks.layers.figures import figures, roofline_us, summary
 from benchmarks.layers.paper import FIVE, paper_times, speed_up_fused, speed_up_naive
 from benchmarks.layers.suites import SUITES
-from benchmarks.layers.table import show
 from convpool.cuda import tuned
 from convpool.cuda.timing import input_sets, schedule, summarize
 from convpool.errors import OptionError
-from convpool.ir.files import write_atomically
 from tests.support.bench_record import record, result
 
 
@@ -119,24 +114,6 @@ def test_merge_adds_rows_and_methods_and_later_results_win():
     assert first["rows"][0]["methods"]["tensorrt_naive"]["us"] == 10  # the arguments stay as they are
 
 
-def test_rows_of_other_precisions_and_layouts_are_others():
-    first, second = record(), record()
-    for entry in second["rows"]:
-        entry["layout"] = "nchw"
-    assert len(records.merge([first, second])["rows"]) == 4
-
-
-def test_json_and_back(tmp_path):
-    data = record()
-    data["rows"][0]["methods"]["cudnn_fused"] = {"wrong": math.nan, "how": ""}
-    path = tmp_path / "a.json"
-    write_atomically(path, records.to_json(data))
-    back = records.load(str(path))
-    assert back["rows"][0]["methods"]["cudnn_fused"] == {"wrong": None, "how": ""}
-    assert back["rows"][1] == data["rows"][1]
-    assert path.read_text().count("\n") < 60 and '"cudnn_fused": {"wrong": null, "how": ""}' in path.read_text()
-
-
 def test_a_recorded_command_names_no_folders():
     words = ["python", "-m", "benchmarks", "layers", "own.json", "--rows", "*x8x8 *", "--json", "/a/b/c.json", "--csv=../d.csv"]
     assert records.without_folders(words) == "python -m benchmarks layers own.json --rows '*x8x8 *' --json c.json --csv=d.csv"
@@ -148,16 +125,6 @@ def test_what_is_no_record_is_told(text, tmp_path):
     path.write_text(text)
     with pytest.raises(OptionError, match="a.json"):
         records.load(str(path))
-
-
-def test_csv_has_every_result():
-    data = record()
-    lines = list(csv.DictReader(io.StringIO(records.to_csv(data).decode())))
-    assert len(lines) == sum(len(entry["methods"]) for entry in data["rows"])
-    by_method = {(line["row"], line["method"]): line for line in lines}
-    assert by_method["64x32x8x8 to 32, 3x3", "cudnn_naive"]["us"] == "8"
-    assert by_method["64x32x8x8 to 32, 3x3", "textbook_direct"]["note"] == "wrong: 0.25"
-    assert by_method["64x512x64x64 to 512, 3x3", "cudnn_fused"]["note"] == "slow"
 
 
 def test_the_tuning_table_names_the_fastest_tactic_of_each_problem(tmp_path):
@@ -195,77 +162,6 @@ def test_a_tuning_table_that_cannot_be_made_is_refused(tmp_path):
     del old["protocol"]["multiprocessors"]
     with pytest.raises(OptionError, match="does not say its GPU's multiprocessors"):
         tuned.merged(tactics.fastest(old), str(tmp_path / "other.def"))
-
-
-def test_the_overview_counts_close_choices_and_gives_the_share_of_copy_bandwidth():
-    found = overview(record())
-    assert found["choice"] == {"within": 1.05, "convpool": {"rows": 2, "close": 1}}
-    small, large = found["rows"]
-    assert (small["name"], small["over_naive"], small["choice"]) == ("64x32x8x8 to 32, 3x3", 2, 1)
-    assert small["of_copy"] == pytest.approx(327680 / 4e6 / 4, rel=1e-2) and large["choice"] == 1.25
-    assert small["rule_choice"] is None
-
-
-def with_rule() -> dict:
-    """The record with the cost rule's choice: slower than the library's in the first row, faster in the second."""
-    data = record()
-    for entry, tactic in zip(data["rows"], ("filter_fused_b", "direct_gemm_a"), strict=True):
-        entry["methods"]["convpool_rule"] = entry["methods"][f"convpool:{tactic}"]
-    return data
-
-
-def test_the_cost_rules_choice_is_counted_and_shown_beside_the_librarys():
-    data = with_rule()
-    assert overview(data)["choice"] == {
-        "within": 1.05,
-        "convpool": {"rows": 2, "close": 1},
-        "convpool_rule": {"rows": 2, "close": 1},
-    }
-    assert [row["rule_choice"] for row in overview(data)["rows"]] == [1.25, 1]
-    assert [figures(entry, {}).over_others for entry in data["rows"]] == [1.5, None]  # it is none of the others
-    del data["rows"][0]["methods"]["convpool_rule"]
-    data["rows"] += [{**entry, "precision": "tf32"} for entry in with_rule()["rows"]]
-    text = _shown(data)
-    assert "the cost rule's choice is within 5% of the fastest tactic in 1 of 1 rows" in text
-    assert "all tables: the library's choice is within 5% of the fastest tactic in 2 of 4 rows" in text
-    assert "all tables: the cost rule's choice is within 5% of the fastest tactic in 2 of 3 rows" in text
-
-
-def test_the_cost_rules_choice_is_no_row_of_the_tuning_table(tmp_path):
-    path = str(tmp_path / "tuned.def")
-    assert tuned.merged(tactics.fastest(with_rule()), path) == tuned.merged(tactics.fastest(record()), path)
-
-
-def _shown(data) -> str:
-    console = Console(file=io.StringIO(), width=400, highlight=False)
-    show(data, console)
-    return console.file.getvalue()
-
-
-def test_the_table():
-    text = _shown(record())
-    lines = text.splitlines()
-    assert lines[0] == "NVIDIA H200"
-    assert lines[1] == "measured here: copy 4.00 TB/s, matrix product fp16 800 TFLOP/s"
-    header = next(line for line in lines if line.startswith("layer"))
-    assert header.split("  ")[0] == "layer" and "fastest tactic" in header and "tensorrt fused" not in header
-    small = next(line.split() for line in lines if line.startswith("64x32x8x8"))
-    # layer (3 words); cudnn naive, fused, direct; cublas fused, direct; tensorrt naive; wrong textbook; cpu loop; ours; fastest;
-    # ratios; 10^9 operations and 10^6 accesses of the three forms
-    times = "8.0 6.0 7.0 9.0 - 10.0 wrong 1.0 4.0 4.0 2.00 1.50 2% 2%"
-    assert small == f"64x32x8x8 to 32, 3x3 {times} 0.0755 / 0.0335 / 0.0194 0.435 / 0.18 / 0.505".split()
-    large = next(line.split() for line in lines if line.startswith("64x512"))
-    times = "2000.0 - 1000.0 1200.0 800.0 1800.0 500.0 400.0 3.60 2.50 77% 17%"
-    assert large == f"64x512x64x64 to 512, 3x3 {times} 1.24e+03 / 550 / 310 439 / 172 / 447".split()
-    paper = [line.split() for line in lines[lines.index(header) + 3 :] if line.startswith("64x")]
-    assert paper == [
-        "64x32x8x8 to 32, 3x3 70.5 108 68 77.3 34.1 2.07 1.99".split(),
-        "64x512x64x64 to 512, 3x3 1.53e+04 7160 1.05e+04 2.44e+04 6160 2.48 1.16 2.50".split(),
-    ]
-    assert "over the faster naive: geometric mean 2.68, least 2.00, 2 rows" in text
-    assert "the library's choice is within 5% of the fastest tactic in 1 of 2 rows" in text
-    assert "WRONG 64x32x8x8 to 32, 3x3 fp16: textbook_direct, relative error 0.25" in text
-    assert "not run: cudnn_fused (1 row): slow" in text
 
 
 def test_timing_keeps_within_its_budget():

@@ -1,25 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loop over methods, with a pretended GPU: which algorithm counts, wrong ones, failures, the library's choices."""
 
-import dataclasses
 import sys
-from contextlib import nullcontext
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
-from benchmarks.layers import cpu, run, tactics
+from benchmarks.layers import cpu, tactics
 from benchmarks.layers.case import NORMALS, Candidate, Skip
 from benchmarks.layers.device import DeviceError
 from benchmarks.layers.record import new_record
 from benchmarks.layers.rows import Row
 from benchmarks.layers.run import Options, Run, measure, protocol
 from benchmarks.layers.suites import SUITES
-from benchmarks.layers.tensorrt import Worker, WorkerError
+from benchmarks.layers.tensorrt import Worker
 from convpool import cuda
 from convpool.cuda import tuned
-from convpool.cuda.timing import GraphTimer
 
 ROW = Row(1, 4, 6, 9, 8, suite="own")
 
@@ -105,50 +101,6 @@ def test_a_gpu_that_stopped_ends_the_run(case):
         measure(case, lambda: [failing("no")])
 
 
-def tactic(number, family="direct_gemm"):
-    from convpool.cuda import Tactic
-
-    return Tactic(number, f"conv_avgpool_t{number}", family, "float16", False, 75, 1, False, 1)
-
-
-@pytest.fixture
-def pretended(monkeypatch, case):
-    """A run whose GPU has three tactics; the library picks 2, without workspace 3, by its rule 1."""
-    all_tactics = [tactic(1), tactic(2), tactic(3, "generic")]
-    monkeypatch.setattr(run.tactics, "usable", lambda case: all_tactics)
-    monkeypatch.setattr(run.tactics, "choice", lambda case, workspace: all_tactics[1 if workspace else 2])
-    monkeypatch.setattr(run.tactics, "by_rule", lambda work, layout, device: [all_tactics[0]] * len(work))
-    monkeypatch.setattr(run.cuda, "current_device", dict)
-    monkeypatch.setattr(run.tactics, "candidate", lambda case, t: candidate(10 * t.id, tactic=t.id))
-    libraries = {"cudnn_naive": lambda case: [candidate(50)], "textbook_gemm": lambda case: [candidate(99)]}
-    monkeypatch.setattr(run, "LIBRARIES", libraries)
-    monkeypatch.setattr(run.Run, "_use_gpu", lambda self: setattr(self, "device", case))
-    monkeypatch.setattr(run, "Case", lambda device, row, *_: setattr(case, "row", row) or case)
-
-    def make(rows=(ROW,), **options):
-        chosen = Options(**options)
-        record = new_record("python -m benchmarks layers", "", protocol(chosen))
-        return record, Run(record, [(row, "fp16") for row in rows], chosen)
-
-    return make
-
-
-def test_every_tactic_and_the_librarys_choices(pretended, case):
-    record, running = pretended(methods=("c*",))
-    shown = []
-    running.measure(lambda done, total, what: shown.append((done, total, what)))
-    (entry,) = record["rows"]
-    times = {name: found.get("us") for name, found in entry["methods"].items()}
-    assert times == {
-        "cudnn_naive": 50, "convpool:t1": 10, "convpool:t2": 20, "convpool:t3": 30, "convpool": 20,
-        "convpool_no_workspace": 30, "convpool_rule": 10,
-    }  # fmt: skip
-    assert [entry["methods"][name]["tactic"] for name in ("convpool", "convpool_rule")] == [2, 1]
-    assert len(case.timed) == 4 and entry["input_sets"] == 4  # the choices are tactics that were measured anyway
-    assert set(entry["seconds"]) == {"data", "cudnn_naive", "convpool"} and min(entry["seconds"].values()) >= 0
-    assert shown[0] == (0, 1, "1x4x9x8 to 6, 3x3 cudnn_naive")
-
-
 H200 = {"cc": 90, "multiprocessors": 132, "shared_bytes": 227 * 1024}
 
 
@@ -166,57 +118,6 @@ def test_the_cost_rules_choice_does_not_see_measurements(tmp_path, monkeypatch):
         problem = cuda.Problem(**row.problem(precision, "nhwc"))
         assert problem.why_not(tactic, cc=90, shared_bytes=227 * 1024) is None and tactic.family != "generic"
     assert chosen[1].tf32 and len(set(chosen)) == 3
-
-
-class PretendedTorch:
-    """The part of PyTorch that `GraphTimer.measure` needs: a graph that does nothing."""
-
-    class cuda:
-        stream = staticmethod(lambda stream: nullcontext())
-        graph = staticmethod(lambda graph, **options: nullcontext())
-        CUDAGraph = Mock
-
-    sum = Mock()
-
-
-@pytest.mark.parametrize(
-    ("replays_us", "give_up_us", "us", "left"),
-    [
-        ([20, 21, 20, 22, 20], 30, 20, 0),
-        ([20, 21, 20, 22, 20], 10, 20.5, 3),  # twice slower: hopeless
-        ([99, 9, 9, 9, 9], 10, 9, 0),  # one disturbed replay is not enough
-    ],
-)
-def test_a_hopeless_algorithm_is_given_up_after_two_replays(replays_us, give_up_us, us, left):
-    device = object.__new__(GraphTimer)
-    device._torch, device.stream, device._replays, device._flush, device._sink = PretendedTorch, Mock(), 15, None, None
-    elapsed = [50, *(4 * us for us in replays_us)]  # a first look, then replays of 4 calls
-    device._elapsed_us = lambda work: elapsed.pop(0)
-    assert device.measure(lambda i: None, 4, quick=True, give_up_us=give_up_us)["us"] == us and len(elapsed) == left
-
-
-def test_slow_methods_wait_until_they_are_asked_for(pretended):
-    large = Row(64, 512, 512, 64, 64)
-    for slow in (False, True):
-        record, running = pretended(rows=(large,), methods=("c*", "text*"), slow=slow)
-        running.measure(lambda *_: None)
-        methods = record["rows"][0]["methods"]
-        assert (methods["textbook_gemm"] == {"skipped": "slow"}) == (not slow)
-        assert ("convpool:t3" in methods) == slow and methods["convpool_no_workspace"]["us"] == 30
-
-
-def test_what_was_measured_stays_after_an_interrupt(pretended, monkeypatch):
-    record, running = pretended(rows=(ROW, Row(1, 4, 6, 5, 5)), methods=("cudnn_naive", "convpool"))
-
-    def choose(case, workspace):
-        if len(record["rows"]) == 2:
-            raise KeyboardInterrupt
-        return tactic(2)
-
-    monkeypatch.setattr(run.tactics, "choice", choose)
-    with pytest.raises(KeyboardInterrupt):
-        running.measure(lambda *_: None)
-    assert [list(entry["methods"]) for entry in record["rows"]] == [["cudnn_naive", "convpool"], ["cudnn_naive"]]
 
 
 @pytest.mark.parametrize("name", ["cpu_loop", "onnxruntime_cpu"])
@@ -240,15 +141,6 @@ def _worker(tmp_path, code: str) -> Worker:
     return Worker(str(program))
 
 
-def test_a_worker_that_cannot_work_is_told(tmp_path):
-    with pytest.raises(WorkerError, match="cannot be started"):
-        Worker(str(tmp_path / "nothing"))
-    with pytest.raises(WorkerError, match="TensorRT: tensorrt: cannot be imported"):
-        _worker(tmp_path, 'print(json.dumps({"error": "tensorrt: cannot be imported"}))')
-    with pytest.raises(WorkerError, match="its process ended; got exit status 3"):
-        _worker(tmp_path, "sys.exit(3)")
-
-
 def test_a_row_that_ends_tensorrts_process_is_skipped_and_the_next_one_measured(tmp_path):
     ends = """
 print("a library's greeting")
@@ -268,25 +160,3 @@ for line in sys.stdin:
     Run(made, work, options).measure(lambda done, rows, what: None)
     found = [entry["methods"]["tensorrt_naive"] for entry in made["rows"]]
     assert found[::2] == [{"us": 7}, {"us": 9}] and "its process ended; got exit status 3" in found[1]["skipped"]
-
-
-def test_another_methods_prologue_is_a_kernel_at_the_speed_of_memory(tmp_path):
-    _worker(
-        tmp_path,
-        """
-print(json.dumps({"version": "8.6.0"}), flush=True)
-for line in sys.stdin:
-    print(json.dumps({"us": 7.0}), flush=True)
-""",
-    ).close()
-    row = Row(1, 1000, 6, 20, 100, suite="own", prologue=True)  # 4 MB of half precision
-    options = Options(methods=("tensorrt_naive",), tensorrt_python=str(tmp_path / "python"))
-
-    def found(ceilings: dict, row: Row) -> dict:
-        made = {**new_record("python -m benchmarks layers x", "", protocol(options)), "ceilings": ceilings}
-        Run(made, [(row, "fp16")], options).measure(lambda done, rows, what: None)
-        return made["rows"][0]["methods"]["tensorrt_naive"]
-
-    assert found({"copy_tb_per_s": 4.0}, row) == {"us": 9.0, "prologue_us": 2.0}
-    assert found({"copy_tb_per_s": 4.0}, dataclasses.replace(row, prologue=False)) == {"us": 7.0}
-    assert "needs the copy bandwidth" in found({}, row)["skipped"]

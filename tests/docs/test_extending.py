@@ -132,7 +132,6 @@ def test_a_rule(copy):
 
 # ---- (b) a tactic ---------------------------------------------------------------------------------------------------
 
-ROWS = "plugin/src/families/implicit_gemm/rows.h"
 INSTANCE = """#include "families/implicit_gemm/kernel.cuh"
 const void *made() { return convpool::implicit_gemm::Instances::kernel<6>(0); }
 static_assert(convpool::implicit_gemm::kRows[6].id == 1003);
@@ -169,21 +168,6 @@ answer = dict(
     ]
 
 
-@pytest.mark.parametrize(
-    "forgotten, instead, message",
-    [(", {0.25, 0.45}", "", "a row's tile has a fitted cost"), ("{1003}", "{1002}", "ids_differ(kRows)")],
-)
-def test_a_row_that_is_incomplete_does_not_compile(copy, forgotten, instead, message):
-    follow(recipe(DOCUMENT, "(b)"), copy)
-    path = copy / ROWS
-    command = [host_library.compiler(), "-std=c++20", "-fsyntax-only", "-x", "c++", f"-I{copy / 'plugin/src'}", path]
-    host_library.run(*command)
-    text = path.read_text()
-    assert text.count(forgotten) == 1
-    path.write_text(text.replace(forgotten, instead))
-    assert message in host_library.run(*command, fails=True)
-
-
 # ---- (c) a kernel family --------------------------------------------------------------------------------------------
 
 
@@ -216,22 +200,6 @@ answer = dict(
         f"{name}: prologue; got one, expected none; use the tactic generic",
         f"{name}: dtype; got F32, expected F16; use a tactic of that type",
     ]
-
-
-def test_cmake_builds_a_family(copy, tmp_path):
-    """Its sources and one file of kernels for each precision are part of the library."""
-    host_library.nvcc()
-    if shutil.which("cmake") is None:
-        pytest.skip("no cmake")
-    follow(recipe(DOCUMENT, "(c)"), copy)
-    (copy / "plugin/tensorrt/CMakeLists.txt").write_text("")  # the library is enough
-    (copy / "pyproject.toml").write_text("")
-    options = ["-DCONVPOOL_CUDA_ARCHITECTURES=90", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", f"-DPython3_EXECUTABLE={sys.executable}"]
-    host_library.run("cmake", "-S", copy / "plugin", "-B", tmp_path / "build", *options)
-    commands = json.loads((tmp_path / "build" / "compile_commands.json").read_text())
-    assert copy / "plugin/src/families/scale/family.cpp" in [Path(command["file"]) for command in commands]
-    made = next(command for command in commands if Path(command["file"]).name == "scale_f16.cu")
-    assert "arch=compute_90,code=sm_90" in made["command"].replace('"', "")
 
 
 # ---- (d) an operator variant ----------------------------------------------------------------------------------------

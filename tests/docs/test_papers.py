@@ -5,8 +5,6 @@ import csv
 import json
 import re
 import statistics
-import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -128,22 +126,3 @@ def test_the_page_has_every_claim_with_its_verdict():
     for one in CLAIMS.values():
         assert f"| {one.text} | {one.paper} | {one.here} | {one.verdict} | {one.why} |" in lines
     assert {one.holds for one in CLAIMS.values()} == {True, False}
-
-
-def test_the_command_prints_them():
-    done = subprocess.run([sys.executable, "-m", "benchmarks", "papers"], cwd=ROOT, capture_output=True, text=True, check=True)
-    for one in CLAIMS.values():
-        assert f"  {one.text}\n    paper: {one.paper}\n    here: {one.here}\n    {one.verdict}. {one.why}\n" in done.stdout
-
-
-def test_the_picture_is_of_the_records(tmp_path):
-    from PIL import Image
-
-    command = re.search(r"`python -m (benchmarks papers) --picture docs/(papers.png)`", PAGE)
-    drawn = tmp_path / command[2]
-    subprocess.run([sys.executable, "-m", *command[1].split(), "--picture", drawn], cwd=ROOT, check=True)
-    shown = []
-    for path in (drawn, ROOT / "docs" / command[2]):
-        with Image.open(path) as image:
-            shown.append(image.info["Description"])
-    assert shown[0] == shown[1] and (ROOT / "docs" / command[2]).stat().st_size < 100_000

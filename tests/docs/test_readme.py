@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import pytest
 
-from benchmarks import plots, tables
+from benchmarks import tables
 from benchmarks.layers import record as records
 from benchmarks.layers.cli import command as bench
 from benchmarks.layers.table import markdown
@@ -101,10 +101,6 @@ def test_the_table_of_layers_is_of_all_layers():
     assert tables.blocks(RESULTS)["h200_suita_table2_fp16.json"] == markdown(record)
 
 
-def test_the_page_of_commands_has_bench_commands():
-    assert len(BENCH) == 6
-
-
 @pytest.mark.parametrize("arguments", BENCH)
 def test_bench_command(arguments, tmp_path, monkeypatch, capsys):
     """Every option is understood; what would be measured is listed only, since there may be no GPU."""
@@ -123,11 +119,6 @@ def picture_of(path: Path) -> str:
 
     with Image.open(path) as image:
         return image.info["Description"]
-
-
-def test_every_picture_has_its_command():
-    assert len(DRAWN) == 2 == RESULTS.count("![")
-    assert {path for path in re.findall(r"!\[.*?\]\(docs/(.*?)\)", README)} <= {path for path, _ in DRAWN}
 
 
 @pytest.mark.parametrize("path, command", DRAWN)
@@ -170,16 +161,3 @@ def test_the_readme_s_training_steps_are_the_record_s():
     *ratios, penalty = sorted(step["original"]["us"] / step["convpool"]["us"] for step in steps)
     text = f"{min(ratios):.1f} to {max(ratios):.1f} times as fast on an H200, {penalty:.0f} times with an R1 penalty"
     assert f"Training steps of discriminators in PyTorch's [CUDA graphs](docs/pytorch.md): {text}" in " ".join(README.split())
-
-
-def test_the_picture_of_networks_has_a_bar_for_every_figure():
-    """Bars and their legend are the records': drawn without saving."""
-    on_cpu, on_gpu = (tables.load(name) for name in ("cpu.json", "h200_trt86_networks.json"))
-    named, legend = plots.speed_ups(on_cpu, on_gpu)
-    (axes,) = plots.bars(named, legend).axes
-    assert [label.get_text() for label in axes.get_yticklabels()] == [tables.NETWORKS[name] for name in named]
-    drawn = sorted(round(bar.get_width(), 6) for bar in axes.patches)
-    assert drawn == sorted(round(value, 6) for found in named.values() for value in found.values() if value is not None)
-    assert len(axes.containers) == 3 and named["biggan128"].keys() == {"cpu"} and named["sngan64"].keys() == set(legend)
-    low, high = sorted(axes.get_ylim())
-    assert low < 0 and high > len(named) - 1  # every row is within the picture

@@ -3,7 +3,6 @@
 
 import ctypes
 import importlib.util
-import json
 import random
 import shutil
 import subprocess
@@ -204,14 +203,6 @@ def test_a_folder_goes_through_slots_that_are_used_again(parts, source, tmp_path
     assert told[-1] == 11 and told == sorted(told)
 
 
-def test_an_image_of_another_size_is_told(parts, source, tmp_path):
-    files, bank = parts["files"], parts["bank"]
-    Image.fromarray(images(1, 9, 9)[0]).save(source / "10.pgm")
-    gpu = PretendedGpu(bank, bank.Pooling(), 4, 3, (12, 10))
-    with pytest.raises(ValueError, match=r"10.pgm: size; got 9x9, expected 10x12 as the first image"):
-        files.run_folder_on_gpu(files.find(source), tmp_path, gpu, lambda done: None)
-
-
 def command(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, str(FOLDER), *map(str, arguments)], cwd=cwd, capture_output=True, text=True)
 
@@ -234,17 +225,6 @@ def test_the_command_tells_what_is_wrong(tmp_path):
     Image.fromarray(images(1, 3, 9)[0]).save(folder / "a.png")
     done = command("small", cwd=tmp_path)
     assert "filter_bank: image; got 9x3, expected at least 4 pixels each way" in done.stderr
-
-
-def test_times_are_measured_and_drawn(tmp_path):
-    pytest.importorskip("matplotlib")
-    done = command("--measure", "a.json", "--plot", "a.png", "--counts", "1,2", "--size", 20, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "a.json").read_text())
-    for name in ("loop", "numpy", "onnxruntime"):
-        assert set(found["in_memory_s"][name]) == {"1", "2"} and min(found["in_memory_s"][name].values()) > 0
-    assert found["files"]["images"] == 2 and found["files"]["loop_s"] > 0
-    assert Image.open(tmp_path / "a.png").width > 300
 
 
 def test_on_a_gpu(parts):

@@ -3,7 +3,6 @@
 
 import functools
 import hashlib
-import json
 import math
 
 import numpy as np
@@ -86,21 +85,6 @@ def test_every_opset_computes_the_same(name, opset):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4 * np.abs(want).max())
 
 
-@pytest.mark.parametrize(
-    ("args", "error", "message"),
-    [
-        ({"name": "nothing"}, KeyError, "unknown generator"),
-        ({"name": "lenet5", "depth": 3}, TypeError, "unknown argument; got depth"),
-        ({"name": "lenet5", "batch": 0}, ValueError, "batch; got 0"),
-        ({"name": "lenet5", "opset": 6}, ValueError, "opset; got 6"),
-        ({"name": "lenet5", "size": 12}, ValueError, r"C3: input of size \[4, 4\]; expected at least the window"),
-    ],
-)
-def test_wrong_arguments_are_named(args, error, message):
-    with pytest.raises(error, match=message):
-        generators.generate(**args)
-
-
 def test_command_line_writes_the_same_bytes(tmp_path, capsys):
     path = tmp_path / "out.onnx"
     assert generate.main(["lenet5", "-o", str(path)]) == 0
@@ -123,20 +107,8 @@ def test_trained_lenet5_is_the_manifest_s_and_as_accurate():
     assert digits.MODEL_PATH.stat().st_size < 300_000
 
 
-def test_digits_split_is_fixed():
-    train, test = digits.load_train_set(), digits.load_test_set()
-    assert train[0].shape == (1347, 1, 32, 32) and test[0].shape == (450, 1, 32, 32)
-    assert test[0].dtype == np.float32 and test[1].dtype == np.int64
-    assert test[0].min() == np.float32(-0.1) and abs(float(test[0].max()) - 1.175) < 1e-6
-    assert set(test[1]) == set(range(10))
-
-
 def test_light_densenet121_gives_onnx_s_own_output():
     model = light.load_light_densenet121()
     got = run(model, {"data_0": np.ones((1, 3, 224, 224), dtype=np.float32)})[0]
     # onnx's own tolerance for this model (backend tests, kind "real").
     np.testing.assert_allclose(got, light.light_densenet121_expected(), rtol=1e-3, atol=1e-7)
-
-
-def test_manifest_is_written_as_json_dump_writes_it():
-    assert manifest.PATH.read_text() == json.dumps(MANIFEST, indent=2) + "\n"

@@ -16,7 +16,7 @@ from convpool.cli import build as build_cli
 from convpool.cli.group import run
 from convpool.errors import OptionError
 from convpool.ir import schema
-from convpool.tensorrt import BuildOptions, build_engine, build_fastest, builder, pipeline, tune
+from convpool.tensorrt import BuildOptions, build_engine, builder, pipeline
 from convpool.tensorrt.prepare import is_plugin_node
 from models.generators import generate
 from tests.support.operator_models import Node
@@ -48,20 +48,6 @@ def test_nodes_of_the_file_keep_it_unless_another_is_asked_for(trt, given, asked
     model = optimize(generate("wgan_gp_small", batch=2), check=0, accumulation=given).model
     engine = build_engine(model, precision="fp16", trt=trt, accumulation=asked)
     assert set(packed(engine.plan)) == {int((asked or given) == "packed")}
-
-
-def test_every_form_is_timed_and_the_plugin_s_sums_packed(trt, monkeypatch):
-    plans = {}
-
-    def time_in_turn(engines, inputs, left_out):
-        plans.update({name: engine.plan for name, engine in engines.items()})
-        return {name: [1.0] for name in engines}
-
-    monkeypatch.setattr(tune, "time_in_turn", time_in_turn)
-    monkeypatch.setattr(tune, "typical_inputs", lambda engines: {})
-    monkeypatch.setattr(builder, "_timing_cache", lambda *_: None)
-    build_fastest(generate("conv_pool", batch=2), precision="fp16", trt=trt, accumulation="packed")
-    assert {name: packed(plan) for name, plan in plans.items()} == {"none": [], "convavgpool": [1], "direct": [], "fused": []}
 
 
 @pytest.mark.parametrize(
