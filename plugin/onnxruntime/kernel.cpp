@@ -153,9 +153,9 @@ bool Kernel::launch_first(Run &run, const convpool_tensors &tensors, const Place
     const std::lock_guard<std::mutex> lock(run.preparing);
     if (run.prepared) return false;  // by another thread; the launch runs on it
     const size_t bytes = run.properties.prepared_bytes;
-    if (run.weights == nullptr) run.weights = std::make_unique<KeptMemory>(api_, allocator_, bytes);
+    if (run.weights == nullptr) run.weights = std::make_unique<DeviceMemory>(api_, allocator_, bytes);
     if (run.weights->get() == nullptr) return false;
-    const Scratch scratch(api_, place.context, place.memory, place.allocator, run.properties.workspace_bytes - bytes);
+    const DeviceMemory scratch(api_, place.context, place.memory, place.allocator, run.properties.workspace_bytes - bytes);
     convpool_tensors placed = tensors;
     placed.workspace = scratch.get(), placed.workspace_bytes = run.properties.workspace_bytes - bytes;
     placed.prepared = run.weights->get(), placed.prepared_bytes = bytes;
@@ -176,7 +176,7 @@ void Kernel::launch(Run &run, const convpool_tensors &tensors, const Place &plac
     } else if (constants_[nodes::kW].has_value() && run.properties.prepared_bytes == 0) {
         placed.flags = CONVPOOL_WEIGHTS_PREPARED;  // an initializer, which no kernel writes
     }
-    const Scratch scratch(api_, place.context, place.memory, place.allocator, placed.workspace_bytes);
+    const DeviceMemory scratch(api_, place.context, place.memory, place.allocator, placed.workspace_bytes);
     placed.workspace = scratch.get();
     const convpool_status status = convpool_plan_launch(run.plan.get(), &placed, place.stream);
     if (status == CONVPOOL_MISALIGNED) launch_unaligned(run, tensors, place);
@@ -195,7 +195,7 @@ void Kernel::launch_unaligned(Run &run, convpool_tensors tensors, const Place &p
     }
     properties.struct_size = sizeof properties;
     check_status(convpool_plan_info(run.fallback.get(), &properties));
-    const Scratch scratch(api_, place.context, place.memory, place.allocator, properties.workspace_bytes);
+    const DeviceMemory scratch(api_, place.context, place.memory, place.allocator, properties.workspace_bytes);
     tensors.workspace = scratch.get(), tensors.workspace_bytes = properties.workspace_bytes;
     check_status(convpool_plan_launch(run.fallback.get(), &tensors, place.stream));
 }

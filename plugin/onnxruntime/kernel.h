@@ -39,9 +39,9 @@ struct Run {
     convpool_plan_properties properties{};
     bool keeps_weights = false;  // may take memory for transformed weights
     std::atomic<bool> prepared{false};
-    std::mutex preparing;                 // of the next two
-    std::unique_ptr<KeptMemory> weights;  // transformed, once `prepared`
-    Plan fallback;                        // for pointers that are aligned to their elements only
+    std::mutex preparing;                   // of the next two
+    std::unique_ptr<DeviceMemory> weights;  // transformed, once `prepared`
+    Plan fallback;                          // for pointers that are aligned to their elements only
 };
 
 // Where a call runs.

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include <algorithm>
-
-#include "api.h"
 #include "node.h"
+
+#include <algorithm>
 
 namespace convpool::onnxruntime {
 
@@ -47,21 +46,17 @@ void *data_of(const OrtApi &api, const OrtValue *value) {
     return data;
 }
 
-Scratch::Scratch(const OrtApi &api, const OrtKernelContext *context, const OrtMemoryInfo *info, OrtAllocator *allocator,
-                 size_t bytes)
+DeviceMemory::DeviceMemory(const OrtApi &api, const OrtKernelContext *context, const OrtMemoryInfo *info, OrtAllocator *allocator,
+                           size_t bytes)
     : api_(api), allocator_(allocator) {
     if (bytes > 0) check(api, api.KernelContext_GetScratchBuffer()(context, info, bytes, &memory_));
 }
 
-Scratch::~Scratch() {
-    if (memory_ != nullptr) succeeded(api_, api_.AllocatorFree()(allocator_, memory_));
-}
-
-KeptMemory::KeptMemory(const OrtApi &api, OrtAllocator *allocator, size_t bytes) : api_(api), allocator_(allocator) {
+DeviceMemory::DeviceMemory(const OrtApi &api, OrtAllocator *allocator, size_t bytes) : api_(api), allocator_(allocator) {
     if (!succeeded(api, api.AllocatorAlloc()(allocator, bytes, &memory_))) memory_ = nullptr;
 }
 
-KeptMemory::~KeptMemory() {
+DeviceMemory::~DeviceMemory() {
     if (memory_ != nullptr) succeeded(api_, api_.AllocatorFree()(allocator_, memory_));
 }
 

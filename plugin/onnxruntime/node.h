@@ -1,17 +1,84 @@
 // SPDX-License-Identifier: Apache-2.0
-// A node of ai.convpool in onnxruntime: its attributes, and what they say of shapes.  No GPU.
+// A node of ai.convpool in onnxruntime: its attributes, and what they say of shapes.  First onnxruntime's objects in C++: statuses as
+// exceptions, shapes and memory with owners.
 #pragma once
 
 #include <convpool.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <exception>
+#include <new>
 #include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
 #include <vector>
 
-#include "api.h"
+#include "declared/c_api.h"
 #include "nodes/operators.h"
 
 namespace convpool::onnxruntime {
+
+// Throws the status's message; frees the status.
+void check(const OrtApi &api, OrtStatus *status);
+// True where it is none; frees it.
+bool succeeded(const OrtApi &api, OrtStatus *status);
+
+// Runs a callback's body; nothing may be thrown into onnxruntime, so an exception becomes a status with its message.
+template <typename Body> OrtStatus *guarded(const OrtApi &api, Body &&body) noexcept {
+    try {
+        std::forward<Body>(body)();
+        return nullptr;
+    } catch (const std::invalid_argument &error) {
+        return api.CreateStatus()(kInvalidArgument, error.what());
+    } catch (const std::bad_alloc &) {
+        return api.CreateStatus()(kFail, "convpool: host memory; got none for a node's intermediate sums");
+    } catch (const std::exception &error) {
+        return api.CreateStatus()(kFail, error.what());
+    } catch (...) {
+        return api.CreateStatus()(kFail, "convpool: unknown exception");
+    }
+}
+
+// Sizes of a tensor; -1 for one that is unknown before a run.
+using Sizes = std::vector<int64_t>;
+std::string text_of(const Sizes &sizes);
+
+// Releases a tensor's type and shape.
+class ShapeInfoOwner {
+public:
+    ShapeInfoOwner(const OrtApi &api, OrtTensorTypeAndShapeInfo *info) : api_(api), info_(info) {}
+    ~ShapeInfoOwner() { api_.ReleaseTensorTypeAndShapeInfo()(info_); }
+    ShapeInfoOwner(const ShapeInfoOwner &) = delete;
+
+private:
+    const OrtApi &api_;
+    OrtTensorTypeAndShapeInfo *info_;
+};
+
+Sizes sizes_of(const OrtApi &api, const OrtTensorTypeAndShapeInfo *info);
+Sizes sizes_of(const OrtApi &api, const OrtValue *value);
+void *data_of(const OrtApi &api, const OrtValue *value);
+
+// Device memory, from the provider's allocator.
+class DeviceMemory {
+public:
+    // For one call, from the arena, on the call's stream. allocator: the context's for the info, which frees it.
+    DeviceMemory(const OrtApi &api, const OrtKernelContext *context, const OrtMemoryInfo *info, OrtAllocator *allocator,
+                 size_t bytes);
+    // For as long as a kernel.
+    DeviceMemory(const OrtApi &api, OrtAllocator *allocator, size_t bytes);
+    ~DeviceMemory();
+    DeviceMemory(const DeviceMemory &) = delete;
+
+    void *get() const { return memory_; }  // null for no bytes, or of a kernel's if there were none left
+
+private:
+    const OrtApi &api_;
+    OrtAllocator *allocator_;
+    void *memory_ = nullptr;
+};
 
 class AttributeSource {
 public:
