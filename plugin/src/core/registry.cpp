@@ -70,10 +70,6 @@ std::string device_reason(const Tactic &t, const Device &device) {
     return {};
 }
 
-}  // namespace
-
-namespace {
-
 std::unique_ptr<Plan> plan_of(const Problem &problem, const Tactic &tactic, const Device &device, std::string &reason) {
     std::unique_ptr<Plan> plan = tactic.family->plan(problem, tactic, device, reason);
     if (plan != nullptr) plan->workspace.statistics_bytes = statistics::bytes(problem);
@@ -91,14 +87,6 @@ std::unique_ptr<Plan> make_plan_for_any_device(const Problem &problem, const Tac
     constexpr int kBytes = 1 << 24;  // the most that the API takes for a device's shared memory
     return plan_of(problem, tactic, {tactic.min_cc, 1, kBytes, kBytes}, reason);
 }
-
-}  // namespace convpool
-
-#if !defined(CONVPOOL_ARCHITECTURES) || !defined(CONVPOOL_HAS_SM90A)
-#error "the build defines CONVPOOL_ARCHITECTURES and CONVPOOL_HAS_SM90A"
-#endif
-
-namespace convpool {
 
 cudaError_t current_device(Device &device) {
     int number = 0, major = 0, minor = 0;
