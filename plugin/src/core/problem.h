@@ -81,6 +81,9 @@ struct Problem {
     }
 };
 
+// Bytes of device memory, up to a multiple of 256.
+inline size_t round_up_256(size_t bytes) { return (bytes + 255) / 256 * 256; }
+
 // "<what>; got X, expected Y", as refusals of problems read.
 std::string mismatch(const std::string &what, int64_t got, const std::string &expected);
 

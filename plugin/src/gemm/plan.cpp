@@ -12,8 +12,6 @@ namespace {
 
 constexpr BoxMean kNoPooling{1, 1, 1, 1, 1, 1, 0, 0, 1.f, 1.f, 1};
 
-size_t round_up_256(size_t bytes) { return (bytes + 255) / 256 * 256; }
-
 // Conv of dilation d over a pooling of stride s and dilation e reads X at a*d*s + u*e: steps of the fused kernel.
 struct FusedKernel {
     int64_t size, dilation, tap_step, reach;  // reach: pixels from the first to the last

@@ -71,8 +71,7 @@ template <class Block> CONVPOOL_DEVICE void copy_weights(const Block &block) {
         const int channel = block.tile_at(index).channel;
 #pragma unroll 1
         for (int slice = block.first_slice(); slice < block.end_slice(); ++slice)
-#pragma unroll
-            for (int tap = 0; tap < Config::kTaps; tap += Config::kStageTaps) {
+            UNROLLED_FOR (int tap = 0; tap < Config::kTaps; tap += Config::kStageTaps) {
                 barrier_wait(block.weights_empty(ring.buffer), ring.parity ^ 1);
                 barrier_expect(block.weights_full(ring.buffer), Config::kShared.weight_stage);
                 copy_box(block.weights_at(ring.buffer), &p.w_map, block.weights_full(ring.buffer),
@@ -101,8 +100,7 @@ template <class Block> struct RawCopies {
     // Finds the subtiles of the present tile. Their windows may begin outside X: TMA writes zeros there.
     CONVPOOL_DEVICE void locate() {
         const typename Block::Tile tile = block.tile_at(index);
-#pragma unroll
-        for (int s = 0; s < kSubtiles; ++s) {
+        UNROLLED_FOR (int s = 0; s < kSubtiles; ++s) {
             const typename Block::Corner corner = block.corner_of(tile.subtile + copier * kSubtiles + s);
             image[s] = corner.image;
             y[s] = corner.y * Block::kPool - block.p.pad_h;
@@ -115,11 +113,9 @@ template <class Block> struct RawCopies {
         const uint32_t full = block.raw_full(ring.buffer, copier);
         barrier_expect(full, kSubtiles * Block::kRawBytes);
         const int channel = slice * Config::kChunks * Config::kPerChunk;
-#pragma unroll
-        for (int s = 0; s < kSubtiles; ++s) {
+        UNROLLED_FOR (int s = 0; s < kSubtiles; ++s) {
             const uint32_t dst = block.raw_at(ring.buffer, copier * kSubtiles + s);
-#pragma unroll
-            for (int plane = 0; plane < Block::kPool; ++plane)
+            UNROLLED_FOR (int plane = 0; plane < Block::kPool; ++plane)
                 copy_box(dst + plane * Block::kPlaneBytes, &block.p.x_map[plane], full, channel,
                          x[s] + block.p.first_column[plane], y[s], image[s]);
         }
@@ -156,15 +152,13 @@ CONVPOOL_DEVICE uint4 transpose_quad(const uint32_t (&v)[4], int t) {
     uint32_t a[4], b[4];
     const bool odd = t & 1, high = t & 2;
     // Blocks of 1: (t, i) and (t ^ 1, i ^ 1) change places.
-#pragma unroll
-    for (int i = 0; i < 4; i += 2) {
+    UNROLLED_FOR (int i = 0; i < 4; i += 2) {
         const uint32_t other = __shfl_xor_sync(0xffffffffu, odd ? v[i] : v[i + 1], 1);
         a[i] = odd ? other : v[i];
         a[i + 1] = odd ? v[i + 1] : other;
     }
     // Blocks of 2: (t, i) and (t ^ 2, i ^ 2) change places.
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    UNROLLED_FOR (int i = 0; i < 2; ++i) {
         const uint32_t other = __shfl_xor_sync(0xffffffffu, high ? a[i] : a[i + 2], 2);
         b[i] = high ? other : a[i];
         b[i + 2] = high ? a[i + 2] : other;
@@ -219,11 +213,9 @@ template <class Config> struct Finish {
     }
     // Loads the residual of kAcross fragments from f on, not yet transposed back.
     CONVPOOL_DEVICE void load(PixelPairs &pairs, int f) const {
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
+        UNROLLED_FOR (int half = 0; half < 2; ++half)
             if constexpr (kPerChunk == 4) {
-#pragma unroll
-                for (int i = 0; i < kAcross; ++i) {
+                UNROLLED_FOR (int i = 0; i < kAcross; ++i) {
                     const int column = (f + i) * 8 + 2 * t;
                     if (column < columns && pixel[half].valid)
                         pairs[half][i] = *reinterpret_cast<const Pair *>(residual + pixel[half].base + first_channel + column);
@@ -235,18 +227,15 @@ template <class Config> struct Finish {
     }
     // Stores kAcross fragments from f on.
     CONVPOOL_DEVICE void store(const Sums &acc, int f) const {
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
+        UNROLLED_FOR (int half = 0; half < 2; ++half)
             if constexpr (kPerChunk == 4) {
-#pragma unroll
-                for (int i = 0; i < kAcross; ++i)
+                UNROLLED_FOR (int i = 0; i < kAcross; ++i)
                     if ((f + i) * 8 + 2 * t < columns && pixel[half].valid)
                         *reinterpret_cast<float2 *>(out + pixel[half].base + (f + i) * 8 + 2 * t) =
                             make_float2(acc[f + i][2 * half], acc[f + i][2 * half + 1]);
             } else {
                 uint32_t v[4];
-#pragma unroll
-                for (int i = 0; i < 4; ++i) v[i] = pack2(acc[f + i][2 * half], acc[f + i][2 * half + 1], Element{});
+                UNROLLED_FOR (int i = 0; i < 4; ++i) v[i] = pack2(acc[f + i][2 * half], acc[f + i][2 * half + 1], Element{});
                 const uint4 chunk = transpose_quad(v, t);  // lane t has fragment t
                 if ((f + t) * 8 < columns && pixel[half].valid)
                     *reinterpret_cast<uint4 *>(out + pixel[half].base + (f + t) * 8) = chunk;
@@ -256,30 +245,24 @@ template <class Config> struct Finish {
     // One step for all fragments after the other: code that is skipped costs time too, as it is not in the instruction cache.
     CONVPOOL_DEVICE void finish_plain(Sums &acc) const {
         if (bias != nullptr) {
-#pragma unroll
-            for (int f = 0; f < kFragments; ++f) add_bias(acc, f);
+            UNROLLED_FOR (int f = 0; f < kFragments; ++f) add_bias(acc, f);
         }
         if (e.activation != Activation::kNone) clip_or_rectify(reinterpret_cast<float (&)[kFragments * 4]>(acc), e);
-#pragma unroll
-        for (int f = 0; f < kFragments; f += kAcross) store(acc, f);
+        UNROLLED_FOR (int f = 0; f < kFragments; f += kAcross) store(acc, f);
     }
     // Some fragments at a time, while the residual of the next ones is on its way. wait() is for the accumulators.
     template <class Wait> CONVPOOL_DEVICE void finish_with_residual(Sums &acc, Wait wait) const {
         PixelPairs addends = {}, next = {};
         load(addends, 0);
         wait();
-#pragma unroll
-        for (int f = 0; f < kFragments; f += kAcross) {
+        UNROLLED_FOR (int f = 0; f < kFragments; f += kAcross) {
             if (f + kAcross < kFragments) load(next, f + kAcross);
             if (bias != nullptr) {
-#pragma unroll
-                for (int i = 0; i < kAcross; ++i) add_bias(acc, f + i);
+                UNROLLED_FOR (int i = 0; i < kAcross; ++i) add_bias(acc, f + i);
             }
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
+            UNROLLED_FOR (int half = 0; half < 2; ++half) {
                 if constexpr (kPerChunk == 8) set_words(addends[half], transpose_quad(addends[half], t));
-#pragma unroll
-                for (int i = 0; i < kAcross; ++i) {
+                UNROLLED_FOR (int i = 0; i < kAcross; ++i) {
                     add(acc[f + i], half, addends[half][i]);
                     addends[half][i] = next[half][i];
                 }
@@ -314,8 +297,7 @@ template <class Block> CONVPOOL_DEVICE void prefetch_residual(const Block &block
     const Element *residual = static_cast<const Element *>(block.p.epilogue.residual) + first_channel;
     constexpr int kLine = 128 / sizeof(Element);
     const int columns = min(block.p.m - first_channel, Config::kConsumerN);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
+    UNROLLED_FOR (int half = 0; half < 2; ++half) {
         const OutputPixel pixel = block.pixel_of(subtile, block.warp % 4 * 16 + half * 8 + (block.lane >> 2));
         for (int column = (block.lane & 3) * kLine; column < columns && pixel.valid; column += 4 * kLine)
             prefetch_line(residual + pixel.base + column);

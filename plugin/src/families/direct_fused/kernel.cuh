@@ -59,8 +59,7 @@ template <class Config> struct DirectFusedWeights {
             const uint32_t dst =
                 shared + p.weight_offset + at.buffer * Config::kWeightStageBytes + chunk_in_row(row0, thread % kChunks);
             if (p.w_chunked) {
-#pragma unroll
-                for (int row = 0; row < Config::kBlockN; row += kRowsAtOnce) {
+                UNROLLED_FOR (int row = 0; row < Config::kBlockN; row += kRowsAtOnce) {
                     if (Config::kBlockN % kRowsAtOnce != 0 && row + row0 >= Config::kBlockN) break;
                     copy_chunk(dst + row * Config::kRowBytes, row < rows ? src : static_cast<const Element *>(p.w), row < rows);
                     src += rows_step;
@@ -262,8 +261,7 @@ template <class Config> struct DirectFused {
         float right[kPerChunk];
         unpack_chunk<Config::kPrecision>(load_shared(src), sum);
         unpack_chunk<Config::kPrecision>(load_shared(src + kChunks * 16), right);
-#pragma unroll
-        for (int i = 0; i < kPerChunk; ++i) sum[i] += right[i];
+        UNROLLED_FOR (int i = 0; i < kPerChunk; ++i) sum[i] += right[i];
     }
 
     // 2x2 windows one apart: the sum of a row's pair serves the row above and the row below.
@@ -276,8 +274,7 @@ template <class Config> struct DirectFused {
             float below[kPerChunk], sum[kPerChunk];
             src += raw_pitch;
             row_pair(src, below);
-#pragma unroll
-            for (int j = 0; j < kPerChunk; ++j) {
+            UNROLLED_FOR (int j = 0; j < kPerChunk; ++j) {
                 sum[j] = (above[j] + below[j]) * 0.25f;
                 above[j] = below[j];
             }
@@ -300,11 +297,9 @@ template <class Config> struct DirectFused {
                     float value[kPerChunk];
                     unpack_chunk<Config::kPrecision>(
                         load_shared(src + u * p.box.dilation_h * raw_pitch + v * p.box.dilation_w * (kChunks * 16)), value);
-#pragma unroll
-                    for (int j = 0; j < kPerChunk; ++j) sum[j] += value[j];
+                    UNROLLED_FOR (int j = 0; j < kPerChunk; ++j) sum[j] += value[j];
                 }
-#pragma unroll
-            for (int j = 0; j < kPerChunk; ++j) sum[j] = mean_of(sum[j], p.box);
+            UNROLLED_FOR (int j = 0; j < kPerChunk; ++j) sum[j] = mean_of(sum[j], p.box);
             const uint4 chunk = pack_chunk<Config::kPrecision>(sum);
             store_shared(dst, row + i < rows_inside ? chunk : uint4{0, 0, 0, 0});
             src += p.box.stride_h * raw_pitch;
@@ -324,8 +319,7 @@ template <class Config> struct DirectFused {
 
     // This lane's ldmatrix rows in P of tap (0, 0): lanes 0-15 their pixel of chunk 0, 16-31 of chunk 1.
     CONVPOOL_DEVICE void find_pixel_rows(uint32_t (&rows)[Config::kFragmentsM], int warp_m) const {
-#pragma unroll
-        for (int mi = 0; mi < Config::kFragmentsM; ++mi)
+        UNROLLED_FOR (int mi = 0; mi < Config::kFragmentsM; ++mi)
             rows[mi] = pixel_row(warp_m * Config::kWarpM + mi * 16 + (lane & 15)) + (lane >> 4) * p.plane * 16;
     }
 

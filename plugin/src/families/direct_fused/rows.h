@@ -2,7 +2,6 @@
 // The tactics of direct_fused, and what the host tells its kernels.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
 #include "core/params.h"

@@ -128,10 +128,8 @@ template <class Config> struct DirectRsPrologue {
     CONVPOOL_DEVICE explicit DirectRsPrologue(const Prologue &p) {
         if constexpr (kKind != RsPrologue::kNone) {
             slope = packed(p.activation == Activation::kLeakyRelu ? p.alpha : 1.f);
-#pragma unroll
-            for (int k = 0; k < Config::kSteps; ++k)
-#pragma unroll
-                for (int chunk = 0; chunk < 2; ++chunk) scale[k][chunk] = packed(1.f), shift[k][chunk] = packed(0.f);
+            UNROLLED_FOR (int k = 0; k < Config::kSteps; ++k)
+                UNROLLED_FOR (int chunk = 0; chunk < 2; ++chunk) scale[k][chunk] = packed(1.f), shift[k][chunk] = packed(0.f);
         }
     }
     // Loads those of a slice's channels, or a part's; zeros past the last, where X is zero too.
@@ -139,10 +137,8 @@ template <class Config> struct DirectRsPrologue {
         if constexpr (kAffine) {
             const Prologue &p = block.p.prologue;
             if (p.scale == nullptr) return;
-#pragma unroll
-            for (int k = 0; k < Config::kSteps; ++k)
-#pragma unroll
-                for (int chunk = 0; chunk < 2; ++chunk) {
+            UNROLLED_FOR (int k = 0; k < Config::kSteps; ++k)
+                UNROLLED_FOR (int chunk = 0; chunk < 2; ++chunk) {
                     const int at = slice * Config::kChunks + 2 * (part + k) + chunk;
                     const bool valid = at * Config::kPerChunk < block.p.c;
                     const int word = at * 4 + (block.lane & 3);
@@ -159,10 +155,8 @@ template <class Config> struct DirectRsPrologue {
             const int y = (corner.y + block.warp % 4 * 2 % Config::kSide) * kPool - block.p.pad_h;
             const int x = (corner.x + (block.lane >> 2) % Config::kSide) * kPool - block.p.pad_w;
             inside = 0;
-#pragma unroll
-            for (int row = 0; row < kRows; ++row)
-#pragma unroll
-                for (int i = 0; i < kPixels; ++i)
+            UNROLLED_FOR (int row = 0; row < kRows; ++row)
+                UNROLLED_FOR (int i = 0; i < kPixels; ++i)
                     if (static_cast<uint32_t>(y + row) < static_cast<uint32_t>(block.p.h) &&
                         static_cast<uint32_t>(x + i) < static_cast<uint32_t>(block.p.w))
                         inside |= 1u << (row * kPixels + i);
@@ -171,13 +165,10 @@ template <class Config> struct DirectRsPrologue {
     // f of a row of pixels.
     CONVPOOL_DEVICE void apply(uint32_t (&words)[Config::kSteps][2][kPixels], int row) const {
         if constexpr (kKind != RsPrologue::kNone) {
-#pragma unroll
-            for (int i = 0; i < kPixels; ++i)
+            UNROLLED_FOR (int i = 0; i < kPixels; ++i)
                 if (!kAffine || (inside >> (row * kPixels + i) & 1)) {
-#pragma unroll
-                    for (int k = 0; k < Config::kSteps; ++k)
-#pragma unroll
-                        for (int chunk = 0; chunk < 2; ++chunk)
+                    UNROLLED_FOR (int k = 0; k < Config::kSteps; ++k)
+                        UNROLLED_FOR (int chunk = 0; chunk < 2; ++chunk)
                             words[k][chunk][i] = f(words[k][chunk][i], scale[k][chunk], shift[k][chunk]);
                 }
         }

@@ -47,8 +47,7 @@ template <Precision P> struct BoxSums<P, true, 2> {
     // sums[b] = (v[b] + v[b + 1]) / 4 of a row's pixels.
     template <int kSums> CONVPOOL_DEVICE static void add_row(Sum (&sums)[kSums], const uint32_t (&v)[kSums + 1], int) {
         const uint32_t quarter = packed(0.25f), zero = packed(-0.f);
-#pragma unroll
-        for (int b = 0; b < kSums; b += 2) {  // v[b + 1] is in this sum and in the next
+        UNROLLED_FOR (int b = 0; b < kSums; b += 2) {  // v[b + 1] is in this sum and in the next
             const uint32_t shared = fma_packed(v[b + 1], quarter, zero, Element{});
             sums[b] = fma_packed(v[b], quarter, shared, Element{});
             if (b + 1 < kSums) sums[b + 1] = fma_packed(v[b + 2], quarter, shared, Element{});
@@ -69,11 +68,9 @@ template <Precision P> struct BoxSums<P, false, 2> {
     template <int kSums> CONVPOOL_DEVICE static void add_row(Sum (&sums)[kSums], const uint32_t (&v)[kSums + 1], int row) {
         float left[2], right[2];
         unpack_word(v[0], left, Element{});
-#pragma unroll
-        for (int b = 0; b < kSums; ++b) {
+        UNROLLED_FOR (int b = 0; b < kSums; ++b) {
             unpack_word(v[b + 1], right, Element{});
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
+            UNROLLED_FOR (int i = 0; i < 2; ++i) {
                 sums[b].v[i] = left[i] + right[i];
                 if (row % 2) sums[b].v[i] *= 0.25f;
                 left[i] = right[i];
@@ -92,8 +89,7 @@ template <> struct BoxSums<Precision::kTF32, false, 2> {
 
     // Sums of odd rows are kept as quarters: each is in two means.
     template <int kSums> CONVPOOL_DEVICE static void add_row(Sum (&sums)[kSums], const uint32_t (&v)[kSums + 1], int row) {
-#pragma unroll
-        for (int b = 0; b < kSums; ++b) {
+        UNROLLED_FOR (int b = 0; b < kSums; ++b) {
             sums[b] = __uint_as_float(v[b]) + __uint_as_float(v[b + 1]);
             if (row % 2) sums[b] *= 0.25f;
         }
@@ -114,17 +110,13 @@ template <Precision P> struct BoxSums<P, false, 3> {
 
     template <int kSums> CONVPOOL_DEVICE static void add_row(Sum (&sums)[kSums], const uint32_t (&v)[kSums + 2], int) {
         float pixels[kSums + 2][kPerWord];
-#pragma unroll
-        for (int b = 0; b < kSums + 2; ++b) unpack_word(v[b], pixels[b], Element{});
-#pragma unroll
-        for (int b = 0; b < kSums; ++b)
-#pragma unroll
-            for (int i = 0; i < kPerWord; ++i) sums[b].v[i] = pixels[b][i] + pixels[b + 1][i] + pixels[b + 2][i];
+        UNROLLED_FOR (int b = 0; b < kSums + 2; ++b) unpack_word(v[b], pixels[b], Element{});
+        UNROLLED_FOR (int b = 0; b < kSums; ++b)
+            UNROLLED_FOR (int i = 0; i < kPerWord; ++i) sums[b].v[i] = pixels[b][i] + pixels[b + 1][i] + pixels[b + 2][i];
     }
     CONVPOOL_DEVICE static uint32_t mean(const Sum (&upper)[2], const Sum &lower, int) {
         float mean[kPerWord];
-#pragma unroll
-        for (int i = 0; i < kPerWord; ++i) mean[i] = (upper[0].v[i] + upper[1].v[i] + lower.v[i]) * (1.f / 9.f);
+        UNROLLED_FOR (int i = 0; i < kPerWord; ++i) mean[i] = (upper[0].v[i] + upper[1].v[i] + lower.v[i]) * (1.f / 9.f);
         if constexpr (kPerWord == 2) return pack2(mean[0], mean[1], Element{});
         else return round_tf32_operand(mean[0]);
     }
@@ -158,20 +150,17 @@ template <class Config> struct DirectRsMeans {
     }
     // part: the first step's, of a slice's two.
     CONVPOOL_DEVICE void start(uint32_t pixels, int part) {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) at[i] = pixels + place + ((chunk ^ (2 * part) ^ ((pixels + place + i * 64) >> 7 & 3)) << 4);
+        UNROLLED_FOR (int i = 0; i < 8; ++i)
+            at[i] = pixels + place + ((chunk ^ (2 * part) ^ ((pixels + place + i * 64) >> 7 & 3)) << 4);
     }
     CONVPOOL_DEVICE void load_row(Words &words, int row) const {
-#pragma unroll
-        for (int k = 0; k < kSteps; ++k)
-#pragma unroll
-            for (int i = 0; i < kPixels; ++i) {
+        UNROLLED_FOR (int k = 0; k < kSteps; ++k)
+            UNROLLED_FOR (int i = 0; i < kPixels; ++i) {
                 if (i / kApart % 2 != 0) continue;  // loaded with the column kApart before
                 const int position = i % kApart * (Block::kPlaneBytes / 64) + row * kColumns + i / kPool;
                 uint32_t v[4];  // (column, chunk)
                 load_matrix(v, (at[position % 8] ^ (k * 32)) + position * 64);
-#pragma unroll
-                for (int chunk = 0; chunk < 2; ++chunk) {
+                UNROLLED_FOR (int chunk = 0; chunk < 2; ++chunk) {
                     words[k][chunk][i] = v[chunk];
                     if (i + kApart < kPixels) words[k][chunk][i + kApart] = v[2 + chunk];
                 }
@@ -182,14 +171,11 @@ template <class Config> struct DirectRsMeans {
         Words words;
         load_row(words, row);
         prologue.apply(words, row);
-#pragma unroll
-        for (int k = 0; k < kSteps; ++k)
-#pragma unroll
-            for (int chunk = 0; chunk < 2; ++chunk) {
+        UNROLLED_FOR (int k = 0; k < kSteps; ++k)
+            UNROLLED_FOR (int chunk = 0; chunk < 2; ++chunk) {
                 typename Sums::Sum sums[kKernel];
                 Sums::template add_row<kKernel>(sums, words[k][chunk], row);
-#pragma unroll
-                for (int b = 0; b < kKernel; ++b) {
+                UNROLLED_FOR (int b = 0; b < kKernel; ++b) {
                     typename Sums::Sum(&upper)[kPool - 1] = above[k][chunk][b];
                     const int mean = row - (kPool - 1);
                     if (mean >= 0) set_mean(mean, b, k, chunk, Sums::mean(upper, sums[b], mean));
@@ -206,18 +192,14 @@ template <class Config> struct DirectRsMeans {
     }
     CONVPOOL_DEVICE void share_row(int row) {
         if (row < kPool) return;
-#pragma unroll
-        for (int b = 0; b < kKernel; ++b)
-#pragma unroll
-            for (int k = 0; k < kSteps; ++k)
-#pragma unroll
-                for (int chunk = 0; chunk < 2; ++chunk) a[row][b][k][2 * chunk] = a[row - kPool][b][k][2 * chunk + 1];
+        UNROLLED_FOR (int b = 0; b < kKernel; ++b)
+            UNROLLED_FOR (int k = 0; k < kSteps; ++k)
+                UNROLLED_FOR (int chunk = 0; chunk < 2; ++chunk) a[row][b][k][2 * chunk] = a[row - kPool][b][k][2 * chunk + 1];
     }
     // Forms the operands of a row of taps; rows come in order.
     CONVPOOL_DEVICE void form(int row) {
         constexpr int kAhead = 2 * kPool - 1;  // the last row of pixels that the second output row needs for the first taps
-#pragma unroll
-        for (int r = row == 0 ? 0 : row + kAhead; r <= row + kAhead; ++r) add_row(r);
+        UNROLLED_FOR (int r = row == 0 ? 0 : row + kAhead; r <= row + kAhead; ++r) add_row(r);
         share_row(row);
     }
 };

@@ -53,16 +53,15 @@ template <class Block, class Means> struct DirectRsProducts {
 
     // Products of a row of taps, a group of its own. part: the first step's, of a slice's two.
     CONVPOOL_DEVICE void multiply(Sums &acc, const Means &means, int row, int part) {
-#pragma unroll
-        for (int column = 0; column < kKernel; ++column) {
+        UNROLLED_FOR (int column = 0; column < kKernel; ++column) {
             if (column % kStageTaps == 0) {
                 barrier_wait(block.weights_full(weights.buffer), weights.parity);
                 wgmma_begin();
             }
             const uint64_t b = at_address(matrix_descriptor(16, 8 * 64, kSwizzle64),
                                           block.weights_at(weights.buffer) + column % kStageTaps * Config::kBlockN * 64);
-#pragma unroll
-            for (int k = 0; k < kSteps; ++k) wgmma<Config::kPrecision>(acc, means.a[row][column][k], moved(b, (part + k) * 32));
+            UNROLLED_FOR (int k = 0; k < kSteps; ++k)
+                wgmma<Config::kPrecision>(acc, means.a[row][column][k], moved(b, (part + k) * 32));
             if (column % kStageTaps == kStageTaps - 1) weights.next();
         }
         wgmma_commit();
@@ -70,8 +69,7 @@ template <class Block, class Means> struct DirectRsProducts {
     // Hands back the weights of a row of taps, whose products are done. Resident ones stay.
     CONVPOOL_DEVICE void release_weights() {
         if (block.p.resident) return;
-#pragma unroll
-        for (int i = 0; i < kRowStages; ++i) {
+        UNROLLED_FOR (int i = 0; i < kRowStages; ++i) {
             if (elected) barrier_arrive(block.weights_empty(used.buffer));
             used.next();
         }
@@ -87,11 +85,9 @@ template <class Block, class Means> struct DirectRsProducts {
     // A slice in turns: this warpgroup forms all means while the other multiplies. Its products are done on return, and its
     // weights handed back, if nothing multiplies by them again: the other's next turn needs the stages that follow.
     CONVPOOL_DEVICE void slice_in_turns(Sums &acc, Means &means, bool release, bool last, int next_slice) {
-#pragma unroll
-        for (int row = 0; row < kKernel; ++row) means.form(row);
+        UNROLLED_FOR (int row = 0; row < kKernel; ++row) means.form(row);
         barrier_sync(kFirstTurn + group, 256);
-#pragma unroll
-        for (int row = 0; row < kKernel; ++row) multiply(acc, means, row, 0);
+        UNROLLED_FOR (int row = 0; row < kKernel; ++row) multiply(acc, means, row, 0);
         release_raw();
         load_prologue(means, next_slice);
         if (group == 0 || !last) barrier_join(kFirstTurn + 1 - group, 256);
@@ -108,8 +104,7 @@ template <class Block, class Means> struct DirectRsProducts {
     // behind a slice. The compiler forgets from one turn of the loop to the next which registers products still read, and it copies
     // accumulators behind the loop ahead of a wait there.
     CONVPOOL_DEVICE void slice_by_rows(Sums &acc, Means &means, int next_slice) {
-#pragma unroll
-        for (int row = 0; row < kKernel; ++row) {
+        UNROLLED_FOR (int row = 0; row < kKernel; ++row) {
             means.form(row);
             multiply(acc, means, row, part);
             if (row == 0) continue;
@@ -124,19 +119,15 @@ template <class Block, class Means> struct DirectRsProducts {
     // A slice in two steps, which leaves registers to more warpgroups; they cover for each other.
     CONVPOOL_DEVICE void slice_by_steps(Sums &acc, Means &means, uint32_t pixels) {
         const Ring<Config::kStages> first = weights;
-#pragma unroll
-        for (int step = 0; step < 2; ++step) {
+        UNROLLED_FOR (int step = 0; step < 2; ++step) {
             means.start(pixels, step);
             weights = first;
-#pragma unroll
-            for (int row = 0; row < kKernel; ++row) means.form(row);
-#pragma unroll
-            for (int row = 0; row < kKernel; ++row) multiply(acc, means, row, step);
+            UNROLLED_FOR (int row = 0; row < kKernel; ++row) means.form(row);
+            UNROLLED_FOR (int row = 0; row < kKernel; ++row) multiply(acc, means, row, step);
             if (step == 1) release_raw();
             wgmma_wait<0>();
         }
-#pragma unroll
-        for (int row = 0; row < kKernel; ++row) release_weights();
+        UNROLLED_FOR (int row = 0; row < kKernel; ++row) release_weights();
     }
 
     // Scales and shifts of a slice's channels, on their way before products are waited for.
@@ -148,15 +139,13 @@ template <class Block, class Means> struct DirectRsProducts {
     CONVPOOL_DEVICE void exchange(Sums &acc) const {
         const uint32_t place = block.sums() + (threadIdx.x & 127) * 16;
         if (part == 1) {
-#pragma unroll
-            for (int f = 0; f < Config::kFragments; ++f)
+            UNROLLED_FOR (int f = 0; f < Config::kFragments; ++f)
                 store_shared(place + f * 128 * 16, {__float_as_uint(acc[f][0]), __float_as_uint(acc[f][1]),
                                                     __float_as_uint(acc[f][2]), __float_as_uint(acc[f][3])});
         }
         barrier_sync(kExchange, 256);
         if (part == 0) {
-#pragma unroll
-            for (int f = 0; f < Config::kFragments; ++f) {
+            UNROLLED_FOR (int f = 0; f < Config::kFragments; ++f) {
                 const uint4 v = load_shared(place + f * 128 * 16);
                 acc[f][0] += __uint_as_float(v.x);
                 acc[f][1] += __uint_as_float(v.y);
@@ -200,8 +189,7 @@ template <class Block, class Means> struct DirectRsProducts {
             do {
                 const Ring<Config::kStages> first = weights;
                 const int next_slice = slice + 1 < end_slice ? slice + 1 : block.first_slice();
-#pragma unroll
-                for (int d = 0; d < kDepth; ++d) {
+                UNROLLED_FOR (int d = 0; d < kDepth; ++d) {
                     const bool release = d + 1 == kDepth;
                     weights = first;
                     barrier_wait(block.raw_full(raw.buffer, copier), raw.parity);
@@ -219,8 +207,7 @@ template <class Block, class Means> struct DirectRsProducts {
             if constexpr (Config::kParts == 2) exchange(acc[0]);
             if (part != 0) continue;
             if constexpr (Config::kChannelsFirst) {
-#pragma unroll
-                for (int d = 0; d < kDepth; ++d) finish_channels_first(block, acc[d], tile.subtile + d, tile.channel);
+                UNROLLED_FOR (int d = 0; d < kDepth; ++d) finish_channels_first(block, acc[d], tile.subtile + d, tile.channel);
             } else if (!push(acc[0], tile)) {
                 finish(block, acc[0], tile.subtile + subtile, tile.channel, [] {});
             }

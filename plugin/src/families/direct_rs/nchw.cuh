@@ -82,8 +82,7 @@ template <class Config> CONVPOOL_DEVICE void copy_pixels(const DirectRsNchwBlock
         const int subtile = block.tile_at(index).subtile;
 #pragma unroll 1
         for (int slice = 0; slice < p.slices; ++slice)
-#pragma unroll
-            for (int d = 0; d < Config::kDepth; ++d) {
+            UNROLLED_FOR (int d = 0; d < Config::kDepth; ++d) {
                 const typename DirectRsNchwBlock<Config>::Corner corner = block.corner_of(subtile + d);
                 const uint32_t full = block.raw_full(ring.buffer, 0);
                 barrier_wait(block.raw_empty(ring.buffer, 0), ring.parity ^ 1);
@@ -157,8 +156,7 @@ template <class Config> struct DirectRsNchwMeans {
     }
     // part: the first step's, of a slice's two.
     CONVPOOL_DEVICE void start(uint32_t pixels, int part) {
-#pragma unroll
-        for (int i = 0; i < kLoads; ++i) {
+        UNROLLED_FOR (int i = 0; i < kLoads; ++i) {
             const uint32_t base = pixels + part * 2 * kPerChunk * kChannel + (i == 0 ? 0 : lane & 2 ? -kChannel : kChannel);
             at[i] = base + place;
             edge_at[i] = base + edge;
@@ -196,22 +194,18 @@ template <class Config> struct DirectRsNchwMeans {
             uint32_t all[8];
             load_quad(all, distance);
             load_quad(all + 4, distance + 4 * Config::kElement);
-#pragma unroll
-            for (int i = 0; i < kPixels; ++i) v[i] = shift == 0 ? all[i] : shift == 1 ? all[i + 1] : all[i + 2];
+            UNROLLED_FOR (int i = 0; i < kPixels; ++i) v[i] = shift == 0 ? all[i] : shift == 1 ? all[i + 1] : all[i + 2];
         }
     }
     // Adds up one row of pixels and completes the means of the row before.
     CONVPOOL_DEVICE void add_row(int row) {
-#pragma unroll
-        for (int k = 0; k < kSteps; ++k)
-#pragma unroll
-            for (int chunk = 0; chunk < 2; ++chunk) {
+        UNROLLED_FOR (int k = 0; k < kSteps; ++k)
+            UNROLLED_FOR (int chunk = 0; chunk < 2; ++chunk) {
                 uint32_t v[kPixels];
                 load(v, (2 * k + chunk) * kPerChunk * kChannel + row * kRow);
                 typename Sums::Sum sums[kSums];
                 Sums::template add_row<kSums>(sums, v, row);
-#pragma unroll
-                for (int b = 0; b < kSums; ++b) {
+                UNROLLED_FOR (int b = 0; b < kSums; ++b) {
                     typename Sums::Sum(&upper)[1] = above[k][chunk][b];
                     if (row > 0) {
                         const uint32_t mean = Sums::mean(upper, sums[b], row - 1);
@@ -251,10 +245,8 @@ CONVPOOL_DEVICE void finish_channels_first(const Block &block, float (&acc)[kFra
     Element *const out = static_cast<Element *>(p.y) + first;
     if (e.bias != nullptr) {
         const Element *const bias = static_cast<const Element *>(e.bias) + channel;
-#pragma unroll
-        for (int f = 0; f < kFragments; ++f)
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
+        UNROLLED_FOR (int f = 0; f < kFragments; ++f)
+            UNROLLED_FOR (int i = 0; i < 2; ++i) {
                 const float b = channel + 8 * f + i < p.m ? to_float(bias[8 * f + i]) : 0.f;
                 acc[f][i] += b;
                 acc[f][2 + i] += b;
@@ -262,19 +254,15 @@ CONVPOOL_DEVICE void finish_channels_first(const Block &block, float (&acc)[kFra
     }
     if (e.residual != nullptr) {
         const Element *const residual = static_cast<const Element *>(e.residual) + first;
-#pragma unroll
-        for (int f = 0; f < kFragments; ++f)
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
+        UNROLLED_FOR (int f = 0; f < kFragments; ++f)
+            UNROLLED_FOR (int i = 0; i < 4; ++i)
                 if (channel + 8 * f + i % 2 < p.m && i / 2 < outputs)
                     acc[f][i] += to_float(residual[(8 * f + i % 2) * plane + i / 2]);
     }
     if (e.activation != Activation::kNone) clip_or_rectify(reinterpret_cast<float (&)[kFragments * 4]>(acc), e);
     const bool pairs = p.out_w % 2 == 0 && reinterpret_cast<uintptr_t>(p.y) % (2 * sizeof(Element)) == 0;
-#pragma unroll
-    for (int f = 0; f < kFragments; ++f)
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
+    UNROLLED_FOR (int f = 0; f < kFragments; ++f)
+        UNROLLED_FOR (int i = 0; i < 2; ++i) {
             Element *const place = out + (8 * f + i) * plane;
             if (channel + 8 * f + i >= p.m || outputs <= 0) continue;
             if (pairs) {

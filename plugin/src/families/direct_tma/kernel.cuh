@@ -95,8 +95,7 @@ template <class Config> struct DirectTmaPrologue {
     CONVPOOL_DEVICE void start_tile(const Block &block, int index) {
         if (p.prologue.scale == nullptr) return;
         const typename Block::Tile tile = block.tile_at(index);
-#pragma unroll
-        for (int s = 0; s < kSubtiles; ++s) {
+        UNROLLED_FOR (int s = 0; s < kSubtiles; ++s) {
             const typename Block::Corner corner = block.corner_of(tile.subtile + s);
             y[s] = corner.y * 2 - p.pad_h;
             x[s] = corner.x * 2 - p.pad_w;
@@ -153,21 +152,18 @@ template <class Config, bool kPrologue> struct DirectTmaMeans {
         float a[kPerChunk], b[kPerChunk];
         unpack_chunk<kPrecision>(left, a);
         unpack_chunk<kPrecision>(right, b);
-#pragma unroll
-        for (int i = 0; i < kPerChunk; ++i) h[i] = a[i] + b[i];
+        UNROLLED_FOR (int i = 0; i < kPerChunk; ++i) h[i] = a[i] + b[i];
     }
     // (a + b) / 4, rounded once.
     CONVPOOL_DEVICE static void store_mean(uint32_t dst, const float (&a)[kPerChunk], const float (&b)[kPerChunk]) {
         float v[kPerChunk];
-#pragma unroll
-        for (int i = 0; i < kPerChunk; ++i) v[i] = (a[i] + b[i]) * 0.25f;
+        UNROLLED_FOR (int i = 0; i < kPerChunk; ++i) v[i] = (a[i] + b[i]) * 0.25f;
         store_shared(dst, pack_chunk<kPrecision>(v));
     }
     // a / 4 + quarter, rounded once.
     CONVPOOL_DEVICE static void store_mean_with(uint32_t dst, const float (&a)[kPerChunk], const float (&quarter)[kPerChunk]) {
         float v[kPerChunk];
-#pragma unroll
-        for (int i = 0; i < kPerChunk; ++i) v[i] = fmaf(a[i], 0.25f, quarter[i]);
+        UNROLLED_FOR (int i = 0; i < kPerChunk; ++i) v[i] = fmaf(a[i], 0.25f, quarter[i]);
         store_shared(dst, pack_chunk<kPrecision>(v));
     }
 
@@ -234,8 +230,7 @@ template <class Config, bool kPrologue> struct DirectTmaMeans {
         for (; y + 1 < end; y += 2) {
             PairSums between = next_sums(y + 1, true);
             const PairSums below = next_sums(y + 2, y + 2 < end);
-#pragma unroll
-            for (int i = 0; i < kPerChunk; ++i) {
+            UNROLLED_FOR (int i = 0; i < kPerChunk; ++i) {
                 between.even[i] *= 0.25f;
                 between.odd[i] *= 0.25f;
             }
@@ -363,14 +358,12 @@ template <class Config> struct DirectTmaProducts {
     // descriptors of the slice's means in planes of 9 and of 8 columns; b0: of the stage's weights.
     CONVPOOL_DEVICE static void multiply_taps(float (&acc)[Config::kFragments][4], int first_tap, uint64_t a9, uint64_t a8,
                                               uint64_t b0) {
-#pragma unroll
-        for (int tap = first_tap; tap < first_tap + kStageTaps; ++tap) {
+        UNROLLED_FOR (int tap = first_tap; tap < first_tap + kStageTaps; ++tap) {
             const int row = tap / kKernel, column = tap % kKernel;
             const int pitch = kKernel == 1 || column % 2 ? 8 : 9;
             const int plane = kKernel == 1 ? 0 : row % 2 ? (column % 2 ? 225 : 153) : (column % 2 ? 81 : 0);
             const int position = (plane + row / 2 * pitch + column / 2) * 16;
-#pragma unroll
-            for (int k = 0; k < kChunks / 2; ++k)
+            UNROLLED_FOR (int k = 0; k < kChunks / 2; ++k)
                 wgmma<Config::kPrecision>(acc, moved(pitch == 9 ? a9 : a8, position + k * 2 * kPlane),
                                           moved(b0, (tap - first_tap) * Config::kBlockN * 64 + k * 32));
         }
@@ -387,10 +380,8 @@ template <class Config> struct DirectTmaProducts {
         for (int index = blockIdx.x; index < p.tiles; index += gridDim.x) {
             float acc[Config::kFragments]
                      [4];  // (8 channels a fragment, 4 of 64 pixels x 8 channels): subtiles/finish.cuh has the map
-#pragma unroll
-            for (int f = 0; f < Config::kFragments; ++f)
-#pragma unroll
-                for (int i = 0; i < 4; ++i) acc[f][i] = 0.f;
+            UNROLLED_FOR (int f = 0; f < Config::kFragments; ++f)
+                UNROLLED_FOR (int i = 0; i < 4; ++i) acc[f][i] = 0.f;
             const typename Block::Tile tile = block.tile_at(index);
             if (p.epilogue.residual != nullptr) prefetch_residual(block, tile.subtile + subtile, tile.channel + first_column);
             if (p.resident) weights = {};
@@ -403,8 +394,7 @@ template <class Config> struct DirectTmaProducts {
                 const uint32_t a0 = block.means_at(means.buffer, subtile);
                 const uint64_t a9 = at_address(matrix_descriptor(kPlane, 9 * 16, kNoSwizzle), a0);
                 const uint64_t a8 = at_address(matrix_descriptor(kPlane, 8 * 16, kNoSwizzle), a0);
-#pragma unroll
-                for (int first_tap = 0; first_tap < kTaps; first_tap += kStageTaps) {
+                UNROLLED_FOR (int first_tap = 0; first_tap < kTaps; first_tap += kStageTaps) {
                     barrier_wait(block.weights_full(weights.buffer), weights.parity);
                     const uint64_t b0 = at_address(matrix_descriptor(16, 8 * 64, kSwizzle64),
                                                    block.weights_at(weights.buffer) + first_column * 64);

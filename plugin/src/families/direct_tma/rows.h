@@ -2,7 +2,6 @@
 // The tactics of direct_tma, and how their shared memory is laid out.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
 #include "core/rows.h"

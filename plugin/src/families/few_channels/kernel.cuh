@@ -146,24 +146,21 @@ template <class Config> struct FewChannels {
                 auto word = [&](int k) {
                     return round_to_tf32(__float_as_uint(load_float_if(valid >> k & 1, x + p.table[k].offset)));
                 };
-#pragma unroll
-                for (int k = 0; k < kOperands; k += 4)
+                UNROLLED_FOR (int k = 0; k < kOperands; k += 4)
                     store_shared(row + k * 4, {word(k), word(k + 1), word(k + 2), word(k + 3)});
             } else if (p.x_float) {
                 auto pair = [&](int k) {
                     return pack2(load_float_if(valid >> k & 1, x + p.table[k].offset),
                                  load_float_if(valid >> (k + 1) & 1, x + p.table[k + 1].offset), Element{});
                 };
-#pragma unroll
-                for (int k = 0; k < kOperands; k += 8)
+                UNROLLED_FOR (int k = 0; k < kOperands; k += 8)
                     store_shared(row + k * 2, {pair(k), pair(k + 2), pair(k + 4), pair(k + 6)});
             } else {
                 auto pair = [&](int k) {
                     return load_bits_if(valid >> k & 1, x + p.table[k].offset) |
                            load_bits_if(valid >> (k + 1) & 1, x + p.table[k + 1].offset) << 16;
                 };
-#pragma unroll
-                for (int k = 0; k < kOperands; k += 8)
+                UNROLLED_FOR (int k = 0; k < kOperands; k += 8)
                     store_shared(row + k * 2, {pair(k), pair(k + 2), pair(k + 4), pair(k + 6)});
             }
         } else if (kFloat || p.x_float) {
@@ -186,17 +183,14 @@ template <class Config> struct FewChannels {
     // acc[16 pixels][kBlockN channels] = bias + operands[16][kOperands] weights[kBlockN][kOperands]^T.
     CONVPOOL_DEVICE static void multiply(Accumulators<Config> &acc, const uint32_t (&pixels)[kSteps][4], uint32_t weights,
                                          uint32_t first_bias) {
-#pragma unroll
-        for (int ni = 0; ni < Config::kFragmentsN; ++ni) {
+        UNROLLED_FOR (int ni = 0; ni < Config::kFragmentsN; ++ni) {
             load_constant_pair(first_bias + ni * 32, acc[0][ni][0], acc[0][ni][1]);
             acc[0][ni][2] = acc[0][ni][0];
             acc[0][ni][3] = acc[0][ni][1];
             uint32_t b[kSteps][2];
-#pragma unroll
-            for (int step = 0; step < kSteps; ++step)
+            UNROLLED_FOR (int step = 0; step < kSteps; ++step)
                 load_constant_pair(weights + (ni * kSteps + step) * 256, b[step][0], b[step][1]);
-#pragma unroll
-            for (int step = 0; step < kSteps; ++step) mma<kPrecision>(acc[0][ni], pixels[step], b[step][0], b[step][1]);
+            UNROLLED_FOR (int step = 0; step < kSteps; ++step) mma<kPrecision>(acc[0][ni], pixels[step], b[step][0], b[step][1]);
         }
     }
 
@@ -207,17 +201,15 @@ template <class Config> struct FewChannels {
         const uint32_t source = mine + kStagingOffset, target = source + (lane >> 2) * kOutputPitch + (lane & 3) * 2 * kBytes;
         const bool relu = e.activation == Activation::kRelu;
         if (e.activation == Activation::kLeakyRelu) {
-#pragma unroll
-            for (int ni = 0; ni < Config::kFragmentsN; ++ni) rectify(acc[0][ni], e);
+            UNROLLED_FOR (int ni = 0; ni < Config::kFragmentsN; ++ni) rectify(acc[0][ni], e);
         }
         __syncwarp();  // the chunks before have been read
-#pragma unroll
-        for (int ni = 0; ni < Config::kFragmentsN; ++ni) {
+        UNROLLED_FOR (int ni = 0; ni < Config::kFragmentsN; ++ni) {
             const float (&v)[4] = acc[0][ni];
             if constexpr (kFloat) {
                 uint32_t bits[4];
-#pragma unroll
-                for (int i = 0; i < 4; ++i) bits[i] = relu ? larger(__float_as_uint(v[i]), 0, tag) : __float_as_uint(v[i]);
+                UNROLLED_FOR (int i = 0; i < 4; ++i)
+                    bits[i] = relu ? larger(__float_as_uint(v[i]), 0, tag) : __float_as_uint(v[i]);
                 store_shared_words(target + ni * 32, bits[0], bits[1]);
                 store_shared_words(target + ni * 32 + 8 * kOutputPitch, bits[2], bits[3]);
             } else {
@@ -237,8 +229,7 @@ template <class Config> struct FewChannels {
         const bool inside = channel + chunk * kPerChunk < p.shape.m;
         Element *const y =
             static_cast<Element *>(p.y) + static_cast<int64_t>(first_pixel + row) * p.shape.m + channel + chunk * kPerChunk;
-#pragma unroll
-        for (int i = 0; i < 16 / kRowsAtOnce; ++i) {
+        UNROLLED_FOR (int i = 0; i < 16 / kRowsAtOnce; ++i) {
             const uint4 v = load_shared(source + (i * kRowsAtOnce + row) * kOutputPitch + chunk * 16);
             store_global_if(inside && first_pixel + i * kRowsAtOnce + row < p.pixels,
                             y + static_cast<int64_t>(i) * kRowsAtOnce * p.shape.m, v);
@@ -249,17 +240,14 @@ template <class Config> struct FewChannels {
     CONVPOOL_DEVICE void store_planes(Accumulators<Config> &acc, int first_pixel, int channel, int64_t out_pixels) const {
         const Epilogue &e = p.epilogue;
         const int first_channel = channel + 2 * (lane & 3);
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
+        UNROLLED_FOR (int half = 0; half < 2; ++half) {
             const int pixel = first_pixel + 8 * half + (lane >> 2);
             uint32_t n, rest;
             p.div_out_hw.divmod(pixel, n, rest);
             float *y = static_cast<float *>(p.y) + (static_cast<int64_t>(n) * p.shape.m + first_channel) * out_pixels + rest;
-#pragma unroll
-            for (int ni = 0; ni < Config::kFragmentsN; ++ni) {
+            UNROLLED_FOR (int ni = 0; ni < Config::kFragmentsN; ++ni) {
                 if (half == 0 && rectifies(e)) rectify(acc[0][ni], e);
-#pragma unroll
-                for (int i = 0; i < 2; ++i)
+                UNROLLED_FOR (int i = 0; i < 2; ++i)
                     if (pixel < p.pixels && first_channel + ni * 8 + i < p.shape.m)
                         y[(ni * 8 + i) * out_pixels] = acc[0][ni][2 * half + i];
             }
@@ -293,8 +281,7 @@ template <class Config> struct FewChannels {
             for (int half = 0; half < 2; ++half) {
                 const int first_pixel = first + half * 16;
                 uint32_t pixels[kSteps][4];  // (16 pixels, 16 operands) each
-#pragma unroll
-                for (int k = 0; k < kSteps; ++k)
+                UNROLLED_FOR (int k = 0; k < kSteps; ++k)
                     load_matrix(pixels[k], mine + (half * 16 + (lane & 15)) * kOperandPitch + k * 32 + (lane >> 4) * 16);
                 auto pixel_of = [&](int row) {
                     const int pixel = first_pixel + row;

@@ -132,19 +132,13 @@ __global__ void __launch_bounds__(kGenericThreads) generic_kernel(const __grid_c
 
 cudaError_t load_generic(Precision precision) {
     cudaFuncAttributes attributes;
-    if (precision == Precision::kF16) return cudaFuncGetAttributes(&attributes, generic_kernel<__half>);
-    if (precision == Precision::kBF16) return cudaFuncGetAttributes(&attributes, generic_kernel<__nv_bfloat16>);
-    return cudaFuncGetAttributes(&attributes, generic_kernel<float>);
+    return with_element(precision, [&](auto e) { return cudaFuncGetAttributes(&attributes, generic_kernel<decltype(e)>); });
 }
 
 cudaError_t launch_generic(const GenericParams &params, Precision precision, cudaStream_t stream) {
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(generic_blocks(params.outputs));
-    config.blockDim = dim3(kGenericThreads);
-    config.stream = stream;
-    if (precision == Precision::kF16) return cudaLaunchKernelEx(&config, generic_kernel<__half>, params);
-    if (precision == Precision::kBF16) return cudaLaunchKernelEx(&config, generic_kernel<__nv_bfloat16>, params);
-    return cudaLaunchKernelEx(&config, generic_kernel<float>, params);
+    return with_element(precision, [&](auto element) {
+        return queue({dim3(generic_blocks(params.outputs)), kGenericThreads, stream}, generic_kernel<decltype(element)>, params);
+    });
 }
 
 // generic for int8 and fp8 e4m3: the sum over window, taps and channels is exact, and rounded at the end. The reference for
@@ -238,11 +232,8 @@ cudaError_t load_generic_exact(int32_t dtype) {
 }
 
 cudaError_t launch_generic_exact(const ExactParams &params, int32_t dtype, cudaStream_t stream) {
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(generic_blocks(params.problem.outputs));
-    config.blockDim = dim3(kGenericThreads);
-    config.stream = stream;
-    return with_kernel(dtype, [&](auto kernel) { return cudaLaunchKernelEx(&config, kernel, params); });
+    const Launch launch{dim3(generic_blocks(params.problem.outputs)), kGenericThreads, stream};
+    return with_kernel(dtype, [&](auto kernel) { return queue(launch, kernel, params); });
 }
 
 }  // namespace convpool

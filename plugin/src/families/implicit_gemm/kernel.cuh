@@ -43,8 +43,7 @@ template <class Config, bool kPhases> struct ImplicitGemm {
 
         CONVPOOL_DEVICE Windows(const ImplicitGemmParams &p, int first_pixel, const Taps &taps) {
             const Shape2d &s = p.shape;
-#pragma unroll
-            for (int i = 0; i < kRows; ++i) {
+            UNROLLED_FOR (int i = 0; i < kRows; ++i) {
                 const int pixel = first_pixel + i * kRowsAtOnce;
                 uint32_t n, rest, oy, ox;
                 p.div_out_hw.divmod(pixel, n, rest);
@@ -89,8 +88,7 @@ template <class Config, bool kPhases> struct ImplicitGemm {
             const Element *const x = static_cast<const Element *>(p.x);
             const int dy = a * s.dilation_h, dx = b * s.dilation_w;
             const int64_t tap_shift = (static_cast<int64_t>(dy) * s.w + dx) * s.c + c;
-#pragma unroll
-            for (int i = 0; i < kRows; ++i) {
+            UNROLLED_FOR (int i = 0; i < kRows; ++i) {
                 const bool valid = channel_inside && static_cast<uint32_t>(windows.y[i] + dy) < static_cast<uint32_t>(s.h) &&
                                    static_cast<uint32_t>(windows.x[i] + dx) < static_cast<uint32_t>(s.w);
                 copy_chunk(dst + i * kRowsAtOnce * Config::kRowBytes, valid ? x + windows.origin[i] + tap_shift : x, valid);
@@ -99,8 +97,7 @@ template <class Config, bool kPhases> struct ImplicitGemm {
         CONVPOOL_DEVICE void copy_weights(uint32_t dst, int c, bool channel_inside) const {
             const Element *const w = static_cast<const Element *>(p.w);
             const Element *src = w + (first_channel + thread_row) * row_length + tap * p.shape.c + c;
-#pragma unroll
-            for (int row = 0; row < Config::kBlockN; row += kRowsAtOnce) {
+            UNROLLED_FOR (int row = 0; row < Config::kBlockN; row += kRowsAtOnce) {
                 if (Config::kBlockN % kRowsAtOnce != 0 && row + thread_row >= Config::kBlockN) break;
                 const bool valid = channel_inside && first_channel + thread_row + row < p.shape.m;
                 copy_chunk(dst + row * Config::kRowBytes, valid ? src + row * row_length : w, valid);
@@ -128,8 +125,7 @@ template <class Config, bool kPhases> struct ImplicitGemm {
         Accumulators<Config> acc;  // (kFragmentsM x 16 pixels, kFragmentsN x 8 channels)
         clear<Config>(acc);
         uint32_t pixel_rows[Config::kFragmentsM];  // this lane's ldmatrix rows in stage 0
-#pragma unroll
-        for (int mi = 0; mi < Config::kFragmentsM; ++mi)
+        UNROLLED_FOR (int mi = 0; mi < Config::kFragmentsM; ++mi)
             pixel_rows[mi] = shared + pixel_lane_offset(warp_m * Config::kWarpM + mi * 16, lane);
         const uint32_t weight_lane = shared + Config::kPixelStageBytes + weight_lane_offset<Config>(warp_n, lane);
 

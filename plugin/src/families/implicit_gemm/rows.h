@@ -2,8 +2,6 @@
 // The tactics of implicit_gemm.
 #pragma once
 
-#include <cstddef>
-
 #include "gemm/phases.h"
 #include "gemm/rows.h"
 

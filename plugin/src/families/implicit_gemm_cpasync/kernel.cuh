@@ -35,8 +35,7 @@ template <class Config> struct ImplicitGemmCpAsync {
 
         CONVPOOL_DEVICE Windows(const ImplicitGemmParams &p, int first_pixel) {
             const Shape2d &s = p.shape;
-#pragma unroll
-            for (int i = 0; i < kRows; ++i) {
+            UNROLLED_FOR (int i = 0; i < kRows; ++i) {
                 const int pixel = first_pixel + i * kRowsAtOnce;
                 uint32_t n, rest, oy, ox;
                 p.div_out_hw.divmod(pixel, n, rest);
@@ -69,8 +68,7 @@ template <class Config> struct ImplicitGemmCpAsync {
             const int k = (first_step + step) * kChunks + chunk;  // of the row of all taps' chunks
             const uint32_t dst = shared + stage * kStageBytes + kPixelBytes + place;
             const Element *src = weight_row + k * kPerChunk;
-#pragma unroll
-            for (int i = 0; i < kWeightRows; ++i) {
+            UNROLLED_FOR (int i = 0; i < kWeightRows; ++i) {
                 copy_chunk(dst + i * kRowsAtOnce * kRowBytes, src, k < p.chunks && i * kRowsAtOnce < weight_rows);
                 src += kRowsAtOnce * row_length;
             }
@@ -85,8 +83,7 @@ template <class Config> struct ImplicitGemmCpAsync {
             const int dy = a * s.dilation_h, dx = b * s.dilation_w;
             const int shift = (dy * s.w + dx) * s.c + c * kPerChunk;
             const uint32_t dst = shared + stage * kStageBytes + place;
-#pragma unroll
-            for (int i = 0; i < kRows; ++i) {
+            UNROLLED_FOR (int i = 0; i < kRows; ++i) {
                 const bool valid = inside && static_cast<uint32_t>(windows.y[i] + dy) < static_cast<uint32_t>(s.h) &&
                                    static_cast<uint32_t>(windows.x[i] + dx) < static_cast<uint32_t>(s.w);
                 copy_chunk(dst + i * kRowsAtOnce * kRowBytes, windows.origin[i] + shift, valid);

@@ -2,8 +2,6 @@
 // The tactics of implicit_gemm_cpasync.
 #pragma once
 
-#include <cstddef>
-
 #include "gemm/rows.h"
 
 namespace convpool::implicit_gemm_cpasync {

@@ -9,7 +9,7 @@
 // from there, and differences from registers, where a warp forms them. Half a difference does not overflow.
 #pragma once
 
-#include "families/implicit_gemm_tma/params.h"
+#include "families/implicit_gemm_tma/rows.h"
 #include "kernels/mma/gemm_sums.cuh"
 #include "kernels/mma/multiply_slice.cuh"
 #include "kernels/prologue/prologue.cuh"
@@ -96,8 +96,7 @@ template <Precision kPrecision> struct Differences {
             const uint64_t a = at_address(matrix_descriptor(16, kPitch, kSwizzle128), pixels.take() + start);
             const uint64_t b = at_address(weight_rows, weights.take());
             wgmma_begin();
-#pragma unroll
-            for (int i = 0; i < 8; ++i)
+            UNROLLED_FOR (int i = 0; i < 8; ++i)
                 wgmma<kPrecision>(sums[0], moved(a, i / 4 * kPitch + i % 4 * 32), moved(b, i / 4 * kTapBytes + i % 4 * 32));
             wgmma_commit();
             wgmma_wait<1>();
@@ -123,8 +122,7 @@ template <Precision kPrecision> struct Differences {
     CONVPOOL_DEVICE void multiply_side(Sums &sums, uint32_t at, uint32_t left, uint32_t right, uint32_t below, bool gives) {
         const uint64_t b = at_address(weight_rows, weights.take());
         uint32_t fragments[4][2][4];  // of both taps, as those of two steps are read while the next are made
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
+        UNROLLED_FOR (int k = 0; k < 4; ++k) {
             uint32_t x[4], y[4], z[4];
             uint32_t (&f)[2][4] = fragments[k];
             load_matrix(x, at + (left ^ k * 32));
@@ -132,14 +130,11 @@ template <Precision kPrecision> struct Differences {
             load_matrix(z, at + (below ^ k * 32));
             wgmma_wait<2>();
             if (k == 2 && gives) weights.give(1);
-#pragma unroll
-            for (int i = 0; i < 4; ++i) f[0][i] = half_difference(x[i], y[i]);
-#pragma unroll
-            for (int i = 0; i < 2; ++i)  // the second tap sees the second row and the one below
+            UNROLLED_FOR (int i = 0; i < 4; ++i) f[0][i] = half_difference(x[i], y[i]);
+            UNROLLED_FOR (int i = 0; i < 2; ++i)  // the second tap sees the second row and the one below
                 f[1][2 * i] = f[0][2 * i + 1], f[1][2 * i + 1] = half_difference(z[i], z[2 + i]);
             wgmma_begin();
-#pragma unroll
-            for (int tap = 0; tap < 2; ++tap) wgmma<kPrecision>(sums[0], f[tap], moved(b, tap * kTapBytes + k * 32));
+            UNROLLED_FOR (int tap = 0; tap < 2; ++tap) wgmma<kPrecision>(sums[0], f[tap], moved(b, tap * kTapBytes + k * 32));
             wgmma_commit();
         }
     }
@@ -164,15 +159,13 @@ template <Precision kPrecision> struct Differences {
         const Epilogue &e = p.gemm.epilogue;
         const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
         const uint32_t memory = boxes + warp * 2 * 2048;
-#pragma unroll
-        for (int first = 0; first < 128; first += kChannels) {
+        UNROLLED_FOR (int first = 0; first < 128; first += kChannels) {
             const int c = channel + first + 2 * lane;
             const auto *from = reinterpret_cast<const typename PairOf<Element>::Word *>(static_cast<const Element *>(e.bias) + c);
             const auto pair = e.bias != nullptr && c < p.gemm.shape.m ? *from : 0;
             bulk_wait_read();
             __syncwarp();  // copies have read what was here
-#pragma unroll
-            for (int i = 0; i < kChannels / 2; ++i) {
+            UNROLLED_FOR (int i = 0; i < kChannels / 2; ++i) {
                 const int fragment = i / 4, h = i % 4 / 2, pixel = 2 * (lane >> 2) + i % 2, at = fragment * 8 + 2 * (lane & 3);
                 const auto word = __shfl_sync(0xffffffffu, pair, at / 2);
                 const auto &bias = reinterpret_cast<const PairOf<Element> &>(word);
@@ -215,8 +208,7 @@ __global__ void __launch_bounds__(384, 1) implicit_gemm_tma_differences_kernel(c
             typename Gemm::Sums even, odd;
             clear<typename Gemm::Config>(even);
             gemm.multiply_pixels(even);
-#pragma unroll
-            for (int i = 0; i < 64; ++i) odd[0][i / 4][i % 4] = even[0][i / 4][i % 4];
+            UNROLLED_FOR (int i = 0; i < 64; ++i) odd[0][i / 4][i % 4] = even[0][i / 4][i % 4];
             gemm.multiply_differences(even, odd);
             rectifies(p.gemm.epilogue) ? gemm.template store<true>(even, odd) : gemm.template store<false>(even, odd);
         }

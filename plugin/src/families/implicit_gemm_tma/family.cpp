@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // implicit_gemm_tma: implicit GEMM on Hopper's tensor cores (wgmma), fed by TMA in im2col mode.
 #include "families/implicit_gemm_tma/im2col_box.h"
-#include "families/implicit_gemm_tma/params.h"
 #include "families/implicit_gemm_tma/rows.h"
 #include "gemm/plan.h"
 

@@ -19,8 +19,6 @@
 #include <type_traits>
 
 #include "families/implicit_gemm_tma/differences.cuh"
-#include "families/implicit_gemm_tma/params.h"
-#include "families/implicit_gemm_tma/rows.h"
 #include "kernels/mma/gemm_sums.cuh"
 #include "kernels/mma/multiply_slice.cuh"
 #include "kernels/prologue/prologue.cuh"
@@ -175,21 +173,18 @@ template <class Config, bool kActivates, bool kPhases, int kStaged> struct Impli
         const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
         const uint32_t memory = shared + kBoxesOffset + warp * (kBoxes * kBoxBytes);
         const uint32_t target = memory + (lane >> 2) * 128 + 2 * (lane & 3) * kBytes;
-#pragma unroll
-        for (int first = 0; first < Config::kFragmentsN; first += kBoxes * kAcross) {
+        UNROLLED_FOR (int first = 0; first < Config::kFragmentsN; first += kBoxes * kAcross) {
             const int channel = tile.first_channel + first * 8;
             constexpr int kWords = (kBoxes * kAcross + 7) / 8;
             Word bias[kWords] = {};  // pair 32 j + lane
             if (e.bias != nullptr) {
-#pragma unroll
-                for (int j = 0; j < kWords; ++j)
+                UNROLLED_FOR (int j = 0; j < kWords; ++j)
                     if (const int at = channel + 64 * j + 2 * lane; at < p.gemm.shape.m)
                         bias[j] = *reinterpret_cast<const Word *>(static_cast<const Element *>(e.bias) + at);
             }
             bulk_wait_read();
             __syncwarp();  // copies have read what was here
-#pragma unroll
-            for (int i = 0; i < kBoxes * kAcross; ++i) {
+            UNROLLED_FOR (int i = 0; i < kBoxes * kAcross; ++i) {
                 const float (&f)[4] = sums[first + i];
                 const Word word = __shfl_sync(0xffffffffu, bias[i / 8], i % 8 * 4 + (lane & 3));
                 const float x = to_float(reinterpret_cast<const Pair &>(word).first);
@@ -274,8 +269,7 @@ template <class Config, bool kActivates, bool kPhases, int kStaged> struct Impli
         auto multiply_step = [&](uint32_t (&pixels)[kParts][4]) {
             barrier_wait(full(ring.buffer), ring.parity);
             const uint32_t at = stage_at(ring.buffer);
-#pragma unroll
-            for (int k = 0; k < kParts; ++k) {
+            UNROLLED_FOR (int k = 0; k < kParts; ++k) {
                 load_matrix(pixels[k], at + row * Stage::kRowBytes + (((2 * k + (lane >> 4)) ^ (row & 7)) << 4));
                 const uint4 v = f(uint4{pixels[k][0], pixels[k][1], pixels[k][2], pixels[k][3]});
                 pixels[k][0] = v.x, pixels[k][1] = v.y, pixels[k][2] = v.z, pixels[k][3] = v.w;

@@ -61,8 +61,7 @@ template <class Config, bool kPrologue> struct Pointwise {
         p.div_out_w.divmod(rest, oy, ox);
         const int y = static_cast<int>(oy) * p.stride_h - p.pad_h, x = static_cast<int>(ox) * p.stride_w - p.pad_w;
         uint32_t inside = 0;
-#pragma unroll
-        for (int j = 0; j < 4; ++j)
+        UNROLLED_FOR (int j = 0; j < 4; ++j)
             if (static_cast<uint32_t>(y + (j >> 1) * p.dilation_h) < static_cast<uint32_t>(p.h) &&
                 static_cast<uint32_t>(x + (j & 1) * p.dilation_w) < static_cast<uint32_t>(p.w_pixels))
                 inside |= 1u << j;
@@ -81,8 +80,7 @@ template <class Config, bool kPrologue> struct Pointwise {
         CONVPOOL_DEVICE void locate() {
             if (tile >= k.p.tiles) return;
             const Tile t = k.tile_at(tile);
-#pragma unroll
-            for (int i = 0; i < kRows; ++i) windows[i] = k.window_of(t.pixel + k.thread_row + i * kRowsAtOnce);
+            UNROLLED_FOR (int i = 0; i < kRows; ++i) windows[i] = k.window_of(t.pixel + k.thread_row + i * kRowsAtOnce);
             weight_rows = k.p.m - t.channel - k.thread_row;
             weights = static_cast<const uint4 *>(k.p.w) + static_cast<int64_t>(t.channel + k.thread_row) * k.p.chunks;
         }
@@ -92,18 +90,15 @@ template <class Config, bool kPrologue> struct Pointwise {
                 const int c = (k.first_step + step) * kChunks + k.chunk;
                 const bool valid = c < k.p.chunks;
                 uint32_t dst = k.pixels_at(pixel_stage);
-#pragma unroll
-                for (int i = 0; i < kRows; ++i)
-#pragma unroll
-                    for (int j = 0; j < 4; ++j) {
+                UNROLLED_FOR (int i = 0; i < kRows; ++i)
+                    UNROLLED_FOR (int j = 0; j < 4; ++j) {
                         copy_chunk(dst, windows[i].first + c + (j & 1) * k.p.column + (j >> 1) * k.p.row,
                                    valid && (windows[i].inside >> j & 1));
                         dst += Config::kThreads * 16;
                     }
                 dst = k.shared + weight_stage * kShared.weight_stage + k.place;
                 const uint4 *src = weights + c;
-#pragma unroll
-                for (int i = 0; i < kWeightRows; ++i) {
+                UNROLLED_FOR (int i = 0; i < kWeightRows; ++i) {
                     copy_chunk(dst + i * kRowsAtOnce * 128, src, valid && i * kRowsAtOnce < weight_rows);
                     src += static_cast<int64_t>(kRowsAtOnce) * k.p.chunks;
                 }
@@ -132,26 +127,22 @@ template <class Config, bool kPrologue> struct Pointwise {
         float sum[kPerChunk];
         const Prologue &f = p.prologue;
         const float below = f.activation == Activation::kLeakyRelu ? f.alpha : f.activation == Activation::kRelu ? 0.f : 1.f;
-#pragma unroll
-        for (int w = 0; w < 4; ++w) {
+        UNROLLED_FOR (int w = 0; w < 4; ++w) {
             float v[4][kPerWord];
-#pragma unroll
-            for (int j = 0; j < 4; ++j) unpack_word(word(pixels[j], w), v[j], Element{});
+            UNROLLED_FOR (int j = 0; j < 4; ++j) unpack_word(word(pixels[j], w), v[j], Element{});
             if constexpr (kPrologue) {
                 float s[kPerWord], t[kPerWord];
                 unpack_word(word(scale, w), s, Element{});
                 unpack_word(word(shift, w), t, Element{});
-#pragma unroll
-                for (int j = 0; j < 4; ++j)
-#pragma unroll
-                    for (int i = 0; i < kPerWord; ++i) {
+                UNROLLED_FOR (int j = 0; j < 4; ++j)
+                    UNROLLED_FOR (int i = 0; i < kPerWord; ++i) {
                         const float affine = f.scale == nullptr ? v[j][i] : fmaf(s[i], v[j][i], t[i]);
                         const float negative = below == 0.f ? 0.f : affine * below;  // -inf too
                         v[j][i] = inside >> j & 1 ? (affine < 0.f ? negative : affine) : 0.f;
                     }
             }
-#pragma unroll
-            for (int i = 0; i < kPerWord; ++i) sum[w * kPerWord + i] = ((v[0][i] + v[1][i]) + (v[2][i] + v[3][i])) * 0.25f;
+            UNROLLED_FOR (int i = 0; i < kPerWord; ++i)
+                sum[w * kPerWord + i] = ((v[0][i] + v[1][i]) + (v[2][i] + v[3][i])) * 0.25f;
         }
         return pack_chunk<kPrecision>(sum);
     }
@@ -159,8 +150,7 @@ template <class Config, bool kPrologue> struct Pointwise {
     // Four bits for each of this thread's output pixels: which of the four pixels under it lie in X.
     CONVPOOL_DEVICE uint32_t inside_of(const Tile &tile) const {
         uint32_t inside = 0;
-#pragma unroll
-        for (int i = 0; i < kRows; ++i) inside |= window_of(tile.pixel + thread_row + i * kRowsAtOnce).inside << 4 * i;
+        UNROLLED_FOR (int i = 0; i < kRows; ++i) inside |= window_of(tile.pixel + thread_row + i * kRowsAtOnce).inside << 4 * i;
         return inside;
     }
     // Means of what this thread copied, from `src` to its places of a stage of means.
@@ -168,8 +158,7 @@ template <class Config, bool kPrologue> struct Pointwise {
 #pragma unroll 1
         for (int i = 0; i < kRows; ++i) {
             uint4 pixels[4];
-#pragma unroll
-            for (int j = 0; j < 4; ++j) pixels[j] = load_shared(src + j * Config::kThreads * 16);
+            UNROLLED_FOR (int j = 0; j < 4; ++j) pixels[j] = load_shared(src + j * Config::kThreads * 16);
             store_shared(dst, mean(pixels, inside, scale, shift));
             src += 4 * Config::kThreads * 16;
             dst += kRowsAtOnce * 128;
@@ -179,8 +168,7 @@ template <class Config, bool kPrologue> struct Pointwise {
     // acc[16 of 64 pixels][kWarpN] += means[64][128 bytes] weights[kWarpN][128 bytes]^T. The step before is done on return.
     CONVPOOL_DEVICE static void multiply(Accumulators<Config> &acc, uint64_t descriptor, uint32_t means, uint32_t weights) {
         wgmma_begin();
-#pragma unroll
-        for (int k = 0; k < kChunks / 2; ++k)
+        UNROLLED_FOR (int k = 0; k < kChunks / 2; ++k)
             wgmma<kPrecision>(acc[0], at_address(descriptor, means + k * 32), at_address(descriptor, weights + k * 32));
         wgmma_commit();
         wgmma_wait<1>();

@@ -29,8 +29,7 @@ template <class Element, int kVector> struct Raw {
 
 template <class Element, int kVector> CONVPOOL_DEVICE void write_mean(const Params &p, int64_t at, const float (&sums)[kVector]) {
     Vector<Element, kVector> v;
-#pragma unroll
-    for (int i = 0; i < kVector; ++i) v.e[i] = from_float<Element>(mean_of(sums[i], p.mean));
+    UNROLLED_FOR (int i = 0; i < kVector; ++i) v.e[i] = from_float<Element>(mean_of(sums[i], p.mean));
     static_cast<Vector<Element, kVector> *>(p.out)[at] = v;
 }
 
@@ -74,8 +73,7 @@ template <class Element, int kVector> __global__ void __launch_bounds__(kThreads
                 const int x2 = to.at[2] * p.stride[2] + c * p.dilation[2] - p.begin[2];
                 if (x2 < 0 || x2 >= p.in_size[2]) continue;
                 raw.load(p, true, offset(p.in_size, to.outer, x0, x1, x2) * p.inner + to.inner);
-#pragma unroll
-                for (int i = 0; i < kVector; ++i) sums[i] += raw.get(i);
+                UNROLLED_FOR (int i = 0; i < kVector; ++i) sums[i] += raw.get(i);
             }
         }
     }
@@ -116,8 +114,7 @@ template <class Element, int kVector> __global__ void __launch_bounds__(kThreads
             for (int c = first_place(p, 2, to.at[2]); c < p.kernel[2]; c += place_step(p, 2)) {
                 if (!window_at(p, 2, to.at[2], c, w2)) continue;
                 raw.load(p, true, offset(p.in_size, to.outer, w0, w1, w2) * p.inner + to.inner);
-#pragma unroll
-                for (int i = 0; i < kVector; ++i) sums[i] += raw.get(i);
+                UNROLLED_FOR (int i = 0; i < kVector; ++i) sums[i] += raw.get(i);
             }
         }
     }
@@ -138,25 +135,20 @@ __global__ void __launch_bounds__(kThreads) pairs_kernel(const Params p) {
     const int64_t corner = ((slice * p.in_size[1] + top) * p.in_size[2] + left) * p.inner + tile.inner;
     const int line = p.in_size[2] * p.inner;
     Raw<Element, kVector> raw[kLines][kLoads];
-#pragma unroll
-    for (int r = 0; r < kLines; ++r) {
+    UNROLLED_FOR (int r = 0; r < kLines; ++r) {
         const bool inside = top + r >= 0 && top + r < p.in_size[1];
-#pragma unroll
-        for (int l = 0; l < kLoads; ++l)
+        UNROLLED_FOR (int l = 0; l < kLoads; ++l)
             raw[r][l].load(p, inside && left + l >= 0 && left + l < p.in_size[2], corner + int64_t{r} * line + l * p.inner);
     }
     const int64_t out_corner = ((slice * p.out_size[1] + y0) * p.out_size[2] + x0) * p.inner + tile.inner;
     const int out_line = p.out_size[2] * p.inner;
     float before[kCols][kVector];
-#pragma unroll
-    for (int r = 0; r < kLines; ++r) {
+    UNROLLED_FOR (int r = 0; r < kLines; ++r) {
         const bool ends = kStride == 1 ? r > 0 : r % 2 == 1;  // a window
         const int out_r = kStride == 1 ? r - 1 : r / 2;
-#pragma unroll
-        for (int c = 0; c < kCols; ++c) {
+        UNROLLED_FOR (int c = 0; c < kCols; ++c) {
             float sums[kVector];
-#pragma unroll
-            for (int i = 0; i < kVector; ++i) {
+            UNROLLED_FOR (int i = 0; i < kVector; ++i) {
                 const float pair = raw[r][c * kStride].get(i) + raw[r][c * kStride + 1].get(i);
                 sums[i] = ends ? before[c][i] + pair : 0.f;
                 before[c][i] = pair;
@@ -178,10 +170,8 @@ template <class Element, int kVector> __global__ void __launch_bounds__(kThreads
     raw.load(p, window.at[1] < p.in_size[1] && window.at[2] < p.in_size[2],
              ((slice * p.in_size[1] + window.at[1]) * p.in_size[2] + window.at[2]) * p.inner + window.inner);
     float sums[kVector];
-#pragma unroll
-    for (int i = 0; i < kVector; ++i) sums[i] = raw.get(i);
-#pragma unroll
-    for (int place = 0; place < 4; ++place) {
+    UNROLLED_FOR (int i = 0; i < kVector; ++i) sums[i] = raw.get(i);
+    UNROLLED_FOR (int place = 0; place < 4; ++place) {
         const int y = 2 * window.at[1] + place / 2, x = 2 * window.at[2] + place % 2;
         if (y < p.out_size[1] && x < p.out_size[2])
             write_mean<Element, kVector>(p, ((slice * p.out_size[1] + y) * p.out_size[2] + x) * p.inner + window.inner, sums);
@@ -222,19 +212,16 @@ template <class Element, int kVector> Kernel kernel_of(const Params &p, bool spr
     return gather_kernel<Element, kVector>;
 }
 
-template <class Element> Kernel kernel_of(const Params &p, bool spread, bool vectors, Tile &tile) {
-    return vectors ? kernel_of<Element, 16 / sizeof(Element)>(p, spread, tile) : kernel_of<Element, 1>(p, spread, tile);
-}
-
 int32_t tiles(int32_t size, int tile) { return (size + tile - 1) / tile; }
 
 }  // namespace
 
 cudaError_t launch(Params p, int64_t outer, convpool_dtype dtype, bool spread, bool vectors, cudaStream_t stream) {
     Tile tile;
-    const Kernel kernel = dtype == CONVPOOL_F16    ? kernel_of<__half>(p, spread, vectors, tile)
-                          : dtype == CONVPOOL_BF16 ? kernel_of<__nv_bfloat16>(p, spread, vectors, tile)
-                                                   : kernel_of<float>(p, spread, vectors, tile);
+    const Kernel kernel = with_element(dtype, [&](auto element) {
+        using Element = decltype(element);
+        return vectors ? kernel_of<Element, 16 / sizeof(Element)>(p, spread, tile) : kernel_of<Element, 1>(p, spread, tile);
+    });
     const int32_t sizes[] = {p.out_size[0], tiles(p.out_size[1], tile.rows), tiles(p.out_size[2], tile.cols)};
     p.div_inner = FastDiv(static_cast<uint32_t>(p.inner));
     for (int axis = 0; axis < 3; ++axis) {
@@ -248,11 +235,8 @@ cudaError_t launch(Params p, int64_t outer, convpool_dtype dtype, bool spread, b
     for (int64_t done = 0; done < outer; done += most) {
         const int64_t slices = std::min(most, outer - done);
         p.items = static_cast<uint32_t>(slices * per_slice);
-        cudaLaunchConfig_t config{};
-        config.gridDim = dim3((p.items + kThreads - 1) / kThreads);
-        config.blockDim = dim3(kThreads);
-        config.stream = stream;
-        if (const cudaError_t error = cudaLaunchKernelEx(&config, kernel, p); error != cudaSuccess) return error;
+        const cudaError_t error = queue({dim3((p.items + kThreads - 1) / kThreads), kThreads, stream}, kernel, p);
+        if (error != cudaSuccess) return error;
         p.in = static_cast<const char *>(p.in) + slices * elements(p.in_size) * item_bytes;
         p.out = static_cast<char *>(p.out) + slices * elements(p.out_size) * item_bytes;
     }

@@ -24,8 +24,7 @@ CONVPOOL_DEVICE bool rectifies(const Epilogue &e) {
 // Comparisons are false for a NaN, which so comes through, as in ONNX.
 template <int kCount> CONVPOOL_DEVICE void rectify(float (&v)[kCount], const Epilogue &e) {
     const bool leaky = e.activation == Activation::kLeakyRelu;
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
+    UNROLLED_FOR (int i = 0; i < kCount; ++i) {
         const float scaled = v[i] * e.alpha;
         v[i] = v[i] < 0.f ? (leaky ? scaled : 0.f) : v[i];  // of -inf, too
     }
@@ -36,8 +35,7 @@ template <int kCount> CONVPOOL_DEVICE void clip_or_rectify(float (&v)[kCount], c
     if (rectifies(e)) {
         rectify(v, e);
     } else if (e.activation == Activation::kClip) {
-#pragma unroll
-        for (int i = 0; i < kCount; ++i) {  // selections, of which one inside another would be branches
+        UNROLLED_FOR (int i = 0; i < kCount; ++i) {  // selections, of which one inside another would be branches
             const float raised = v[i] < e.alpha ? e.alpha : v[i];
             v[i] = raised > e.beta ? e.beta : raised;
         }
@@ -48,8 +46,7 @@ template <int kCount> CONVPOOL_DEVICE void clip_or_rectify(float (&v)[kCount], c
 template <int kCount> CONVPOOL_DEVICE void activate_all(float (&v)[kCount], const Epilogue &e) {
     if (e.activation == Activation::kNone) return;
     if (e.activation == Activation::kTanh || e.activation == Activation::kSigmoid || e.activation == Activation::kSilu) {
-#pragma unroll
-        for (int i = 0; i < kCount; ++i) v[i] = activate_transcendental(v[i], e.activation);
+        UNROLLED_FOR (int i = 0; i < kCount; ++i) v[i] = activate_transcendental(v[i], e.activation);
     } else {
         clip_or_rectify(v, e);
     }
@@ -64,8 +61,7 @@ CONVPOOL_DEVICE float activate(float v, const Epilogue &e) {
 
 // kCount floats from shared memory, 16 bytes at a time.
 template <int kCount> CONVPOOL_DEVICE void load_sums(uint32_t source, float (&v)[kCount]) {
-#pragma unroll
-    for (int i = 0; i < kCount; i += 4) {
+    UNROLLED_FOR (int i = 0; i < kCount; i += 4) {
         const uint4 part = load_shared(source + i * 4);
         v[i] = __uint_as_float(part.x);
         v[i + 1] = __uint_as_float(part.y);
@@ -87,13 +83,11 @@ CONVPOOL_DEVICE void finish_chunk(uint32_t source, const Epilogue &e, const uint
     load_sums(source, v);
     if (e.bias != nullptr) {
         unpack_chunk<P>(bias, addend);
-#pragma unroll
-        for (int i = 0; i < kPerChunk; ++i) v[i] += addend[i];
+        UNROLLED_FOR (int i = 0; i < kPerChunk; ++i) v[i] += addend[i];
     }
     if (residual != nullptr) {
         unpack_chunk<P>(*residual, addend);
-#pragma unroll
-        for (int i = 0; i < kPerChunk; ++i) v[i] += addend[i];
+        UNROLLED_FOR (int i = 0; i < kPerChunk; ++i) v[i] += addend[i];
     }
     activate_all(v, e);
     *reinterpret_cast<uint4 *>(static_cast<Element *>(view.y) + index) = pack_chunk<kStored<P>>(v);
@@ -118,8 +112,7 @@ CONVPOOL_DEVICE void finish_run(uint32_t source, uint32_t pitch, int run, const 
     const float bias = e.bias != nullptr ? to_float(static_cast<const Element *>(e.bias)[channel]) : 0.f;
     // Four runs of a channel, of rows that start in one bank, each begin with another of their rows, so that they meet in none.
     float v[4], addend[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) v[i] = load_shared_float(source + ((i + run) & 3) * pitch);
+    UNROLLED_FOR (int i = 0; i < 4; ++i) v[i] = load_shared_float(source + ((i + run) & 3) * pitch);
     auto exchange = [&](bool wanted, int i, int j) {
         const float first = wanted ? v[j] : v[i];
         v[j] = wanted ? v[i] : v[j];
@@ -131,12 +124,10 @@ CONVPOOL_DEVICE void finish_run(uint32_t source, uint32_t pitch, int run, const 
     exchange(run & 1, 0, 3);
     exchange(run & 1, 1, 3);
     exchange(run & 1, 2, 3);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) v[i] += bias;
+    UNROLLED_FOR (int i = 0; i < 4; ++i) v[i] += bias;
     if (residual != nullptr) {
         unpack_quad(*residual, addend, Element{});
-#pragma unroll
-        for (int i = 0; i < 4; ++i) v[i] += addend[i];
+        UNROLLED_FOR (int i = 0; i < 4; ++i) v[i] += addend[i];
     }
     activate_all(v, e);
     *reinterpret_cast<Quad<Element> *>(static_cast<Element *>(view.y) + index) = pack_quad(v, Element{});

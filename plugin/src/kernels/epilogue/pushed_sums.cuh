@@ -57,8 +57,7 @@ template <Precision P, int kWarps, int kAcross> struct PushedSums {
                                PixelOf pixel_of) const {
         const int lane = threadIdx.x & 31;
         cluster_wait();  // all have arrived
-#pragma unroll
-        for (int i = 0; i < kAcross; ++i) {
+        UNROLLED_FOR (int i = 0; i < kAcross; ++i) {
             const int fragment = warp * kAcross + i, block = ((fragment + 1) * split - 1) / kFragments;
             push(part(rank, fragment - first_of(block)), block, sums[i], barrier());
         }
@@ -71,8 +70,7 @@ template <Precision P, int kWarps, int kAcross> struct PushedSums {
 #pragma unroll 2
             for (int block = 1; block < split; ++block) {
                 load_sums(part(block, i), other);
-#pragma unroll
-                for (int j = 0; j < 4; ++j) sum[j] += other[j];
+                UNROLLED_FOR (int j = 0; j < 4; ++j) sum[j] += other[j];
             }
             const int row = (first + i) / kAcross * 16 + (lane >> 2), column = (first + i) % kAcross * 8 + 2 * (lane & 3);
             finish(sum, e, view, row, channel0 + column, pixel_of);
@@ -91,12 +89,10 @@ private:
         if (view.vectors) {  // whole chunks of channels, so whole pairs
             if (e.bias != nullptr) {
                 const Pair bias = *reinterpret_cast<const Pair *>(static_cast<const Element *>(e.bias) + channel);
-#pragma unroll
-                for (int i = 0; i < 4; ++i) v[i] += to_float(i % 2 == 0 ? bias.first : bias.second);
+                UNROLLED_FOR (int i = 0; i < 4; ++i) v[i] += to_float(i % 2 == 0 ? bias.first : bias.second);
             }
             if (e.residual != nullptr) {
-#pragma unroll
-                for (int h = 0; h < 2; ++h) {
+                UNROLLED_FOR (int h = 0; h < 2; ++h) {
                     if (!pixels[h].valid) continue;
                     const Pair r =
                         *reinterpret_cast<const Pair *>(static_cast<const Element *>(e.residual) + pixels[h].base + channel);
@@ -105,8 +101,7 @@ private:
                 }
             }
             activate_all(v, e);
-#pragma unroll
-            for (int h = 0; h < 2; ++h)
+            UNROLLED_FOR (int h = 0; h < 2; ++h)
                 if (pixels[h].valid)
                     *reinterpret_cast<Pair *>(static_cast<Element *>(view.y) + pixels[h].base +
                                               channel) = {from_float<Element>(v[2 * h]), from_float<Element>(v[2 * h + 1])};
@@ -140,10 +135,8 @@ CONVPOOL_DEVICE void store_split(const Accumulators<Config> &acc, uint32_t share
     const uint32_t mine = shared + (threadIdx.x >> 5) * Config::kWarpM * kPitch * 4;
     const uint32_t target = mine + ((lane >> 2) * kPitch + 2 * (lane & 3)) * 4;
     // This block's part, all fragments of all warps.
-#pragma unroll
-    for (int mi = 0; mi < Config::kFragmentsM; ++mi)
-#pragma unroll
-        for (int ni = 0; ni < Config::kFragmentsN; ++ni) {
+    UNROLLED_FOR (int mi = 0; mi < Config::kFragmentsM; ++mi)
+        UNROLLED_FOR (int ni = 0; ni < Config::kFragmentsN; ++ni) {
             const uint32_t at = target + (mi * 16 * kPitch + ni * 8) * 4;
             store_shared_pair(at, acc[mi][ni][0], acc[mi][ni][1]);
             store_shared_pair(at + 8 * kPitch * 4, acc[mi][ni][2], acc[mi][ni][3]);

@@ -30,8 +30,7 @@ CONVPOOL_DEVICE void store_words(const void *residual, PlaceOf place_of, Finish 
 #pragma unroll 1
     for (int i = 0; i < kTimes; ++i) {
         if (i % kAtOnce == 0) {
-#pragma unroll
-            for (int j = 0; j < kAtOnce; ++j) {
+            UNROLLED_FOR (int j = 0; j < kAtOnce; ++j) {
                 const OutputPixel place = place_of(i + j);
                 if (!place.valid) continue;
                 words[j] = *reinterpret_cast<const Word *>(static_cast<const Element *>(residual) + place.base);
@@ -40,8 +39,7 @@ CONVPOOL_DEVICE void store_words(const void *residual, PlaceOf place_of, Finish 
         const OutputPixel place = place_of(i);
         if (!place.valid) continue;
         Word word = words[0];  // registers have no addresses
-#pragma unroll
-        for (int j = 1; j < kAtOnce; ++j) word = i % kAtOnce == j ? words[j] : word;
+        UNROLLED_FOR (int j = 1; j < kAtOnce; ++j) word = i % kAtOnce == j ? words[j] : word;
         finish(i, place.base, &word);
     }
 }
@@ -61,19 +59,16 @@ CONVPOOL_DEVICE void store_sums(const Epilogue &e, const OutputView &view, int c
     for (int first = 0; first < kTimes; first += kTogether) {
         OutputPixel places[kTogether];
         uint4 residual[kTogether] = {};
-#pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
+        UNROLLED_FOR (int i = 0; i < kTogether; ++i) {
             places[i] = place_of(first + i);
             if (kResidual && places[i].valid)
                 residual[i] = *reinterpret_cast<const uint4 *>(static_cast<const Element *>(e.residual) + places[i].base);
         }
-#pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
+        UNROLLED_FOR (int i = 0; i < kTogether; ++i) {
             float v[kPerChunk], addend[kPerChunk];
             load_sums(source_of(first + i), v);
             unpack_chunk<P>(residual[i], addend);
-#pragma unroll
-            for (int j = 0; j < kPerChunk; ++j) v[j] = kResidual ? v[j] + bias[j] + addend[j] : v[j] + bias[j];
+            UNROLLED_FOR (int j = 0; j < kPerChunk; ++j) v[j] = kResidual ? v[j] + bias[j] + addend[j] : v[j] + bias[j];
             if constexpr (kRectify) rectify(v, e);
             store_global_if(places[i].valid, static_cast<Element *>(view.y) + places[i].base, pack_chunk<kStored<P>>(v));
         }
@@ -159,8 +154,7 @@ CONVPOOL_DEVICE void stage_part(const Accumulators<Config> &acc, uint32_t target
     using Stage = Staging<Config, kMostColumns>;
     constexpr int kAcross = Stage::kColumns / 8, kParts = Config::kFragmentsN / kAcross;
     constexpr int mi = kPart / kParts, first = kPart % kParts * kAcross;
-#pragma unroll
-    for (int i = 0; i < kAcross; ++i) {
+    UNROLLED_FOR (int i = 0; i < kAcross; ++i) {
         const float (&f)[4] = acc[mi][first + i];
         store_shared_pair(target + i * 32, f[0], f[1]);
         store_shared_pair(target + i * 32 + 8 * Stage::kPitch * 4, f[2], f[3]);

@@ -70,15 +70,13 @@ template <class Config> struct GemmSums {
         const uint64_t a = at_address(descriptor, pixels), b = at_address(descriptor, weights);
         wgmma_begin();
         if constexpr (kSplit) {
-#pragma unroll
-            for (int k = 0; k < 2; ++k) {  // parts 0 and 1 are the big numbers, 2 and 3 their small ones
+            UNROLLED_FOR (int k = 0; k < 2; ++k) {  // parts 0 and 1 are the big numbers, 2 and 3 their small ones
                 multiply(small, a, k + 2, b, k);
                 multiply(small, a, k, b, k + 2);
                 multiply(part, a, k, b, k);
             }
         } else {
-#pragma unroll
-            for (int k = 0; k < GemmStage<Config>::kChunks / 2; ++k) multiply(acc, a, k, b, k);
+            UNROLLED_FOR (int k = 0; k < GemmStage<Config>::kChunks / 2; ++k) multiply(acc, a, k, b, k);
         }
         wgmma_commit();
         wgmma_wait<1>();
@@ -95,8 +93,8 @@ template <class Config> struct GemmSums {
     CONVPOOL_DEVICE void multiply(const uint32_t (&pixels)[GemmStage<Config>::kChunks / 2][4], uint32_t weights) {
         const uint64_t b = at_address(descriptor, weights);
         wgmma_begin();
-#pragma unroll
-        for (int k = 0; k < GemmStage<Config>::kChunks / 2; ++k) wgmma<Config::kPrecision>(acc[0], pixels[k], moved(b, k * 32));
+        UNROLLED_FOR (int k = 0; k < GemmStage<Config>::kChunks / 2; ++k)
+            wgmma<Config::kPrecision>(acc[0], pixels[k], moved(b, k * 32));
         wgmma_commit();
     }
     // Waits for all products and completes acc.
@@ -114,10 +112,8 @@ private:
         wgmma<Config::kPrecision>(sum[0], moved(a, of_a * 32), moved(b, of_b * 32));
     }
     CONVPOOL_DEVICE void add(const Accumulators<Config> &sum) {
-#pragma unroll
-        for (int f = 0; f < Config::kFragmentsN; ++f)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) acc[0][f][i] += sum[0][f][i];
+        UNROLLED_FOR (int f = 0; f < Config::kFragmentsN; ++f)
+            UNROLLED_FOR (int i = 0; i < 4; ++i) acc[0][f][i] += sum[0][f][i];
     }
 };
 

@@ -21,25 +21,21 @@ CONVPOOL_DEVICE void load_matrix(uint32_t (&r)[4], uint32_t address) {
                  : "memory");
 }
 
-#define CONVPOOL_MMA(shape, type)                                                                                       \
-    asm volatile("mma.sync.aligned." shape ".row.col.f32." type "." type ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, " \
-                 "{%0,%1,%2,%3};"                                                                                       \
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                                       \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
+#define CONVPOOL_MMA(shape, type)                                                                                            \
+    CONVPOOL_ASM_SM80("mma.sync.aligned." shape ".row.col.f32." type "." type ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, " \
+                      "{%0,%1,%2,%3};" : "+f"(d[0]),                                                                         \
+                      "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
 
 // d[16][8] += a[16][8] b[8][8]^T. The low 13 bits of a and b, which TF32 does not have, are ignored: a truncation.
 CONVPOOL_DEVICE void mma_tf32(float (&d)[4], const uint32_t (&a)[4], const uint32_t b0, const uint32_t b1) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
     CONVPOOL_MMA("m16n8k8", "tf32");
-#endif
 }
 
 // d[16][8] += a[16][2 chunks] b[8][2 chunks]^T. sm_75 has no m16n8k16 and takes two steps of one chunk.
 template <Precision P> CONVPOOL_DEVICE void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t b0, const uint32_t b1) {
     if constexpr (P == Precision::kF16) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
         CONVPOOL_MMA("m16n8k16", "f16");
-#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 750
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 750 && __CUDA_ARCH__ < 800
         asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
                      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                      : "r"(a[0]), "r"(a[1]), "r"(b0));
@@ -48,9 +44,7 @@ template <Precision P> CONVPOOL_DEVICE void mma(float (&d)[4], const uint32_t (&
                      : "r"(a[2]), "r"(a[3]), "r"(b1));
 #endif
     } else if constexpr (P == Precision::kBF16) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
         CONVPOOL_MMA("m16n8k16", "bf16");
-#endif
     } else {
         mma_tf32(d, a, b0, b1);
     }
@@ -64,33 +58,24 @@ template <class Config, Pixels kPixels>
 CONVPOOL_DEVICE void multiply_slice(Accumulators<Config> &acc, const uint32_t (&pixel_rows)[Config::kFragmentsM],
                                     uint32_t pixel_offset, uint32_t two_planes, uint32_t weight_row) {
     constexpr Precision kPrecision = Config::kPrecision;
-#pragma unroll
-    for (int k = 0; k < Config::kChunks / 2; ++k) {
+    UNROLLED_FOR (int k = 0; k < Config::kChunks / 2; ++k) {
         uint32_t a[Config::kFragmentsM][4];      // (16 pixels, 2 chunks) each
         uint32_t b[Config::kFragmentsN / 2][4];  // (16 channels, 2 chunks) each
-#pragma unroll
-        for (int mi = 0; mi < Config::kFragmentsM; ++mi)
+        UNROLLED_FOR (int mi = 0; mi < Config::kFragmentsM; ++mi)
             load_matrix(a[mi], pixel_address<kPixels>(pixel_rows[mi], pixel_offset, two_planes, k));
-#pragma unroll
-        for (int nj = 0; nj < Config::kFragmentsN / 2; ++nj)
+        UNROLLED_FOR (int nj = 0; nj < Config::kFragmentsN / 2; ++nj)
             load_matrix(b[nj], (weight_row ^ (k * 32)) + nj * 16 * Config::kRowBytes);
         // Operands that memory holds as fp32 are rounded here; means were rounded when they were formed.
         if constexpr (kPrecision == Precision::kTF32) {
-#pragma unroll
-            for (int nj = 0; nj < Config::kFragmentsN / 2; ++nj)
-#pragma unroll
-                for (int i = 0; i < 4; ++i) b[nj][i] = round_to_tf32(b[nj][i]);
+            UNROLLED_FOR (int nj = 0; nj < Config::kFragmentsN / 2; ++nj)
+                UNROLLED_FOR (int i = 0; i < 4; ++i) b[nj][i] = round_to_tf32(b[nj][i]);
             if constexpr (kPixels == Pixels::kRows) {
-#pragma unroll
-                for (int mi = 0; mi < Config::kFragmentsM; ++mi)
-#pragma unroll
-                    for (int i = 0; i < 4; ++i) a[mi][i] = round_to_tf32(a[mi][i]);
+                UNROLLED_FOR (int mi = 0; mi < Config::kFragmentsM; ++mi)
+                    UNROLLED_FOR (int i = 0; i < 4; ++i) a[mi][i] = round_to_tf32(a[mi][i]);
             }
         }
-#pragma unroll
-        for (int ni = 0; ni < Config::kFragmentsN; ++ni)
-#pragma unroll
-            for (int mi = 0; mi < Config::kFragmentsM; ++mi)
+        UNROLLED_FOR (int ni = 0; ni < Config::kFragmentsN; ++ni)
+            UNROLLED_FOR (int mi = 0; mi < Config::kFragmentsM; ++mi)
                 mma<kPrecision>(acc[mi][ni], a[mi], b[ni / 2][(ni & 1) * 2], b[ni / 2][(ni & 1) * 2 + 1]);
     }
 }
@@ -103,39 +88,29 @@ CONVPOOL_DEVICE void multiply_slice_tf32x3(Accumulators<Config> &acc, const uint
                                            uint32_t pixel_offset, uint32_t two_planes, uint32_t weight_row) {
     constexpr int kSteps = Config::kChunks / 2;
     uint32_t a_big[kSteps][Config::kFragmentsM][4], a_small[kSteps][Config::kFragmentsM][4];  // (16 pixels, 2 chunks) each
-#pragma unroll
-    for (int k = 0; k < kSteps; ++k)
-#pragma unroll
-        for (int mi = 0; mi < Config::kFragmentsM; ++mi) {
+    UNROLLED_FOR (int k = 0; k < kSteps; ++k)
+        UNROLLED_FOR (int mi = 0; mi < Config::kFragmentsM; ++mi) {
             uint32_t a[4];
             load_matrix(a, pixel_address<kPixels>(pixel_rows[mi], pixel_offset, two_planes, k));
-#pragma unroll
-            for (int i = 0; i < 4; ++i) split_tf32(a[i], a_big[k][mi][i], a_small[k][mi][i]);
+            UNROLLED_FOR (int i = 0; i < 4; ++i) split_tf32(a[i], a_big[k][mi][i], a_small[k][mi][i]);
         }
-#pragma unroll
-    for (int nj = 0; nj < Config::kFragmentsN / 2; ++nj) {
+    UNROLLED_FOR (int nj = 0; nj < Config::kFragmentsN / 2; ++nj) {
         uint32_t b_big[kSteps][4], b_small[kSteps][4];  // (16 channels, 2 chunks) each
-#pragma unroll
-        for (int k = 0; k < kSteps; ++k) {
+        UNROLLED_FOR (int k = 0; k < kSteps; ++k) {
             uint32_t b[4];
             load_matrix(b, (weight_row ^ (k * 32)) + nj * 16 * Config::kRowBytes);
-#pragma unroll
-            for (int i = 0; i < 4; ++i) split_tf32(b[i], b_big[k][i], b_small[k][i]);
+            UNROLLED_FOR (int i = 0; i < 4; ++i) split_tf32(b[i], b_big[k][i], b_small[k][i]);
         }
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-#pragma unroll
-            for (int mi = 0; mi < Config::kFragmentsM; ++mi) {
+        UNROLLED_FOR (int half = 0; half < 2; ++half)
+            UNROLLED_FOR (int mi = 0; mi < Config::kFragmentsM; ++mi) {
                 float part[4] = {0.f, 0.f, 0.f, 0.f};  // (16 pixels, 8 channels)
-#pragma unroll
-                for (int k = 0; k < kSteps; ++k) {
+                UNROLLED_FOR (int k = 0; k < kSteps; ++k) {
                     mma_tf32(part, a_small[k][mi], b_big[k][2 * half], b_big[k][2 * half + 1]);
                     mma_tf32(part, a_big[k][mi], b_small[k][2 * half], b_small[k][2 * half + 1]);
                 }
-#pragma unroll
-                for (int k = 0; k < kSteps; ++k) mma_tf32(part, a_big[k][mi], b_big[k][2 * half], b_big[k][2 * half + 1]);
-#pragma unroll
-                for (int i = 0; i < 4; ++i) acc[mi][nj * 2 + half][i] += part[i];
+                UNROLLED_FOR (int k = 0; k < kSteps; ++k)
+                    mma_tf32(part, a_big[k][mi], b_big[k][2 * half], b_big[k][2 * half + 1]);
+                UNROLLED_FOR (int i = 0; i < 4; ++i) acc[mi][nj * 2 + half][i] += part[i];
             }
     }
 }

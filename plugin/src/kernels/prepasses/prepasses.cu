@@ -111,11 +111,9 @@ __global__ void __launch_bounds__(kThreads) merge_phases_kernel(const __grid_con
         for (int a = rows.begin; a < rows.end; ++a)
             for (int b = columns.begin; b < columns.end; ++b) {
                 unpack_chunk<kPrecision>(w[(a * p.kw + b) * p.chunks], value);
-#pragma unroll
-                for (int i = 0; i < kPerChunk; ++i) sum[i] += value[i];
+                UNROLLED_FOR (int i = 0; i < kPerChunk; ++i) sum[i] += value[i];
             }
-#pragma unroll
-        for (int i = 0; i < kPerChunk; ++i) sum[i] *= p.columns.factor(column);
+        UNROLLED_FOR (int i = 0; i < kPerChunk; ++i) sum[i] *= p.columns.factor(column);
         const int64_t at = (static_cast<int64_t>(place) * p.fused_w + column) * p.chunks + chunk;
         store_chunk<Element>(p.out, at, p.format, pack_chunk<kPrecision>(sum));
     }
@@ -144,8 +142,7 @@ __global__ void __launch_bounds__(kThreads) box_pairs_kernel(const __grid_consta
     const uint4 *x = static_cast<const uint4 *>(p.x);
     uint4 loaded[kStrip + 1][2];  // (row of the strip and one below, left and right pixel)
     // All loads of the strip, before the first is used.
-#pragma unroll
-    for (int i = 0; i <= kStrip; ++i) {
+    UNROLLED_FOR (int i = 0; i <= kStrip; ++i) {
         const bool inside = static_cast<uint32_t>(y0 + i) < static_cast<uint32_t>(p.h);
         const int64_t at = ((static_cast<int64_t>(n) * p.h + y0 + i) * p.w + x0) * p.chunks + chunk;
         loaded[i][0] = inside && left ? x[at] : uint4{0, 0, 0, 0};
@@ -163,14 +160,11 @@ __global__ void __launch_bounds__(kThreads) box_pairs_kernel(const __grid_consta
     float above[kPerChunk], below[kPerChunk], other[kPerChunk];
     unpack(0, 0, above);
     unpack(0, 1, other);
-#pragma unroll
-    for (int j = 0; j < kPerChunk; ++j) above[j] += other[j];
-#pragma unroll
-    for (int i = 0; i < kStrip; ++i) {
+    UNROLLED_FOR (int j = 0; j < kPerChunk; ++j) above[j] += other[j];
+    UNROLLED_FOR (int i = 0; i < kStrip; ++i) {
         unpack(i + 1, 0, below);
         unpack(i + 1, 1, other);
-#pragma unroll
-        for (int j = 0; j < kPerChunk; ++j) {
+        UNROLLED_FOR (int j = 0; j < kPerChunk; ++j) {
             below[j] += other[j];
             other[j] = (above[j] + below[j]) * 0.25f;
             above[j] = below[j];
@@ -209,8 +203,7 @@ __global__ void __launch_bounds__(kThreads) box_mean_kernel(const __grid_constan
             const Element *at[kAtOnce];
             uint4 loaded[kAtOnce];
             // Start loads of kAtOnce places, then add them up: one wait for memory instead of four.
-#pragma unroll
-            for (int j = 0; j < kAtOnce; ++j) {
+            UNROLLED_FOR (int j = 0; j < kAtOnce; ++j) {
                 const int y = y0 + u * p.box.dilation_h, column = x0 + v * p.box.dilation_w;
                 inside[j] = t + j < window && static_cast<uint32_t>(y) < static_cast<uint32_t>(p.h) &&
                             static_cast<uint32_t>(column) < static_cast<uint32_t>(p.w);
@@ -221,24 +214,20 @@ __global__ void __launch_bounds__(kThreads) box_mean_kernel(const __grid_constan
                     ++u;
                 }
             }
-#pragma unroll
-            for (int j = 0; j < kAtOnce; ++j) {
+            UNROLLED_FOR (int j = 0; j < kAtOnce; ++j) {
                 if (!inside[j]) continue;
                 float value[kPerChunk];
                 if (p.x_chunked) {
                     unpack_chunk<kPrecision>(loaded[j], value);
                 } else {
-#pragma unroll
-                    for (int i = 0; i < kPerChunk; ++i) value[i] = c + i < p.c ? to_float(at[j][i]) : 0.f;
+                    UNROLLED_FOR (int i = 0; i < kPerChunk; ++i) value[i] = c + i < p.c ? to_float(at[j][i]) : 0.f;
                 }
                 if constexpr (kForm != PrologueForm::kNone) f.apply(p.prologue, value);
-#pragma unroll
-                for (int i = 0; i < kPerChunk; ++i) sum[i] += value[i];
+                UNROLLED_FOR (int i = 0; i < kPerChunk; ++i) sum[i] += value[i];
             }
         }
         if (p.box.count != 1.f) {
-#pragma unroll
-            for (int i = 0; i < kPerChunk; ++i) sum[i] = mean_of(sum[i], p.box);
+            UNROLLED_FOR (int i = 0; i < kPerChunk; ++i) sum[i] = mean_of(sum[i], p.box);
         }
         store_chunk<Element>(p.out, item, p.format, pack_chunk<kPrecision>(sum));
     }
@@ -268,8 +257,7 @@ template <class Element, PrologueForm kForm> struct QuadStrip {
         : p(params), channels(p.c - c), y0(strip * kStrip * p.box.stride_h - p.box.pad_h),
           x0(column * p.box.stride_w - p.box.pad_w) {
         const Element *const image = static_cast<const Element *>(p.x) + static_cast<int64_t>(n) * p.c * (p.h * p.w);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
+        UNROLLED_FOR (int i = 0; i < 4; ++i) {
             const int channel = min(c + i, p.c - 1);
             planes[i] = image + channel * (p.h * p.w);
             asm("" : "+l"(planes[i]));  // or each load's address would be summed up from p.x
@@ -287,14 +275,12 @@ template <class Element, PrologueForm kForm> struct QuadStrip {
 
     // Four channels of a pixel of X's plane, or zeros.
     CONVPOOL_DEVICE void load(Loaded &out, int pixel, bool inside) const {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) out[i] = inside ? planes[i][pixel] : from_float<Element>(0.f);
+        UNROLLED_FOR (int i = 0; i < 4; ++i) out[i] = inside ? planes[i][pixel] : from_float<Element>(0.f);
     }
     // sum += f of a pixel; of one outside X, zero.
     CONVPOOL_DEVICE void add(Sum &sum, const Loaded &loaded, bool inside) const {
         const uint32_t mask = inside ? ~0u : 0;  // no branch, which loads could not pass
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
+        UNROLLED_FOR (int i = 0; i < 4; ++i) {
             float value = to_float(loaded[i]);
             if constexpr (kForm != PrologueForm::kNone)
                 value = __uint_as_float(__float_as_uint(activate<kForm, Element>(fmaf(value, scale[i], shift[i]), p.prologue)) &
@@ -303,8 +289,7 @@ template <class Element, PrologueForm kForm> struct QuadStrip {
         }
     }
     CONVPOOL_DEVICE Quad<Element> pack(Sum &mean) const {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) mean[i] = i < channels ? mean[i] : 0.f;
+        UNROLLED_FOR (int i = 0; i < 4; ++i) mean[i] = i < channels ? mean[i] : 0.f;
         return pack_quad(mean, Element{});
     }
 
@@ -313,20 +298,17 @@ template <class Element, PrologueForm kForm> struct QuadStrip {
     template <class Store> CONVPOOL_DEVICE void pairs(Store store) const {
         const bool left = column_inside(x0), right = column_inside(x0 + 1);
         Loaded loaded[kStrip + 1][2];
-#pragma unroll
-        for (int i = 0; i <= kStrip; ++i) {
+        UNROLLED_FOR (int i = 0; i <= kStrip; ++i) {
             const int at = (y0 + i) * p.w + x0;
             load(loaded[i][0], at, row_inside(y0 + i) && left);
             load(loaded[i][1], at + 1, row_inside(y0 + i) && right);
         }
         Sum above = {};
-#pragma unroll
-        for (int i = 0; i <= kStrip; ++i) {
+        UNROLLED_FOR (int i = 0; i <= kStrip; ++i) {
             Sum below = {}, mean;
             add(below, loaded[i][0], row_inside(y0 + i) && left);
             add(below, loaded[i][1], row_inside(y0 + i) && right);
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
+            UNROLLED_FOR (int j = 0; j < 4; ++j) {
                 mean[j] = (above[j] + below[j]) * 0.25f;
                 above[j] = below[j];
             }
@@ -345,8 +327,7 @@ template <class Element, PrologueForm kForm> struct QuadStrip {
         for (int64_t t = 0; t < places; t += kAtOnce) {
             bool inside[kAtOnce];
             Loaded loaded[kAtOnce];
-#pragma unroll
-            for (int j = 0; j < kAtOnce; ++j) {
+            UNROLLED_FOR (int j = 0; j < kAtOnce; ++j) {
                 const int at_y = y + u * p.box.dilation_h, at_x = x0 + v * p.box.dilation_w;
                 inside[j] = t + j < places && row_inside(at_y) && column_inside(at_x);
                 load(loaded[j], at_y * p.w + at_x, inside[j]);
@@ -356,17 +337,14 @@ template <class Element, PrologueForm kForm> struct QuadStrip {
                 u = 0;
                 y += p.box.stride_h;
             }
-#pragma unroll
-            for (int j = 0; j < kAtOnce; ++j) {
+            UNROLLED_FOR (int j = 0; j < kAtOnce; ++j) {
                 add(sum, loaded[j], inside[j]);
                 if (++added < window) continue;
-#pragma unroll
-                for (int i = 0; i < 4; ++i)
+                UNROLLED_FOR (int i = 0; i < 4; ++i)
                     if (p.box.count != 1.f) sum[i] = mean_of(sum[i], p.box);
                 store(row++, pack(sum));
                 added = 0;
-#pragma unroll
-                for (int i = 0; i < 4; ++i) sum[i] = 0.f;
+                UNROLLED_FOR (int i = 0; i < 4; ++i) sum[i] = 0.f;
             }
         }
     }
@@ -415,8 +393,7 @@ __global__ void __launch_bounds__(kThreads, 3) channels_first_kernel(const __gri
     split(walk, n, strip, column);
     const int64_t row = static_cast<int64_t>(p.out_w) * quads;
     int64_t position = (static_cast<int64_t>(n) * p.out_h + strip * kStrip) * row + column * quads + first_quad + quad;
-#pragma unroll
-    for (int i = 0; i < kStrip; ++i, position += row)
+    UNROLLED_FOR (int i = 0; i < kStrip; ++i, position += row)
         if (strip * kStrip + i < static_cast<uint32_t>(p.out_h)) store_quad(p.out, position, p.format, means[i][at]);
 }
 
@@ -427,12 +404,6 @@ __global__ void __launch_bounds__(kThreads, 3) channels_first_kernel(const __gri
 using namespace prepasses;
 
 namespace {
-
-// body(an element of the precision's storage type).
-template <class Body> cudaError_t with_element(Precision precision, Body body) {
-    if (precision == Precision::kF16) return body(__half{});
-    return precision == Precision::kBF16 ? body(__nv_bfloat16{}) : body(float{});
-}
 
 // body(a prologue's form as a type).
 template <class Body> cudaError_t with_form(PrologueForm form, Body body) {
@@ -477,25 +448,17 @@ cudaError_t launch_box_mean(const BoxMeanParams &params, Precision precision, bo
     int64_t blocks = (items + kThreads - 1) / kThreads;
     if (!p.x_channels_last) blocks = ((walks << across_log2) + kThreads - 1) / kThreads * groups;
     else if (!pairs) blocks = std::min<int64_t>(blocks, 1 << 20);
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(static_cast<unsigned>(blocks));
-    config.blockDim = dim3(kThreads);
-    config.stream = stream;
-    cudaLaunchAttribute attribute{};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.attrs = &attribute;
-    config.numAttrs = overlap ? 1 : 0;
+    const Launch launch{dim3(static_cast<unsigned>(blocks)), kThreads, stream, overlap};
     auto launch_with = [&](auto element, auto form) {
         using Element = decltype(element);
         constexpr PrologueForm kForm = decltype(form)::value;
         if (!p.x_channels_last) {
             const auto kernel =
                 pairs ? channels_first_kernel<Element, kForm, true> : channels_first_kernel<Element, kForm, false>;
-            return cudaLaunchKernelEx(&config, kernel, p, static_cast<uint32_t>(walks), quads, groups, across_log2);
+            return queue(launch, kernel, p, walks, quads, groups, across_log2);
         }
-        if (pairs) return cudaLaunchKernelEx(&config, box_pairs_kernel<Element, kForm>, p, static_cast<uint32_t>(items));
-        return cudaLaunchKernelEx(&config, box_mean_kernel<Element, kForm>, p, items);
+        if (pairs) return queue(launch, box_pairs_kernel<Element, kForm>, p, items);
+        return queue(launch, box_mean_kernel<Element, kForm>, p, items);
     };
     return with_element(precision, [&](auto element) {
         return with_form(form_of(p.prologue), [&](auto form) { return launch_with(element, form); });
@@ -514,15 +477,13 @@ cudaError_t launch_fuse_weights(const WeightParams &params, Precision precision,
     const int64_t items = int64_t{params.m} * params.fused_h * params.chunks;
     const bool chunked = params.phases && params.chunks * per_chunk == params.c && items <= UINT32_MAX - kThreads &&
                          reinterpret_cast<uintptr_t>(params.w) % 16 == 0;
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3((row + kThreads - 1) / kThreads, params.m);
-    if (chunked) config.gridDim = dim3(static_cast<unsigned>((items + kThreads - 1) / kThreads));
-    config.blockDim = dim3(kThreads);
-    config.stream = stream;
+    const dim3 grid = chunked ? dim3(static_cast<unsigned>((items + kThreads - 1) / kThreads))
+                              : dim3((row + kThreads - 1) / kThreads, params.m);
+    const Launch launch{grid, kThreads, stream};
     return with_element(precision, [&](auto element) {
         using Element = decltype(element);
-        return chunked ? cudaLaunchKernelEx(&config, merge_phases_kernel<Element>, params, static_cast<uint32_t>(items))
-                       : cudaLaunchKernelEx(&config, fuse_weights_kernel<Element>, params);
+        return chunked ? queue(launch, merge_phases_kernel<Element>, params, items)
+                       : queue(launch, fuse_weights_kernel<Element>, params);
     });
 }
 

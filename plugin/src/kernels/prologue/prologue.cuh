@@ -54,14 +54,12 @@ template <Precision P, PrologueForm kForm = PrologueForm::kRectifying> struct Ch
         if (values != nullptr && first_channel + kPerChunk <= channels && reinterpret_cast<uintptr_t>(src) % 16 == 0) {
             unpack_chunk<P>(*reinterpret_cast<const uint4 *>(src), out);
         } else {
-#pragma unroll
-            for (int i = 0; i < kPerChunk; ++i)
+            UNROLLED_FOR (int i = 0; i < kPerChunk; ++i)
                 out[i] = values == nullptr ? neutral : first_channel + i < channels ? to_float(src[i]) : 0.f;
         }
     }
     CONVPOOL_DEVICE void apply(const Prologue &p, float (&v)[kPerChunk]) const {
-#pragma unroll
-        for (int i = 0; i < kPerChunk; ++i)
+        UNROLLED_FOR (int i = 0; i < kPerChunk; ++i)
             v[i] = activate<kForm, typename Traits<P>::Element>(fmaf(v[i], scale[i], shift[i]), p);
     }
 };

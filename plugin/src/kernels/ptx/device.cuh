@@ -9,41 +9,58 @@
 namespace convpool {
 
 #define CONVPOOL_DEVICE __device__ __forceinline__
+// for (...) that is unrolled.
+#define UNROLLED_FOR(...) _Pragma("unroll") for (__VA_ARGS__)
+
+// asm statements from Ampere on, from Hopper on, and on Hopper alone; nothing elsewhere.
+#define CONVPOOL_ASM_SM80(...)
+#define CONVPOOL_ASM_SM90(...)
+#define CONVPOOL_ASM_SM90A(...)
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+#undef CONVPOOL_ASM_SM80
+#define CONVPOOL_ASM_SM80(...) asm volatile(__VA_ARGS__)
+#endif
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#undef CONVPOOL_ASM_SM90
+#define CONVPOOL_ASM_SM90(...) asm volatile(__VA_ARGS__)
+#endif
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#undef CONVPOOL_ASM_SM90A
+#define CONVPOOL_ASM_SM90A(...) asm volatile(__VA_ARGS__)
+#endif
 
 // A launch may overlap the end of the kernel before it in the stream (programmatic dependent launch): before anything is
 // read or written, wait until that kernel's results are there. Returns at once where the launch did not ask for overlap.
-CONVPOOL_DEVICE void wait_for_previous_kernel() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
+CONVPOOL_DEVICE void wait_for_previous_kernel() { CONVPOOL_ASM_SM90("griddepcontrol.wait;" :: : "memory"); }
 // The next kernel's blocks may be started where there is room; they wait as above.
-CONVPOOL_DEVICE void let_next_kernel_start() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
+CONVPOOL_DEVICE void let_next_kernel_start() { CONVPOOL_ASM_SM90("griddepcontrol.launch_dependents;" :: : "memory"); }
+
+struct Launch {
+    dim3 grid;
+    int threads;
+    cudaStream_t stream;
+    bool overlap = false;  // the kernel may start before the end of the one before it, for which it waits itself
+    size_t shared_bytes = 0;
+};
+template <class... Parameters, class... Arguments>
+cudaError_t queue(const Launch &launch, void (*kernel)(Parameters...), Arguments... arguments) {
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{launch.grid, dim3(launch.threads), launch.shared_bytes, launch.stream, &attribute, launch.overlap};
+    return cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
 }
 
 // The blocks of a cluster: their barrier, and loads from each other's shared memory. From sm_90 on.
 
 // All threads of all blocks of the cluster; what they wrote to shared memory before is visible after.
 CONVPOOL_DEVICE void cluster_barrier() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
+    CONVPOOL_ASM_SM90("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" :: : "memory");
 }
 
 // The barrier in two parts. A thread that has arrived may end without waiting.
-CONVPOOL_DEVICE void cluster_arrive() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-#endif
-}
-CONVPOOL_DEVICE void cluster_wait() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-}
+CONVPOOL_DEVICE void cluster_arrive() { CONVPOOL_ASM_SM90("barrier.cluster.arrive.release.aligned;" :: : "memory"); }
+CONVPOOL_DEVICE void cluster_wait() { CONVPOOL_ASM_SM90("barrier.cluster.wait.acquire.aligned;" :: : "memory"); }
 
 // 16 bytes to a block's shared memory, at the place that `address` is in this one's; that block's `barrier` counts them.
 CONVPOOL_DEVICE void push(uint32_t address, int block, const float (&v)[4], uint32_t barrier) {

@@ -69,16 +69,10 @@ CONVPOOL_DEVICE void copy_chunk(uint32_t dst, const void *src, bool valid) {
 CONVPOOL_DEVICE void prefetch_line(const void *src) { asm volatile("prefetch.global.L2 [%0];" ::"l"(src)); }
 
 // Ends a group of this thread's copies; a group may be empty.
-CONVPOOL_DEVICE void copy_commit() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
+CONVPOOL_DEVICE void copy_commit() { CONVPOOL_ASM_SM80("cp.async.commit_group;" :: : "memory"); }
 // Until at most the last kPending groups of this thread are under way. Hazard: other threads' copies need a barrier besides.
 template <int kPending> CONVPOOL_DEVICE void copy_wait() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-#endif
+    CONVPOOL_ASM_SM80("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
 // Loads and stores of global memory under a predicate. An if in C++ might become a branch, which other loads do not pass.

@@ -17,6 +17,12 @@ template <> CONVPOOL_DEVICE __half from_float<__half>(float v) { return __float2
 template <> CONVPOOL_DEVICE __nv_bfloat16 from_float<__nv_bfloat16>(float v) { return __float2bfloat16_rn(v); }
 template <> CONVPOOL_DEVICE float from_float<float>(float v) { return v; }
 
+// body(an element of a convpool_dtype, or of a precision's arrays: those of 16 bits have the same numbers).
+template <class Type, class Body> auto with_element(Type type, Body body) {
+    if (type == static_cast<Type>(0)) return body(__half{});
+    return type == static_cast<Type>(1) ? body(__nv_bfloat16{}) : body(float{});
+}
+
 // Two numbers in a word, rounded once, the first in its lower half.
 CONVPOOL_DEVICE uint32_t pack2(float lo, float hi, __half) {
     __half2 v = __floats2half2_rn(lo, hi);

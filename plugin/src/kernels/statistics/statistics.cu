@@ -16,7 +16,6 @@ constexpr int kThreads = 256, kWarps = 4;
 constexpr int kBlocks = 528;         // that share an image, or a batch: four for each multiprocessor of an H100
 constexpr int kLeastPixels = 32;     // of a block
 constexpr int kMostChannels = 4096;  // of the kernel for chunks: in shared memory
-constexpr float kNothing = 0.f;
 
 struct Moments {
     float mean, squares;  // sum of the squared differences from the mean
@@ -37,12 +36,11 @@ struct Params {
 // A sum of squared differences, which rounding may have left below 0; NaN stays.
 CONVPOOL_DEVICE float squares_of(float sum, float squared, float count) {
     const float squares = squared - sum * sum / count;
-    return squares < kNothing ? kNothing : squares;
+    return squares < 0.f ? 0.f : squares;
 }
 
 CONVPOOL_DEVICE float warp_sum(float v) {
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) v += __shfl_xor_sync(~0u, v, step);
+    UNROLLED_FOR (int step = 16; step > 0; step /= 2) v += __shfl_xor_sync(~0u, v, step);
     return v;
 }
 
@@ -65,8 +63,7 @@ template <Precision P> __global__ void __launch_bounds__(kThreads) chunks_kernel
             for (int64_t pixel = row; pixel < pixels; pixel += rows) {
                 float v[kPerChunk];
                 unpack_chunk<P>(x[pixel * chunks + chunk], v);
-#pragma unroll
-                for (int i = 0; i < kPerChunk; ++i) {
+                UNROLLED_FOR (int i = 0; i < kPerChunk; ++i) {
                     const float d = v[i] - origin[i];
                     sum[i] += d;
                     squared[i] = fmaf(d, d, squared[i]);
@@ -74,18 +71,15 @@ template <Precision P> __global__ void __launch_bounds__(kThreads) chunks_kernel
             }
         }
         __syncthreads();  // the sums before have been read
-#pragma unroll
-        for (int i = 0; i < kPerChunk; ++i) sums[0][threadIdx.x][i] = sum[i], sums[1][threadIdx.x][i] = squared[i];
+        UNROLLED_FOR (int i = 0; i < kPerChunk; ++i) sums[0][threadIdx.x][i] = sum[i], sums[1][threadIdx.x][i] = squared[i];
         __syncthreads();
         if (!works || row != 0) continue;
         for (int other = 1; other < rows; ++other)
-#pragma unroll
-            for (int i = 0; i < kPerChunk; ++i) {
+            UNROLLED_FOR (int i = 0; i < kPerChunk; ++i) {
                 sum[i] += sums[0][other * tile + threadIdx.x][i];
                 squared[i] += sums[1][other * tile + threadIdx.x][i];
             }
-#pragma unroll
-        for (int i = 0; i < kPerChunk; ++i) {
+        UNROLLED_FOR (int i = 0; i < kPerChunk; ++i) {
             channels[chunk * kPerChunk + i] = origin[i] + sum[i] / count;
             channels[p.c + chunk * kPerChunk + i] = squares_of(sum[i], squared[i], count);
         }
@@ -160,17 +154,6 @@ template <class Body> cudaError_t with_precision(int32_t dtype, Body body) {
     return body(std::integral_constant<Precision, Precision::kTF32x3>());
 }
 
-template <class Kernel>
-cudaError_t run(Kernel kernel, int64_t blocks, int threads, size_t shared, const Params &p, cudaStream_t stream) {
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(static_cast<unsigned>(blocks));
-    config.blockDim = dim3(static_cast<unsigned>(threads));
-    config.dynamicSmemBytes = shared;
-    config.stream = stream;
-    return cudaLaunchKernelEx(&config, kernel, p);
-}
-
-size_t round_up_256(size_t bytes) { return (bytes + 255) / 256 * 256; }
 size_t array_bytes(const Problem &p) { return round_up_256(size_t(p.n) * p.c * p.element_bytes()); }
 
 int64_t pixels_of_part(const Problem &p) {
@@ -193,8 +176,8 @@ cudaError_t load(const Problem &p) {
     return with_precision(p.x_dtype, [&](auto x) {
         cudaError_t error = cudaFuncGetAttributes(&attributes, chunks_kernel<decltype(x)::value>);
         if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, elements_kernel<decltype(x)::value>);
-        return error != cudaSuccess ? error : with_precision(p.w_dtype, [&](auto w) {
-            return cudaFuncGetAttributes(&attributes, join_kernel<typename Traits<decltype(w)::value>::Element>);
+        return error != cudaSuccess ? error : with_element(p.w_dtype, [&](auto element) {
+            return cudaFuncGetAttributes(&attributes, join_kernel<decltype(element)>);
         });
     });
 }
@@ -210,17 +193,15 @@ cudaError_t launch(const Problem &p, convpool_tensors &tensors, void *memory, cu
     params.channels_last = p.x_channels_last, params.epsilon = p.prologue_epsilon;
     const bool chunked = p.x_channels_last && p.c % (16 / p.x_element_bytes()) == 0 && p.c <= kMostChannels &&
                          reinterpret_cast<uintptr_t>(tensors.x) % 16 == 0;
-    const int64_t blocks = p.n * params.parts;
-    cudaError_t error = with_precision(p.x_dtype, [&](auto x) {
-        if (chunked) return run(chunks_kernel<decltype(x)::value>, blocks, kThreads, 2 * sizeof(float) * p.c, params, stream);
-        return run(elements_kernel<decltype(x)::value>, blocks * params.groups, kThreads, 0, params, stream);
+    const auto blocks = static_cast<unsigned>(p.n * params.parts), warps = static_cast<unsigned>(p.n * params.groups);
+    const cudaError_t error = with_precision(p.x_dtype, [&](auto x) {
+        if (!chunked) return queue({dim3(blocks * params.groups), kThreads, stream}, elements_kernel<decltype(x)::value>, params);
+        return queue({dim3(blocks), kThreads, stream, false, 2 * sizeof(float) * p.c}, chunks_kernel<decltype(x)::value>, params);
     });
     if (error != cudaSuccess) return error;
     tensors.scale = params.out_scale, tensors.shift = params.out_shift;
-    return with_precision(p.w_dtype, [&](auto w) {
-        const int64_t warps = p.n * params.groups;
-        return run(join_kernel<typename Traits<decltype(w)::value>::Element>, (warps + kWarps - 1) / kWarps, 32 * kWarps, 0,
-                   params, stream);
+    return with_element(p.w_dtype, [&](auto element) {
+        return queue({dim3((warps + kWarps - 1) / kWarps), 32 * kWarps, stream}, join_kernel<decltype(element)>, params);
     });
 }
 

@@ -91,8 +91,7 @@ CONVPOOL_DEVICE void copy_elements(uint32_t dst, const typename Traits<P>::Eleme
         Element e[kPerChunk];
     } v;
     v.chunk = uint4{0, 0, 0, 0};
-#pragma unroll
-    for (int i = 0; i < kPerChunk; ++i)
+    UNROLLED_FOR (int i = 0; i < kPerChunk; ++i)
         if (i < count) v.e[i] = src[i * step];
     store_shared(dst, v.chunk);
 }

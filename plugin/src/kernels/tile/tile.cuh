@@ -110,12 +110,9 @@ template <Pixels kPixels> CONVPOOL_DEVICE uint32_t pixel_address(uint32_t row, u
 template <class Config> using Accumulators = float[Config::kFragmentsM][Config::kFragmentsN][4];
 
 template <class Config> CONVPOOL_DEVICE void clear(Accumulators<Config> &acc) {
-#pragma unroll
-    for (int mi = 0; mi < Config::kFragmentsM; ++mi)
-#pragma unroll
-        for (int ni = 0; ni < Config::kFragmentsN; ++ni)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) acc[mi][ni][i] = 0.f;
+    UNROLLED_FOR (int mi = 0; mi < Config::kFragmentsM; ++mi)
+        UNROLLED_FOR (int ni = 0; ni < Config::kFragmentsN; ++ni)
+            UNROLLED_FOR (int i = 0; i < 4; ++i) acc[mi][ni][i] = 0.f;
 }
 
 }  // namespace convpool

@@ -68,26 +68,22 @@ CONVPOOL_DEVICE void gather(Elements<kTiles> &e, const Params &p, const Tap (&ta
         at(first);
         const int y = static_cast<int>(row) * p.stride_h - p.pad_h;
         const int x = static_cast<int>(column + 2 * t) * p.stride_w - p.pad_w;
-#pragma unroll
-        for (int k = 0; k < 2 * kTiles; ++k) {
+        UNROLLED_FOR (int k = 0; k < 2 * kTiles; ++k) {
             const bool inside = taps[k].exists && is_below(y + taps[k].y, p.h);
             // Signed: left of the first column of the first row it lies in front of X.
             const int64_t start = (int64_t{static_cast<int>(sample) * p.h + y + taps[k].y} * p.w + x + taps[k].x) * p.c;
             const char *const from = static_cast<const char *>(p.x) + 2 * (start + taps[k].channel);
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
+            UNROLLED_FOR (int i = 0; i < 4; ++i) {
                 const int ahead = ((i & 1) + (i >> 1) * 8) * p.stride_w;
                 e.bits[i][k] = load_bits_if(inside && is_below(x + taps[k].x + ahead, p.w), from + 2 * int64_t{ahead * p.c});
             }
         }
     } else {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
+        UNROLLED_FOR (int i = 0; i < 4; ++i) {
             const uint32_t pixel = first + 2 * t + (i & 1) + (i >> 1) * 8;
             at(pixel);
             const int y = static_cast<int>(row) * p.stride_h - p.pad_h, x = static_cast<int>(column) * p.stride_w - p.pad_w;
-#pragma unroll
-            for (int k = 0; k < 2 * kTiles; ++k) {
+            UNROLLED_FOR (int k = 0; k < 2 * kTiles; ++k) {
                 const bool inside = is_below(y + taps[k].y, p.h) && is_below(x + taps[k].x, p.w);
                 const bool wanted = taps[k].exists && inside && pixel < p.pixels;
                 e.bits[i][k] = load_bits_if(wanted, element(y + taps[k].y, x + taps[k].x, taps[k].channel));
@@ -114,8 +110,7 @@ struct Rows {
     }
     // The rows from pixel `first` on to the stage, and zeros past the last pixel and channel; then on to the warp's next step.
     CONVPOOL_DEVICE void copy(const Params &p, uint32_t stage, uint32_t first) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
+        UNROLLED_FOR (int i = 0; i < 4; ++i) {
             const bool valid = exists && first + row + 4 * i < p.pixels;
             copy_chunk(stage + ((to + i * 4 * kRowBytes) ^ (i % 2 * 64)), valid ? from + i * apart : p.dy, valid);
         }
@@ -126,10 +121,8 @@ struct Rows {
 // The fragments of a step's elements: words of two pixels.
 template <int kTiles>
 CONVPOOL_DEVICE void pack(uint32_t (&a)[kTiles][4], const Elements<kTiles> &e, const Tap (&taps)[2 * kTiles]) {
-#pragma unroll
-    for (int k = 0; k < kTiles; ++k)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {  // rows g and g + 8, then the same of the later pixels
+    UNROLLED_FOR (int k = 0; k < kTiles; ++k)
+        UNROLLED_FOR (int i = 0; i < 4; ++i) {  // rows g and g + 8, then the same of the later pixels
             const int tap = 2 * k + i % 2, pixel = i / 2 * 2;
             a[k][i] = e.bits[pixel][tap] | e.bits[pixel + 1][tap] << 16 | taps[tap].ones;
         }
@@ -141,12 +134,10 @@ CONVPOOL_DEVICE void multiply(float (&sums)[kTiles][kChannels / 8][4], const uin
     // This lane's row of ldmatrix: matrix i is pixels 8 (i % 2) on, chunk i / 2 of two.
     const uint32_t matrix_row = lane % 8 + (lane / 8 % 2) * 8, matrix_chunk = lane / 16;
     const uint32_t row = stage + matrix_row * kRowBytes;
-#pragma unroll
-    for (int q = 0; q < kChannels / 16; ++q) {
+    UNROLLED_FOR (int q = 0; q < kChannels / 16; ++q) {
         uint32_t b[4];
         load_transposed(b, row + (((2 * q + matrix_chunk) ^ (matrix_row % 8)) * 16));
-#pragma unroll
-        for (int k = 0; k < kTiles; ++k) {
+        UNROLLED_FOR (int k = 0; k < kTiles; ++k) {
             mma<kPrecision>(sums[k][2 * q], a[k], b[0], b[1]);
             mma<kPrecision>(sums[k][2 * q + 1], a[k], b[2], b[3]);
         }
@@ -159,14 +150,12 @@ template <int kTiles> CONVPOOL_DEVICE void add_warps(float (&sums)[kTiles][kChan
     for (int half = kWarps / 2; half > 0; half /= 2) {
         __syncthreads();
         if (warp >= half && warp < 2 * half) {
-#pragma unroll
-            for (int i = 0; i < kSums; ++i)
+            UNROLLED_FOR (int i = 0; i < kSums; ++i)
                 shared[((warp - half) * kSums + i) * 32 + lane] = sums[i / (kSums / kTiles)][i / 4 % (kChannels / 8)][i % 4];
         }
         __syncthreads();
         if (warp < half) {
-#pragma unroll
-            for (int i = 0; i < kSums; ++i)
+            UNROLLED_FOR (int i = 0; i < kSums; ++i)
                 sums[i / (kSums / kTiles)][i / 4 % (kChannels / 8)][i % 4] += shared[(warp * kSums + i) * 32 + lane];
         }
     }
@@ -176,12 +165,9 @@ template <int kTiles> CONVPOOL_DEVICE void add_warps(float (&sums)[kTiles][kChan
 template <int kTiles> CONVPOOL_DEVICE void store_part(const Params &p, const float (&sums)[kTiles][kChannels / 8][4], int lane) {
     const int g = lane / 4, t = lane % 4;
     float *const out = p.sums + (int64_t{blockIdx.y} * p.parts + blockIdx.x) * kMaxElements * kChannels;
-#pragma unroll
-    for (int k = 0; k < kTiles; ++k)
-#pragma unroll
-        for (int f = 0; f < kChannels / 8; ++f)
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
+    UNROLLED_FOR (int k = 0; k < kTiles; ++k)
+        UNROLLED_FOR (int f = 0; f < kChannels / 8; ++f)
+            UNROLLED_FOR (int i = 0; i < 2; ++i) {
                 float *const place = out + (16 * k + 8 * i + g) * kChannels + 8 * f + 2 * t;
                 *reinterpret_cast<float2 *>(place) = make_float2(sums[k][f][2 * i], sums[k][f][2 * i + 1]);
             }
@@ -199,13 +185,11 @@ __global__ void __launch_bounds__(kThreads, 2) sum_kernel(const Params p) {
     const uint32_t begin = static_cast<uint32_t>(steps * blockIdx.x / p.parts) + warp;
     const uint32_t end = static_cast<uint32_t>(steps * (blockIdx.x + 1) / p.parts);
     Tap taps[2 * kTiles];
-#pragma unroll
-    for (int k = 0; k < 2 * kTiles; ++k) taps[k] = tap_of<kPrecision>(p, k * 8 + g);
+    UNROLLED_FOR (int k = 0; k < 2 * kTiles; ++k) taps[k] = tap_of<kPrecision>(p, k * 8 + g);
     float sums[kTiles][kChannels / 8][4] = {};
     Rows rows(p, begin * kPixels, channel, lane);
 
-#pragma unroll
-    for (int s = 0; s < kStages - 1; ++s) {
+    UNROLLED_FOR (int s = 0; s < kStages - 1; ++s) {
         const uint32_t step = begin + s * kWarps;
         if (step < end) rows.copy(p, ring + s * kStageBytes, step * kPixels);
         copy_commit();
@@ -249,8 +233,7 @@ template <class Element> __global__ void __launch_bounds__(kSumThreads) add_kern
     __syncthreads();
     const int m = blockIdx.y * kChannels + channel;
     if (group != 0 || m >= p.m) return;
-#pragma unroll
-    for (int i = 1; i < kGroups; ++i) sum += shared[i][channel];
+    UNROLLED_FOR (int i = 1; i < kGroups; ++i) sum += shared[i][channel];
     const bool is_bias = blockIdx.x == static_cast<uint32_t>(p.elements);
     Element *const out = static_cast<Element *>(is_bias ? p.db : p.dw);
     out[is_bias ? m : int64_t{m} * p.elements + blockIdx.x] = from_float<Element>(sum);
@@ -264,14 +247,11 @@ __global__ void __launch_bounds__(kThreads) turn_kernel(const Element *w, Elemen
     const int lane = threadIdx.x % kSide, row = threadIdx.x / kSide, taps = gridDim.z, tap = blockIdx.z;
     const int m0 = blockIdx.y * kSide, c0 = blockIdx.x * kSide;
     Element loaded[kSide / kRows];  // all loads before the first is used
-#pragma unroll
-    for (int j = 0, i = row; j < kSide / kRows; ++j, i += kRows)
+    UNROLLED_FOR (int j = 0, i = row; j < kSide / kRows; ++j, i += kRows)
         if (m0 + i < m && c0 + lane < c) loaded[j] = w[(int64_t{m0 + i} * taps + tap) * c + c0 + lane];
-#pragma unroll
-    for (int j = 0; j < kSide / kRows; ++j) square[row + j * kRows][lane] = loaded[j];
+    UNROLLED_FOR (int j = 0; j < kSide / kRows; ++j) square[row + j * kRows][lane] = loaded[j];
     __syncthreads();
-#pragma unroll
-    for (int j = 0, i = row; j < kSide / kRows; ++j, i += kRows)
+    UNROLLED_FOR (int j = 0, i = row; j < kSide / kRows; ++j, i += kRows)
         if (c0 + i < c && m0 + lane < m)
             out[(int64_t{c0 + i} * taps + taps - 1 - tap) * m + m0 + lane] =
                 from_float<Element>(factor * to_float(square[lane][i]));
@@ -286,23 +266,13 @@ constexpr int64_t kPartPixels = 512;  // of a part at least: four steps of each 
 
 template <Precision kPrecision, class Element> cudaError_t launch_of(const Params &p, bool overlap, cudaStream_t stream) {
     const unsigned tiles = static_cast<unsigned>((p.m + kChannels - 1) / kChannels);
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(static_cast<unsigned>(p.parts), tiles);
-    config.blockDim = dim3(kThreads);
-    config.stream = stream;
     const int elements = p.elements + (p.db != nullptr);
     const bool rows = p.out_w % kPixels == 0;
     auto kernel = rows ? sum_kernel<kPrecision, 2, true> : sum_kernel<kPrecision, 2, false>;
     if (elements <= 16) kernel = rows ? sum_kernel<kPrecision, 1, true> : sum_kernel<kPrecision, 1, false>;
-    if (const cudaError_t error = cudaLaunchKernelEx(&config, kernel, p); error != cudaSuccess) return error;
-    cudaLaunchAttribute attribute{};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.attrs = &attribute;
-    config.numAttrs = overlap ? 1 : 0;
-    config.gridDim = dim3(static_cast<unsigned>(elements), tiles);
-    config.blockDim = dim3(kSumThreads);
-    return cudaLaunchKernelEx(&config, add_kernel<Element>, p);
+    const cudaError_t error = queue({dim3(static_cast<unsigned>(p.parts), tiles), kThreads, stream}, kernel, p);
+    if (error != cudaSuccess) return error;
+    return queue({dim3(static_cast<unsigned>(elements), tiles), kSumThreads, stream, overlap}, add_kernel<Element>, p);
 }
 
 }  // namespace
@@ -318,18 +288,12 @@ cudaError_t launch(Params p, Precision precision, bool overlap, cudaStream_t str
 
 cudaError_t turn(const void *w, void *out, int64_t m, int64_t c, int64_t taps, convpool_dtype dtype, float factor,
                  cudaStream_t stream) {
-    cudaLaunchConfig_t config{};
-    config.gridDim =
-        dim3(static_cast<unsigned>((c + 63) / 64), static_cast<unsigned>((m + 63) / 64), static_cast<unsigned>(taps));
-    config.blockDim = dim3(kThreads);
-    config.stream = stream;
-    auto launch_with = [&](auto element) {
+    const dim3 grid(static_cast<unsigned>((c + 63) / 64), static_cast<unsigned>((m + 63) / 64), static_cast<unsigned>(taps));
+    return with_element(dtype, [&](auto element) {
         using Element = decltype(element);
-        return cudaLaunchKernelEx(&config, turn_kernel<Element>, static_cast<const Element *>(w), static_cast<Element *>(out),
-                                  static_cast<int>(m), static_cast<int>(c), factor);
-    };
-    if (dtype == CONVPOOL_F32) return launch_with(float{});
-    return dtype == CONVPOOL_F16 ? launch_with(__half{}) : launch_with(__nv_bfloat16{});
+        return queue({grid, kThreads, stream}, turn_kernel<Element>, static_cast<const Element *>(w), static_cast<Element *>(out),
+                     m, c, factor);
+    });
 }
 
 }  // namespace convpool::weight_gradient
