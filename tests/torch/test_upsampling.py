@@ -3,6 +3,7 @@
 
 import contextlib
 import copy
+import itertools
 import random
 
 import pytest
@@ -130,11 +131,12 @@ def test_no_statistic_becomes_one_of_one_value(norm):
     torch.testing.assert_close(optimize(copy.deepcopy(net), x)[0](x), net(x))
 
 
+@pytest.mark.usefixtures("always")
 def test_results_lie_as_pytorchs():
-    x, weight = torch.randn(2, 4, 5, 6), torch.randn(3, 4, 3, 3)
-    for made in (x, x.contiguous(memory_format=torch.channels_last)):
-        expected = two_operators(made, weight, None, (2, 2), 1)
-        found = upsample_conv2d(made, weight, scale_factor=2, padding=1)
+    orders = (torch.contiguous_format, torch.channels_last)
+    for x, weight in itertools.product(*([torch.randn(n, 4, 5, 6).contiguous(memory_format=f) for f in orders] for n in (2, 3))):
+        expected = two_operators(x, weight, None, (2, 2), 1)
+        found = upsample_conv2d(x, weight, scale_factor=2, padding=1)
         assert found.stride() == expected.stride() and found.shape == expected.shape
 
 

@@ -70,7 +70,7 @@ def give_derivatives(graph: fx.Graph, asked: Collection[fx.Node] | None = None) 
 
 
 def run_by_library(graph: fx.Graph) -> None:
-    """Let the library run convolutions of a graph for a compiler, where it is faster: it fuses a ReLU or LeakyReLU too."""
+    """Let the library run convolutions of a graph for a compiler, where it is faster: it fuses a ReLU too."""
     for node in list(graph.nodes):
         found = _of_convolution(node)
         if found is None or found[2] is None or not isinstance(value_of(found[1]), torch.Tensor):
@@ -79,14 +79,9 @@ def run_by_library(graph: fx.Graph) -> None:
         macs = w_value.numel() * x_value.shape[0] * math.prod(x_value.shape[2:]) / math.prod(strides)
         if not _suits(x_value, w_value) or not (x_value.shape[1] <= IMAGE_CHANNELS or macs <= PLAIN_MACS):
             continue
-        last, activation = node, (plain.NONE, 0.0)
         user = next(iter(node.users)) if len(node.users) == 1 else node
-        slope = user.args[1] if len(user.args) > 1 else user.kwargs.get("negative_slope", 0.01)
-        if user.target in (F.relu, torch.relu):
-            last, activation = user, (plain.RELU, 0.0)
-        elif user.target is F.leaky_relu and isinstance(slope, float) and slope > 0:
-            last, activation = user, (plain.LEAKY_RELU, slope)
-        geometry = (*plain.single(strides, padding, dilations, groups)[:8], *activation)
+        last, activation = (user, plain.RELU) if user.target in (F.relu, torch.relu) else (node, plain.NONE)
+        geometry = (*plain.single(strides, padding, dilations, groups)[:8], activation, 0.0)
         with graph.inserting_before(node):
             made = graph.call_function(POOLED_CONV, (x, weight, bias, *geometry))
         made.meta.update(last.meta)

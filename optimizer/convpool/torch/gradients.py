@@ -134,15 +134,6 @@ def has_few_channels(weight: torch.Tensor, bias: bool) -> bool:
     return weight.numel() <= (MAX_FILTER - bias) * weight.shape[0]
 
 
-def _of_few_channels(
-    grad: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, geometry: Geometry, bias: bool
-) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-    """The gradients at weights and bias by the library, where it has a kernel: cuDNN takes several times as long for images."""
-    if not has_few_channels(weight, bias) or not is_plain(grad):
-        return None
-    return kernels.few_channels_gradients(grad, z, weight, geometry, bias)
-
-
 def is_plain(t: torch.Tensor) -> bool:
     """Return True if the library's kernels may run on a tensor at once: on the current GPU, and nothing intercepts operators."""
     if not t.is_cuda or type(t) not in (torch.Tensor, torch.nn.Parameter) or torch._C._len_torch_dispatch_stack():
@@ -164,7 +155,9 @@ def of_convolution(
             lambda: of_convolution(grad, z, weight, geometry, (True, False, False))[0],
         )
         return d_z, *found
-    few = _of_few_channels(grad, z, weight, geometry, needs[2]) if needs[1] else None
+    few = None
+    if needs[1] and has_few_channels(weight, needs[2]) and is_plain(grad):  # cuDNN takes several times as long for images
+        few = kernels.few_channels_gradients(grad, z, weight, geometry, needs[2])
     if few is not None:
         return of_convolution(grad, z, weight, geometry, (True, False, False))[0] if needs[0] else None, *few
     apart = needs[2] and _sums_by_product(grad, MANY if captured else 4 * MANY)

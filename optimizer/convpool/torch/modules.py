@@ -52,12 +52,8 @@ class _ConvAvgPool:
     def extra_repr(self) -> str:
         """The convolution's arguments, then the pooling's."""
         convolution: Any = super()
-        text = f"{convolution.extra_repr()}, pool_size={self.pool_size}, pool_stride={self.pool_stride}"
-        if any(self.pool_padding):
-            text += f", pool_padding={self.pool_padding}"
-        text += ", ceil_mode=True" if self.ceil_mode else ""
-        text += "" if self.count_include_pad else ", count_include_pad=False"
-        return text if self.accumulation == "default" else f"{text}, accumulation={self.accumulation!r}"
+        names = ("pool_size", "pool_stride", "pool_padding", "ceil_mode", "count_include_pad", "accumulation")
+        return ", ".join([convolution.extra_repr(), *(f"{name}={getattr(self, name)!r}" for name in names)])
 
 
 class ConvAvgPool1d(_ConvAvgPool, nn.Conv1d):

@@ -25,7 +25,6 @@ import onnx
 import torch
 from onnx import ModelProto
 from torch import nn
-from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils import _pytree as pytree
 from torch.utils._device import DeviceContext
@@ -50,10 +49,6 @@ _is_traced: Any = getattr(torch.fx._symbolic_trace, "is_fx_symbolic_tracing", to
 _number = itertools.count()
 LIMIT = 64 if "recompile_limit" in _OWN_LIMITS else getattr(torch._dynamo.config, "recompile_limit", 8)
 """Captures of a module; after that its original forward runs for calls that none of them is for."""
-_MET = (
-    "TorchDynamo's limit of captures of one function is met, so the original runs: this process has captured many modules of the"
-    " class, whose forward is cut in two; raise torch._dynamo.config.accumulated_recompile_limit, or call torch._dynamo.reset()"
-)
 
 
 # ---- the report ----
@@ -214,9 +209,8 @@ class Calls:
             except Exception as own:
                 said = f"{type(own).__name__}: {' '.join(str(own).split())}"
                 raise OptionError(f"example_inputs: forward fails; got {said}, expected inputs that it takes") from own
-        said, met = " ".join(str(error).split())[:200], isinstance(error, FailOnRecompileLimitHit)
-        self.report.hints[:] = [] if met else self.report.hints
-        self.report.warnings.append(_MET if met else f"TorchDynamo cannot follow forward: {type(error).__name__}: {said}")
+        said = " ".join(str(error).split())[:200]
+        self.report.warnings.append(f"TorchDynamo cannot follow forward: {type(error).__name__}: {said}")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Calls:
         return _restored(copy.deepcopy(self.module, memo), self.options)
@@ -380,8 +374,6 @@ def _checked(module: Any, example: Inputs) -> tuple[tuple, dict[str, Any]]:
     args = (example,) if isinstance(example, torch.Tensor) else () if example is None else example
     if not isinstance(args, (tuple, list)):
         raise OptionError(f"example_inputs: got {type(example).__name__}, expected a tensor, a sequence or a mapping")
-    if args and all(type(arg) is int for arg in args):
-        raise OptionError(f"example_inputs: got the numbers {args}, expected tensors; for a shape, pass torch.randn{args}")
     return tuple(args), {}
 
 

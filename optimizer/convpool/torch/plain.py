@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from convpool.errors import OptionError
 
 Ints = Sequence[int]
-NONE, RELU, LEAKY_RELU = range(3)
-"""Codes of activations, as convpool_activation numbers them."""
+NONE, RELU = range(2)
+"""Codes of activations, as convpool_activation numbers them; 2 is LeakyReLU."""
 NOTHING = (NONE, 0.0)
 """No activation."""
 
@@ -52,6 +52,14 @@ def result_format(x: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
     return memory_format(weight) if found == torch.contiguous_format else found
 
 
+def laid_out(x: torch.Tensor, found: torch.memory_format) -> torch.Tensor:
+    """The tensor in an order in memory, where that can be told: vmap has one order alone."""
+    try:
+        return x.contiguous(memory_format=found)
+    except RuntimeError:
+        return x.contiguous()
+
+
 def pooled_size(size: Ints, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints) -> list[int]:
     """Sizes of the windows' means; pads: all begins, then all ends."""
     r = len(kernel)
@@ -78,11 +86,14 @@ def is_deep_half(x: Any) -> bool:
 
 
 def pools_rightly(x: Any, kernel: Ints, pads: Ints, dilations: Ints) -> bool:
-    """Return True if PyTorch pools these windows; on a GPU its gradient leaves pads out channels last (PyTorch 2.11)."""
+    """Return True if PyTorch pools these windows.
+
+    On a GPU its gradient leaves pads out channels last (PyTorch 2.11); avg_pool3d wants maps as large as windows without pads."""
     rank = len(kernel)
     even = list(pads[:rank]) == list(pads[rank:]) and all(2 * pad <= size for pad, size in zip(pads, kernel, strict=False))
     on_cpu = isinstance(x, torch.Tensor) and x.device.type == "cpu"
-    return even and all(d == 1 for d in dilations) and (on_cpu or not any(pads)) and not is_deep_half(x)
+    large = rank < 3 or on_cpu and all(type(n) is int and n >= k for n, k in zip(x.shape[2:], kernel, strict=False))
+    return even and all(d == 1 for d in dilations) and (on_cpu and large or not any(pads)) and not is_deep_half(x)
 
 
 def torch_pads(pads: Ints) -> list[int]:
@@ -103,7 +114,7 @@ def box_mean(x: torch.Tensor, kernel: Ints, strides: Ints, pads: Ints, dilations
         for axis, (p, s, d) in enumerate(zip(kernel, strides, dilations, strict=True), 2):
             means = means.unfold(axis, d * (p - 1) + 1, s)[..., ::d].sum(-1)
         means = means / math.prod(kernel)
-    return means.to(x.dtype).contiguous(memory_format=memory_format(x))
+    return laid_out(means.to(x.dtype), memory_format(x))
 
 
 def box_mean_adjoint(grad: torch.Tensor, size: Ints, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints) -> torch.Tensor:
@@ -117,7 +128,7 @@ def box_mean_adjoint(grad: torch.Tensor, size: Ints, kernel: Ints, strides: Ints
     begins = [far - pad for far, pad in zip(reach, pads, strict=False)]
     ends = [size[i] + reach[i] - begins[i] - spread.shape[i + 2] for i in range(rank)]
     spread = F.pad(spread, torch_pads([*begins, *ends]))
-    return box_mean(spread, kernel, [1] * rank, [0] * 2 * rank, dilations).contiguous(memory_format=memory_format(grad))
+    return laid_out(box_mean(spread, kernel, [1] * rank, [0] * 2 * rank, dilations), memory_format(grad))
 
 
 def convolve(
@@ -145,4 +156,4 @@ def pooled_conv(
     window = geometry[:4]
     z = x if is_single(*window[:3]) else mean(x, *window)
     y = convolve(z, weight, bias, *geometry[4:8])
-    return activate(y, *geometry[8:10]).contiguous(memory_format=result_format(x, weight))
+    return laid_out(activate(y, *geometry[8:10]), result_format(x, weight))

@@ -63,7 +63,7 @@ def _transposed(x: torch.Tensor, weight: torch.Tensor, bias: Any, scales: Ints, 
     padding = [min(crops[axis], crops[rank + axis]) for axis in range(rank)]
     y = _TRANSPOSED[rank](x, summed_weights(weight, scales), bias, stride=scales, padding=padding)
     over = [padding[place % rank] - crop for place, crop in enumerate(crops)]
-    return F.pad(y, plain.torch_pads(over)).contiguous(memory_format=plain.result_format(x, weight)) if any(over) else y
+    return plain.laid_out(F.pad(y, plain.torch_pads(over)) if any(over) else y, plain.result_format(x, weight))
 
 
 def _around(kernel: Ints, pads: Ints) -> Ints:
