@@ -315,6 +315,15 @@ def test_models_without_an_output_in_common():
         compare_runners(*(OnnxruntimeRunner(LoadedModel(model, None, 0), "a model") for model in (one, other)))
 
 
+@pytest.mark.parametrize(("second", "given", "noted"), [(2e-3, {}, True), (1e-3, {}, False), (2e-3, {"atol": 1.0}, False)])
+def test_small_numbers_beside_large_ones_are_noted_of_engines(second, given, noted):
+    body = "a = Mul(x, large)\nb = Mul(x, small)\ny = Concat<axis=1>(a, b)"
+    models = (graph(body, {"large": np.float32(640), "small": np.float32(small)}) for small in (1e-3, second))
+    found = compare_runners(*(OnnxruntimeRunner(LoadedModel(model, None, 0), "a model") for model in models), **given)
+    assert found.passed and len(found.doubts) == noted
+    assert not noted or found.doubts[0].startswith("y: 0.00") and "absolute in a slice of small numbers" in found.doubts[0]
+
+
 def test_models_and_engines_with_open_sizes_are_compared_at_two(tmp_path, monkeypatch, capsys):
     """The command does so too, and reports the other sizes."""
     monkeypatch.chdir(tmp_path)

@@ -161,6 +161,21 @@ def slice_tolerance(reference: np.ndarray, tolerance: Tolerance, own_error: np.n
     return allowed + tolerance.relative_atol / 128 * float(size.max(initial=0))
 
 
+def small_numbers_off(name: str, reference: Any, result: Any, tolerance: Tolerance) -> str:
+    """A note of an output whose numbers are further off than their slices allow; "" where none is."""
+    if not _are_numbers([reference, result]) or reference.dtype.kind != "f":
+        return ""
+    r, y = reference.astype(np.float64), result.astype(np.float64)
+    allowed = slice_tolerance(r, tolerance)
+    return f"{name}: {_furthest(r, y, allowed)}" if (np.abs(y - r) > allowed).any() else ""
+
+
+def _furthest(reference: np.ndarray, result: np.ndarray, allowed: np.ndarray) -> str:
+    off = np.abs(result - reference)
+    worst = np.unravel_index((off - allowed).argmax(), off.shape)
+    return f"{off[worst]:.3g} absolute in a slice of small numbers, where {allowed[worst]:.3g} are allowed"
+
+
 def array_errors(
     name: str, reference: np.ndarray, result: np.ndarray, tolerance: Tolerance, original: np.ndarray | None = None
 ) -> OutputErrors:
@@ -296,14 +311,11 @@ class Judge:
             allowed = slice_tolerance(r, self._tolerance, np.abs(original.astype(np.float64) - r))
         else:
             return found
-        beyond = np.abs(y - r) - allowed
-        if not (beyond > 0).any():
+        if not (np.abs(y - r) > allowed).any():
             return found
         if self._jumps_alike(reference, result, nudged(), allowed):
             return found if found.passed else replace(found, passed=True, note="differs only where the original is discontinuous")
-        worst = np.unravel_index(beyond.argmax(), beyond.shape)
-        note = f"{np.abs(y - r)[worst]:.3g} absolute in a slice of small numbers, where {allowed[worst]:.3g} are allowed"
-        return replace(found, passed=False, note=note) if found.passed else found
+        return replace(found, passed=False, note=_furthest(r, y, allowed)) if found.passed else found
 
     def _jumps_alike(self, reference: Any, result: Any, nudged: list, allowed: np.ndarray) -> bool:
         """Return True if the original, on nudged inputs, moves as many elements further than allowed, as far."""

@@ -11,8 +11,9 @@ gives, so a caller can say what it computes in:
 | tf32, fp16 | 2e-2 | 1e-2 | both keep 11 significant bits of what is multiplied |
 | bf16 | 1e-1 | 5e-2 | 8 significant bits |
 
-Nothing else is allowed: `convpool.verify` also lets an output pass that is random, discontinuous, or no further off than the
-original's own half precision.
+Numbers that are small beside others, and further off than slices allow in `convpool.verify`, are only noted: nudged inputs, by
+which that tells a discontinuity, are not run here.  Nothing else is allowed: `convpool.verify` also lets an output pass that is
+random, discontinuous, or no further off than the original's own half precision.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ from convpool.check.judge import (
     Verification,
     least_exact,
     shapes_text,
+    small_numbers_off,
 )
 from convpool.check.session import OnnxruntimeRunner, Outputs, Runner, prepare
 from convpool.errors import ConvpoolError, ModelError, OptionError, VerificationError
@@ -89,15 +91,20 @@ def compare_runners(
     precision = precision or least_exact((first.precision, second.precision))
     default_rtol, relative_atol = PRECISION_TOLERANCES[precision]
     exact = precision == "fp32" and rtol is None and atol is None
-    judge = Judge(names, Tolerance(default_rtol if rtol is None else rtol, relative_atol, atol), exact_integers=exact)
+    tolerance = Tolerance(default_rtol if rtol is None else rtol, relative_atol, atol)
+    judge = Judge(names, tolerance, exact_integers=exact)
     maker = _input_maker(first, second, data, dict(input_shapes or {}), seed)
     done, notes = 0, [""]
+    small: dict[str, str] = {}
 
     def run(arrays: Arrays) -> list[object]:
         return list(_numbers(names, first.run(arrays)))
 
     for arrays, wanted, note in input_sets(maker, 1 if data is not None else check, data, run, lambda: judge.compared):
-        judge.add(wanted, _numbers(names, second.run(arrays)))
+        given = _numbers(names, second.run(arrays))
+        judge.add(wanted, given)
+        for name, r, y in zip(names, wanted, given, strict=True) if rtol is None and atol is None else ():
+            small[name] = small_numbers_off(name, r, y, tolerance) or small.get(name, "")
         done, notes = done + 1, [note]
     ranges = [runner.ranges() for runner in (first, second)]
     elsewhere = maker.elsewhere(arrays, second.model, run, ranges) if arrays else None
@@ -111,7 +118,8 @@ def compare_runners(
     others = outputs_of_others(maker, done, data, run) if arrays else None
     if others is not None:
         judge.vary(wanted, others)
-    notes += [getattr(runner, "note", "") for runner in (first, second)] + ["" if arrays else "the model has no inputs"]
+    notes += [*small.values(), *(getattr(runner, "note", "") for runner in (first, second))]
+    notes += ["" if arrays else "the model has no inputs"]
     verdict = judge.verdict(f"the first in {first.runtime}", done, shapes_of(arrays), may_be_empty=not arrays)
     other_shapes = shapes_of(elsewhere[0]) if elsewhere is not None else {}
     return replace(verdict, input_scale=maker.scale, notes=list(filter(None, notes)), other_shapes=other_shapes)
