@@ -3,9 +3,11 @@
 what PyTorch offers around modules."""
 
 import copy
+import gc
 import pickle
 import re
 import warnings
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
@@ -19,7 +21,7 @@ torch = require_torch()
 from torch import nn  # noqa: E402
 from torch.func import functional_call, grad, jvp, stack_module_state, vmap  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
-from torch.nn.utils import parametrizations, prune  # noqa: E402
+from torch.nn.utils import parametrizations  # noqa: E402
 from torch.overrides import TorchFunctionMode  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
@@ -482,17 +484,6 @@ def test_frozen_and_trained_in_turn(x):
         torch.testing.assert_close(*gradients, **EXACT)
 
 
-def test_pruned_weights(x):
-    modules = both(x)
-    modules[1](x)
-    for module in modules:
-        for part in module.modules():
-            if isinstance(part, nn.Conv2d):
-                prune.l1_unstructured(part, "weight", 0.3)
-    torch.testing.assert_close(modules[1](x), modules[0](x), **EXACT)
-    assert_same_gradients(modules, lambda module: module(x).square().sum())
-
-
 def at_once(function, given):
     """Return what a function gives for each of some values, each in a thread of its own."""
     with ThreadPoolExecutor(len(given)) as pool:
@@ -504,6 +495,29 @@ def test_threads_that_share_a_module(x):
     batches = [x[:1], x[:2], x[:3], x] * 2
     for found, batch in zip(at_once(optimized, batches), batches, strict=True):
         torch.testing.assert_close(found, original(batch), **EXACT)
+
+
+def test_a_call_while_another_thread_makes_the_first(monkeypatch):
+    changed, _ = optimize(nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.AvgPool2d(2)))
+    kept, results = optimizing.compiled, []
+
+    def compiled(backend):
+        monkeypatch.undo()
+        results.extend(at_once(changed, [X]))
+        return kept(backend)
+
+    monkeypatch.setattr(optimizing, "compiled", compiled)
+    torch.testing.assert_close(changed(X), *results)
+
+
+@pytest.mark.parametrize("given", [(), (X,)])
+def test_modules_are_freed(given):
+    changed, _ = optimize(nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.AvgPool2d(2)), *given)
+    changed(X).sum().backward()
+    seen = weakref.ref(changed)
+    del changed
+    gc.collect()
+    assert seen() is None
 
 
 def test_threads_that_optimize_at_once():

@@ -15,6 +15,7 @@ import itertools
 import os
 import types
 import warnings
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -72,12 +73,11 @@ class ModuleReport(Report):
     def update(self, captured: Sequence[Captured], options: OptimizeOptions, names: Sequence[str]) -> None:
         """Say what is known now.  names: of the modules."""
         sites: dict[tuple[str, str], SiteReport] = {}
-        for site in (site for one in captured for report in one.reports for site in report.sites):
-            key = site.conv, site.pool
-            if key not in sites or site.status == "rewritten" != sites[key].status:
-                sites[key] = site
         reports = [report for one in captured for report in one.reports]
-        self.sites[:] = sorted(sites.values(), key=lambda site: site.status != "rewritten")
+        found = sorted((site for report in reports for site in report.sites), key=lambda site: site.status != "rewritten")
+        for site in found:
+            sites.setdefault((site.conv, site.pool), site)
+        self.sites[:] = sites.values()
         self.summary = _summed(self.sites, [report.summary for report in reports])
         self.changed = bool(self.summary.rewritten)
         self.notes[:] = dict.fromkeys(note for report in reports for note in report.notes)
@@ -86,10 +86,9 @@ class ModuleReport(Report):
         names = [*names, *(name for site in self.sites for name in (site.conv, site.pool))]
         matched = [pattern for pattern in options.exclude if any(fnmatchcase(name, pattern) for name in names)]
         lost = [f"forward is cut in two at {one.breaks}" for one in captured if one.breaks]
-        told = [*lost, *(error for one in captured for error in one.errors)]
-        self.warnings[:] = dict.fromkeys([*told, *(unmatched(options.exclude, matched) if captured else ())])
-        hint = "the pairs are found by calls: call the module, or pass example inputs: optimize(module, x)"
-        self.hints[:] = [] if captured else [hint]
+        told = [error for one in captured for error in one.errors] + (unmatched(options.exclude, matched) if captured else [])
+        self.warnings[:] = dict.fromkeys([*lost, *told])
+        self.hints[:] = [] if captured else ["pairs are found by calls: call the module, or pass inputs: optimize(module, x)"]
 
 
 def _summed(sites: Sequence[SiteReport], summaries: Sequence[Summary]) -> Summary:
@@ -122,8 +121,7 @@ class Calls:
         self.module, self.options = module, options
         self.backend = PoolFirst(options)
         self.report = ModuleReport([], _summed([], []), options={"accumulation": options.accumulation})
-        self._only_looks = False
-        self._handles = -1
+        self._only_looks, self._handles = False, -1
         self._hooks: list[tuple] | None = None
         self._held: tuple[tuple[dict, int], ...] = ()
         self._run: Any = None
@@ -151,13 +149,15 @@ class Calls:
         return self._run(self.module, *args, **kwargs)
 
     def _renew(self) -> None:
-        """Capture anew where hooks are others, of which TorchDynamo takes no notice."""
-        self._handles = RemovableHandle.next_id  # counts every hook that anything gets
+        """Capture anew where hooks are others, of which TorchDynamo takes no notice.  Other threads see what is set last."""
+        handles = RemovableHandle.next_id  # counts every hook that anything gets
         found = [own for m in self.module.modules() for kind in _HOOKS if (own := m.__dict__.get(kind))]
         hooks = [tuple(own.values()) for own in found]
         self._held = tuple((own, len(own)) for own in found)
         if hooks != self._hooks:
-            self._hooks, self._run = hooks, compiled(self._seen)
+            calls: Any = weakref.ref(self)  # PyTorch keeps every backend
+            self._run, self._hooks = compiled(lambda *given: calls()._seen(*given)), hooks
+        self._handles = handles
 
     def _seen(self, graph: Any, example_inputs: Any) -> Callable:
         """The backend, with a report after each capture."""
@@ -171,9 +171,10 @@ class Calls:
             )
         if not self._only_looks:
             return run
+        calls: Any = weakref.ref(self)
 
         def looked(*inputs: Any) -> Any:
-            if self._only_looks:
+            if calls()._only_looks:
                 raise _Seen
             return run(*inputs)
 

@@ -104,8 +104,7 @@ class Skeleton:
 
     def shape(self, node: Any) -> tuple[Dim, ...] | None:
         """Shape of a node's tensor, None where it is none."""
-        found = self.known(node)
-        return None if found is None else found.shape
+        return getattr(self.known(node), "shape", None)
 
     def number(self, array: Any, dtype: Any = np.int64) -> str:
         """The name of a constant."""
