@@ -483,7 +483,7 @@ def test_unknown_channels_and_sizes_stay():
 
 def test_few_channels_save_nothing():
     given = graph(UP + CONV, {**SCALES, "w": (16, 3, 3, 3)}, inputs="float[1,3,12,12] x")
-    assert "saves too little as phases; got 110,592 of 248,832 multiply-adds" in reason(given)
+    assert "saves too little as fused; got 110,592 of 248,832 multiply-adds" in reason(given)
 
 
 @pytest.mark.parametrize("other", ("float[1,64,24,1] z", "float[1,64,H,W] z"))

@@ -231,10 +231,10 @@ TRANSPOSE_WEIGHT = 1.2
 """A multiply-add of a ConvTranspose's product against one of a convolution in onnxruntime's blocked layout."""
 COLUMN_WEIGHT = 54.0
 """A number that this product gives, before it is added to its place."""
-BOX_WEIGHT = 27.0
-"""An addition of a box sum with strides of 1."""
-SHUFFLE_WEIGHT = 120.0
-"""An element that DepthToSpace, Slice or Concat move: they leave the blocked layout of the convolutions."""
+BOX_WEIGHT, ADDITION_WEIGHT = 75.0, 8.0
+"""An element that a box sum with strides of 1 writes, and each of its additions."""
+SHUFFLE_WEIGHT, COPY_WEIGHT = 200.0, 50.0
+"""An element that DepthToSpace moves, which leaves the blocked layout of the convolutions; one that Slice or Concat move."""
 UPSAMPLE_WEIGHT = 16.0
 """An element that a nearest Resize writes."""
 INTERPOLATE_WEIGHT = 32.0
@@ -278,18 +278,18 @@ def form_cost(form: str, work: Work) -> Cost:
     out = m * math.prod(conv.output_size(up.output_size(size)))
     if form == "conv_first":
         spec, crop = conv_first(conv, up)
-        crops = 0 if crop.is_empty else SHUFFLE_WEIGHT
+        crops = 0 if crop.is_empty else COPY_WEIGHT
         return dense_cost(spec, m, c, size, item) + pass_cost(out, UPSAMPLE_WEIGHT + crops)
     if form == "subpixel":
         spec, crop = subpixel(conv, up)
-        passes = 1 if crop.is_empty else 2
-        return dense_cost(spec, m * up.copies, c, size, item) + pass_cost(out, passes * SHUFFLE_WEIGHT)
+        crops = 0 if crop.is_empty else COPY_WEIGHT
+        return dense_cost(spec, m * up.copies, c, size, item) + pass_cost(out, SHUFFLE_WEIGHT + crops)
     if form == "phases":
         costs = [dense_cost(spec, m, c, size, item) for spec in phase_specs(conv, up) or []]
-        return sum(costs, Cost()) + pass_cost(out, 2 * SHUFFLE_WEIGHT)
+        return sum(costs, Cost()) + pass_cost(out, SHUFFLE_WEIGHT + COPY_WEIGHT)
     if form == "direct":
         spread, box = direct_specs(conv, up)
-        return transpose_cost(spread, m, c, size) + pass_cost(out, box.taps * BOX_WEIGHT)
+        return transpose_cost(spread, m, c, size) + pass_cost(out, BOX_WEIGHT + box.taps * ADDITION_WEIGHT)
     return transpose_cost(fused_spec(conv, up), m, c, size)
 
 
