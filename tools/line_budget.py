@@ -17,11 +17,11 @@ SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
     "optimizer": 26709,
     "plugin": 17403,
-    "tests": 37013,
+    "tests": 37023,
     "benchmarks": 8577,
     "tools": 952,
-    "examples": 1180,
-    "models": 2195,
+    "examples": 1167,
+    "models": 2191,
 }
 
 

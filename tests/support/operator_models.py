@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models of one node of ai.convpool, of any type, rank and layout, with inputs on which half precision is exact."""
 
+import math
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -73,7 +74,8 @@ class Node:
         kind = OPERATORS[self.op_type]
         slopes = SLOPES.get(kind.prologue, 0), 2 * SLOPES.get(kind.epilogue, 0)
         parts = replace(kind, prologue_alpha=slopes[0], epilogue_alpha=slopes[1])
-        return replace(parts, norm_groups=2, epsilon=0.25) if kind.normalized else parts
+        # Numbers of a variance of 64 are halves once they are normalized.
+        return replace(parts, norm_groups=2, epsilon=192.0) if kind.normalized else parts
 
     @property
     def names(self) -> list[str]:
@@ -98,10 +100,15 @@ class Node:
             "X": numbers(batch, self.channels, *sizes, last=x_last) * 4 ** (self.rank + 1),
             "W": numbers(self.filters, *conv.kernel_shape, self.channels // self.group),
             "B": numbers(self.filters) * 8,
-            "scale": numbers(*factors) * 2,
+            "scale": numbers(*factors) * (2 * 4 ** (self.rank + 1) if self.parts.normalized else 2),
             "shift": numbers(*factors) * 4 ** (self.rank + 1),
             "R": numbers(batch, self.filters, *out, last=y_last) * 8,
         }
+        if self.parts.normalized:  # each group: numbers of two values, 8 below and above its mean, as many of each
+            signs = np.resize([-8, 8], (batch * 2, self.channels // 2 * math.prod(sizes))).astype(wide)
+            x = rng.permuted(signs, axis=1) + 16 * rng.integers(-2, 3, (batch * 2, 1))
+            x = x.reshape(batch, self.channels, *sizes).astype(wide)
+            found["X"] = np.ascontiguousarray(np.moveaxis(x, 1, -1)) if x_last else x
         return {name: found[name] for name in self.names}
 
     def expected(self, arrays: dict[str, np.ndarray]) -> np.ndarray:
@@ -160,7 +167,7 @@ class Node:
         """Compare a result with the reference."""
         expected = self.expected(arrays)
         relative = ROUNDING[self.dtype] if rounding is None else rounding
-        # Normalized numbers are not whole: their sums, of up to 2^6 before an activation, are rounded as they are formed.
+        # Normalized numbers are whole but for the last bit of their mean and root.
         absolute = max(relative * np.abs(expected).max(), 2.0**-14) if self.parts.normalized else 1e-5
         np.testing.assert_allclose(got.astype(np.float64), expected, rtol=relative, atol=absolute)
         assert np.abs(expected).max() > (0.5 if self.parts.epilogue in ("Tanh", "Sigmoid") else 8)

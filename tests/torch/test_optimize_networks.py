@@ -225,14 +225,17 @@ def test_training_follows_the_original(name, device):
     module, x = made(name, device)
     x = x[..., : NETWORKS[name].trained, : NETWORKS[name].trained]
     changed, _ = optimize(copy.deepcopy(module), x)
-    far = [0.0, 0.0]
-    for seed in (29, 30, 31):  # in one of them a ReLU may pass zero by a rounding, which moves the losses by 1e-5 or not at all
+    # A ReLU may pass zero by a rounding, which moves the losses by 1e-5 or not at all.  On a GPU runs differ, so one more counts.
+    own_orders = [channels_last(module, x)] + [(module, torch.nextafter(x, x + 1))] * (device == "cuda")
+    own_far, far = 0.0, 0.0
+    for seed in (29, 30, 31):
         own = losses(module, x, seed)
         assert own[0] != own[-1]
-        for number, found in enumerate((losses(*channels_last(module, x), seed), losses(changed, x, seed))):
-            assert found.isfinite().all()
-            far[number] = max(far[number], float((found - own).abs().max() / own.abs().max()))
-    assert far[1] <= max(TIMES * far[0], STEPS * floor(torch.float32))
+        *others, found = [losses(*run, seed) for run in (*own_orders, (changed, x))]
+        assert found.isfinite().all()
+        own_far = max(own_far, *(float((other - own).abs().max() / own.abs().max()) for other in others))
+        far = max(far, float((found - own).abs().max() / own.abs().max()))
+    assert far <= max(TIMES * own_far, STEPS * floor(torch.float32))
 
 
 # ---- random modules ----
