@@ -112,7 +112,7 @@ def test_light_densenet121():
 
 
 EXPECTED = {
-    "vae_decoder": {"upsample_last": 3},
+    "vae_decoder": {"upsample_last": 2},
     "sngan_generator": {"upsample_last": 4, "resize_last": 4},
     "biggan_generator": {"upsample_last": 4, "resize_last": 4},
     "stargan_v2_generator": {"upsample_last": 3, "resize_last": 3},
@@ -123,7 +123,7 @@ EXPECTED = {
     "yolo_neck": {"resize_last": 2},
     "esrgan_tail": {"upsample_last": 2},
 }
-"""Sites rewritten for a CPU, by rule.  StarGAN v2 has two shortcuts; the 1x1 convolution behind the last sum makes three."""
+"""Sites rewritten for a CPU, by rule.  StarGAN v2's third is behind the last sum.  The VAE's 32 channels would take longer."""
 
 
 @pytest.mark.parametrize("name", EXPECTED)
