@@ -15,9 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
-    "optimizer": 26709,
+    "optimizer": 26711,
     "plugin": 17403,
-    "tests": 37023,
+    "tests": 37043,
     "benchmarks": 8577,
     "tools": 952,
     "examples": 1167,

@@ -132,6 +132,14 @@ def test_16_bits_of_three_axes_on_a_cpu(dtype, layers, casts):
             torch.testing.assert_close(mine, own, rtol=0.03, atol=0.03 * float(own.detach().abs().max()))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sixteen_bits_on_a_cpu(dtype):
+    x, weight = drawn(2, 8, 6, 8, grad=False).to(dtype), drawn(3, 8, 3, 3, grad=False).to(dtype)
+    y = fused(x, weight)
+    assert y.dtype == dtype
+    torch.testing.assert_close(y.double(), pair(x.double(), weight.double()), rtol=0.05, atol=0.05)
+
+
 # ---- arguments ----
 
 

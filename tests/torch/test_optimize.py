@@ -21,7 +21,7 @@ torch = require_torch()
 from torch import nn  # noqa: E402
 from torch.func import functional_call, grad, jvp, stack_module_state, vmap  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
-from torch.nn.utils import parametrizations  # noqa: E402
+from torch.nn.utils import parametrizations, prune  # noqa: E402
 from torch.overrides import TorchFunctionMode  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
@@ -272,6 +272,7 @@ class FailsBehindACut(nn.Module):
     [
         ((3,), {}, "module: got int"),
         ((nn.ReLU(), 3), {}, "example_inputs: got int"),
+        ((nn.Conv2d(4, 8, 3), (1, 4, 8, 8)), {}, r"for a shape, pass torch.randn\(1, 4, 8, 8\)"),
         ((nn.Conv2d(4, 8, 3), (X, X)), {}, "forward fails; got TypeError"),
         ((nn.Conv2d(3, 8, 3), X), {}, "forward fails; got RuntimeError"),
         ((FailsBehindACut(), X), {}, "forward fails; got RuntimeError: shape"),
@@ -482,6 +483,17 @@ def test_frozen_and_trained_in_turn(x):
             image = x.clone().requires_grad_()
             gradients.append(torch.autograd.grad(module(image).sum(), image)[0])
         torch.testing.assert_close(*gradients, **EXACT)
+
+
+def test_pruned_weights(x):
+    modules = both(x)
+    modules[1](x)
+    for module in modules:
+        for part in module.modules():
+            if isinstance(part, nn.Conv2d):
+                prune.l1_unstructured(part, "weight", 0.3)
+    torch.testing.assert_close(modules[1](x), modules[0](x), **EXACT)
+    assert_same_gradients(modules, lambda module: module(x).square().sum())
 
 
 def at_once(function, given):

@@ -37,7 +37,7 @@ from typing import Any
 import numpy as np
 
 from convpool.algebra.geometry import ConvSpec, Ints, PoolSpec, Windows
-from convpool.algebra.lowering import Cost, conv_cost
+from convpool.algebra.lowering import ADDITION_WEIGHT, Cost, conv_cost
 
 FORMS = ("conv_first", "fused", "subpixel", "phases", "direct")
 
@@ -231,8 +231,8 @@ TRANSPOSE_WEIGHT = 1.2
 """A multiply-add of a ConvTranspose's product against one of a convolution in onnxruntime's blocked layout."""
 COLUMN_WEIGHT = 54.0
 """A number that this product gives, before it is added to its place."""
-BOX_WEIGHT, ADDITION_WEIGHT = 75.0, 8.0
-"""An element that a box sum with strides of 1 writes, and each of its additions."""
+BOX_WEIGHT = 75.0
+"""An element that a box sum with strides of 1 writes, beside its additions."""
 SHUFFLE_WEIGHT, COPY_WEIGHT = 200.0, 50.0
 """An element that DepthToSpace moves, which leaves the blocked layout of the convolutions; one that Slice or Concat move."""
 UPSAMPLE_WEIGHT = 16.0

@@ -375,6 +375,8 @@ def _checked(module: Any, example: Inputs) -> tuple[tuple, dict[str, Any]]:
     args = (example,) if isinstance(example, torch.Tensor) else () if example is None else example
     if not isinstance(args, (tuple, list)):
         raise OptionError(f"example_inputs: got {type(example).__name__}, expected a tensor, a sequence or a mapping")
+    if args and all(type(arg) is int for arg in args):
+        raise OptionError(f"example_inputs: got the numbers {args}, expected tensors; for a shape, pass torch.randn{args}")
     return tuple(args), {}
 
 
