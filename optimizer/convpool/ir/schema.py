@@ -20,7 +20,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto, TensorProto, helper
+from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto, helper, parser
 
 from convpool.algebra.expand import UpsampleSpec
 from convpool.algebra.geometry import ConvSpec, PoolSpec
@@ -246,95 +246,108 @@ def scales_of(up: UpsampleSpec) -> list[float]:
     return [1.0, 1.0, *map(float, up.factors)]
 
 
-def function_proto(op_type: str, opset: int, *, for_sizes: bool = False) -> FunctionProto:
+def function_proto(op_type: str, opset: int, *, permuting: bool = False, for_sizes: bool = False) -> FunctionProto:
     """An operator as a function of the standard operators of `opset`.
 
     Before 19 pool_dilations must be all 1; those that upsample need UPSAMPLING_OPSET, those that normalize NORMALIZING_OPSET.
-    for_sizes: only the sizes of what it gives have to be right, and to follow from its inputs' by themselves.
+    permuting: with Transposes around, by attributes, for nodes with channels last.  for_sizes: only the sizes of what it gives
+    have to be right, and to follow from its inputs' by themselves.
     """
     parts = OPERATORS[op_type]
-    nodes: list[NodeProto] = []
-    x = "X"
+    x, residual, y = ("X_channels_first", "R_channels_first", "Y_channels_first") if permuting else ("X", "R", "Y")
+    body = [f"{x} = Transpose <perm: ints = @x_perm> (X)"] if permuting else []
+    if permuting and parts.residual:
+        body.append(f"{residual} = Transpose <perm: ints = @r_perm> (R)")
     if parts.normalized and not for_sizes:
-        nodes, x = _normalization(x), "normalized"
+        body.append(_NORMALIZATION.replace("INPUT", x))
+        x = "normalized"
     if parts.modulated:
-        nodes += [helper.make_node("Mul", [x, "scale"], ["product"]), helper.make_node("Add", ["product", "shift"], ["scaled"])]
+        body.append(f"product = Mul ({x}, scale) scaled = Add (product, shift)")
     elif parts.affine:
         # As BatchNormalization, which onnxruntime runs in one pass with a Relu behind it, in its blocked layout too.
         # Mean 0 and variance 1 of shift's type: folded to constants when the function is inlined.
-        nodes.append(helper.make_node("Sub", ["shift", "shift"], ["mean"]))
-        nodes.append(helper.make_node("Exp", ["mean"], ["variance"]))
-        names = [x, "scale", "shift", "mean", "variance"]
-        nodes.append(helper.make_node("BatchNormalization", names, ["scaled"], epsilon=0.0))
+        body.append("mean = Sub (shift, shift) variance = Exp (mean)")
+        body.append(f"scaled = BatchNormalization <epsilon = 0.0> ({x}, scale, shift, mean, variance)")
     x = "scaled" if parts.affine else x
     if parts.prologue:
-        nodes += _activation(parts.prologue, x, "activated", "prologue_alpha")
+        body.append(_activation(parts.prologue, x, "activated", "prologue_alpha"))
         x = "activated"
-    nodes.append(helper.make_node("Transpose", ["W"], ["weight"]))
-    _refer(nodes[-1], perm="weight_perm")
+    body.append("weight = Transpose <perm: ints = @weight_perm> (W)")
     if parts.upsamples:
-        scales = AttributeProto(name="value_floats", ref_attr_name=SCALES, type=AttributeProto.FLOATS)
-        nodes.append(helper.make_node("Constant", [], ["factors"]))
-        nodes[-1].attribute.append(scales)
-        nodes.append(helper.make_node("Resize", [x, "", "factors"], ["upsampled"], **NEAREST))
+        nearest = ", ".join(f'{name} = "{NEAREST[name]}"' for name in sorted(NEAREST))
+        body.append(f"factors = Constant <value_floats: floats = @{SCALES}> () upsampled = Resize <{nearest}> ({x}, , factors)")
     else:
-        nodes.append(helper.make_node("AveragePool", [x], ["pooled"], count_include_pad=1))
-        _refer(nodes[-1], **{name: f"pool_{name}" for name in _WINDOW[: 4 if opset >= POOL_DILATIONS_OPSET else 3]})
-    steps = [*(("Add",) if parts.residual else ()), *((parts.epilogue,) if parts.epilogue else ())]
-    y = "convolved" if steps else "Y"
-    nodes.append(helper.make_node("Conv", [nodes[-1].output[0], "weight", "B"], [y]))
-    _refer(nodes[-1], **{name: name for name in (*_WINDOW, "group")})
+        windows = _WINDOW[: 4 if opset >= POOL_DILATIONS_OPSET else 3]
+        body.append(f"pooled = AveragePool <count_include_pad = 1, {_referring(windows, 'pool_')}> ({x})")
+    given = f"({'upsampled' if parts.upsamples else 'pooled'}, weight, B)"
+    result = "convolved" if parts.residual or parts.epilogue else y
+    body.append(f"{result} = Conv <{_referring(_WINDOW)}, group: int = @group> {given}")
     if parts.residual:
-        nodes.append(helper.make_node("Add", [y, "R"], ["sum" if parts.epilogue else "Y"]))
-        y = "sum"
+        total = "sum" if parts.epilogue else y
+        body.append(f"{total} = Add ({result}, {residual})")
+        result = total
     if parts.epilogue:
-        nodes += _activation(parts.epilogue, y, "Y", "alpha")
-    before = "Nearest upsampling" if parts.upsamples else "Average pooling that counts its padding"
-    text = f"{before}, then convolution with channels-last weights."
-    if not parts.is_plain:
-        core = Parts(upsamples=parts.upsamples).op_type
-        text = f"{core} with what its name says before and behind it; zero padding comes after the prologue."
-    attributes = [*({**_UPSAMPLING, **_SCALES} if parts.upsamples else _POOLING), *_CONVOLUTION, *_OTHERS]
+        body.append(_activation(parts.epilogue, result, y, "alpha"))
+    if permuting:
+        body.append(f"Y = Transpose <perm: ints = @y_perm> ({y})")
+    attributes = [*(_UPSAMPLING | _SCALES if parts.upsamples else _POOLING), *_CONVOLUTION, *_OTHERS]
     attributes += () if parts.is_plain else (*_PART_INTS, *_PART_FLOATS)
     attributes += (*_NORM_INTS, *_NORM_FLOATS) if parts.normalized else ()
-    imports = [helper.make_opsetid("", opset)]
-    return helper.make_function(DOMAIN, op_type, list(parts.inputs), ["Y"], nodes, imports, attributes, doc_string=text)
+    attributes += ("x_perm", "y_perm", *(("r_perm",) if parts.residual else ())) if permuting else ()
+    head = f'<domain: "{DOMAIN}", opset_import: ["" : {opset}]> {op_type} <{", ".join(attributes)}>'
+    function = parser.parse_function(f"{head} ({', '.join(parts.inputs)}) => (Y) {{ {' '.join(body)} }}")
+    for node in function.node:
+        node.ClearField("domain")
+    before = "Nearest upsampling" if parts.upsamples else "Average pooling that counts its padding"
+    function.doc_string = f"{before}, then convolution with channels-last weights."
+    if not parts.is_plain:
+        core = Parts(upsamples=parts.upsamples).op_type
+        function.doc_string = f"{core} with what its name says before and behind it; zero padding comes after the prologue."
+    return function
+
+
+_NORMALIZATION = """
+    kept = Constant <value_ints: ints = [0]> ()
+    rest = Constant <value_ints: ints = [-1]> ()
+    one = Constant <value_ints: ints = [1]> ()
+    number = Constant <value_int: int = @norm_groups> ()
+    groups = Reshape (number, one)
+    grouped_shape = Concat <axis = 0> (kept, groups, rest)
+    grouped = Reshape (INPUT, grouped_shape)
+    float_ones = ConstantOfShape <value = float[1] value {1.0}> (groups)
+    ones = CastLike (float_ones, INPUT)
+    float_zeros = ConstantOfShape <value = float[1] value {0.0}> (groups)
+    zeros = CastLike (float_zeros, INPUT)
+    normal = InstanceNormalization <epsilon: float = @epsilon> (grouped, ones, zeros)
+    shape = Shape (INPUT)
+    normalized = Reshape (normal, shape)"""
+"""Mean 0 and variance 1 of INPUT in groups of channels, in a function's body."""
+
+
+def _activation(op_type: str, x: str, y: str, alpha: str) -> str:
+    """An activation in a function's body; the function's attribute `alpha` is its slope."""
+    if op_type == "Silu":
+        gate = f"{y.removesuffix('_channels_first')}_gate"
+        return f"{gate} = Sigmoid ({x}) {y} = Mul ({x}, {gate})"
+    return f"{y} = {op_type} {f'<alpha: float = @{alpha}> ' if op_type == 'LeakyRelu' else ''}({x})"
+
+
+def _referring(names: Collection[str], prefix: str = "") -> str:
+    """Attributes, lists of integers, that take the values of the function's of the same names behind a prefix."""
+    return ", ".join(f"{name}: ints = @{prefix}{name}" for name in names)
 
 
 def functions_for(
     op_types: set[str], opset: int, permuting: Collection[str] = (), *, for_sizes: bool = False
 ) -> list[FunctionProto]:
     """The functions of the operators named, in a fixed order.  permuting: operators that have nodes with channels last."""
-    functions = [function_proto(name, opset, for_sizes=for_sizes) for name in OP_TYPES if name in op_types]
-    for function in functions:
-        if function.name in permuting:
-            _permute(function)
-    return functions
+    names = [name for name in OP_TYPES if name in op_types]
+    return [function_proto(name, opset, permuting=name in permuting, for_sizes=for_sizes) for name in names]
 
 
 def permutes(function: FunctionProto) -> bool:
     """Return True if an operator's function is for nodes with channels last."""
     return "x_perm" in function.attribute
-
-
-def _permute(function: FunctionProto) -> None:
-    """Put Transposes around the body of an operator's function, by attributes of the node."""
-    names = {"X": "x_perm", "R": "r_perm"}
-    for node in function.node:
-        for index, name in enumerate(node.input):
-            if name in names:
-                node.input[index] = f"{name}_channels_first"
-    function.node[-1].output[0] = "Y_channels_first"
-    nodes = []
-    for name in [name for name in function.input if name in names]:
-        nodes.append(helper.make_node("Transpose", [name], [f"{name}_channels_first"]))
-        _refer(nodes[-1], perm=names[name])
-    nodes += function.node
-    nodes.append(helper.make_node("Transpose", ["Y_channels_first"], ["Y"]))
-    _refer(nodes[-1], perm="y_perm")
-    del function.node[:]
-    function.node.extend(nodes)
-    function.attribute.extend(["x_perm", "y_perm", *(["r_perm"] if "R" in function.input else [])])
 
 
 def used_in(model: ModelProto) -> set[str]:
@@ -358,54 +371,6 @@ def attributes_of(parts: Parts) -> dict[str, tuple[int, int | str | None, str]]:
     for name, (default, text) in _OPTIONAL.items():
         found[name] = (AttributeProto.STRING if isinstance(default, str) else AttributeProto.INT, default, text)
     return found | {name: (AttributeProto.INTS, None, _PERMS[name]) for name in _PERMS if name != "r_perm" or parts.residual}
-
-
-def _normalization(x: str) -> list[NodeProto]:
-    """Mean 0 and variance 1 in groups of channels, in a function's body: its last node gives "normalized"."""
-
-    def constant(name: str, **values: Any) -> NodeProto:
-        return helper.make_node("Constant", [], [name], **values)
-
-    nodes = [
-        constant("kept", value_ints=[0]),
-        constant("rest", value_ints=[-1]),
-        constant("one", value_ints=[1]),
-        constant("number"),
-    ]
-    _refer(nodes[-1], value_int="norm_groups")
-    nodes.append(helper.make_node("Reshape", ["number", "one"], ["groups"]))
-    nodes.append(helper.make_node("Concat", ["kept", "groups", "rest"], ["grouped_shape"], axis=0))
-    nodes.append(helper.make_node("Reshape", [x, "grouped_shape"], ["grouped"]))
-    for name, value in (("ones", 1.0), ("zeros", 0.0)):
-        filled = helper.make_tensor("value", TensorProto.FLOAT, [1], [value])
-        nodes.append(helper.make_node("ConstantOfShape", ["groups"], [f"float_{name}"], value=filled))
-        nodes.append(helper.make_node("CastLike", [f"float_{name}", x], [name]))
-    nodes.append(helper.make_node("InstanceNormalization", ["grouped", "ones", "zeros"], ["normal"]))
-    _refer(nodes[-1], epsilon="epsilon")
-    nodes.append(helper.make_node("Shape", [x], ["shape"]))
-    nodes.append(helper.make_node("Reshape", ["normal", "shape"], ["normalized"]))
-    return nodes
-
-
-def _activation(op_type: str, x: str, y: str, alpha: str) -> list[NodeProto]:
-    """An activation in a function's body; the function's attribute `alpha` is its slope."""
-    if op_type == "Silu":
-        return [helper.make_node("Sigmoid", [x], [f"{y}_gate"]), helper.make_node("Mul", [x, f"{y}_gate"], [y])]
-    node = helper.make_node(op_type, [x], [y])
-    if op_type == "LeakyRelu":
-        node.attribute.append(AttributeProto(name="alpha", ref_attr_name=alpha, type=AttributeProto.FLOAT))
-    return [node]
-
-
-_REFERRED = {"group": AttributeProto.INT, "value_int": AttributeProto.INT, "epsilon": AttributeProto.FLOAT}
-"""The types of attributes that a function's body refers to, where they are no lists of integers."""
-
-
-def _refer(node: NodeProto, **references: str) -> None:
-    """Give `node` attributes that take the value of the function's attributes named."""
-    for name, source in references.items():
-        kind = _REFERRED.get(name, AttributeProto.INTS)
-        node.attribute.append(AttributeProto(name=name, ref_attr_name=source, type=kind))
 
 
 def move_to_domain(model: ModelProto, domain: str, source: str = DOMAIN) -> bool:
