@@ -15,6 +15,9 @@ DIRECT = {"AveragePool": 1, "Conv": 1}
 """The operators of a pair in the lowering direct."""
 LAST = 2**63 - 1
 """The end of a Slice that has none."""
+CORNERS = {"f": [0, 0], "r": [1, 0], "c": [0, 1], "d": [1, 1], "e": [LAST, LAST], "a": [2, 3], "s": [2, 2]}
+CORNER_SLICES = "".join(f"s{number} = Slice(h, {start}, e, a, s)\n" for number, start in enumerate("frcd", 1))
+"""The four corners of each 2x2 window, by the constants CORNERS."""
 RTOL = 2e-6
 """A share of the largest output: sums of up to 576 float32 products with random errors of 6e-8."""
 

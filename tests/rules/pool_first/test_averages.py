@@ -8,8 +8,7 @@ import pytest
 import convpool
 from convpool.rules.pool_first.averages import may_be_box_filter
 from tests.support.models import function_scope, graph, graph_of, operators
-from tests.support.reject_cases import AXES, BOX, HALF, resize
-from tests.support.rewriting import CONV, DIRECT, POOL, rewrite, verified
+from tests.support.rewriting import CONV, CORNER_SLICES, CORNERS, DIRECT, LAST, POOL, rewrite, verified
 
 LINE = "h = Conv<pads=[1,1]>(x, w)\n"
 ONE = {"inputs": "float[2,16,12] x", "outputs": "float[a,b,c] y", "w": (32, 16, 3)}
@@ -24,6 +23,14 @@ COLUMNS = """i = Slice(m, zero, end, columns, two)
 j = Slice(m, one, end, columns, two)
 t = Add(i, j)
 y = Div(t, half)"""
+BOX = {"quarter": np.full((32, 1, 2, 2), 0.25, np.float32)}
+AXES = {"zero": [0], "one": [1], "end": [LAST], "two": [2], "rows": [2], "columns": [3], "half": np.float32(2)}
+HALF = {"r": np.zeros(0, np.float32), "scales": np.array([1, 1, 0.5, 0.5], np.float32)}
+
+
+def resize(attributes: str = "", inputs: str = "r, scales") -> str:
+    """A linear Resize from h to y."""
+    return f'y = Resize<mode="linear"{attributes}>(h, {inputs})'
 
 
 SQUEEZED = {**DIRECT, "Squeeze": 1}
@@ -498,10 +505,8 @@ def test_the_type_of_a_factor_has_to_be_known():
 
 
 def test_a_sum_onto_computed_numbers_is_no_mean():
-    corners = {"f": [0, 0], "r": [1, 0], "c": [0, 1], "d": [1, 1], "e": [2**40, 2**40], "a": [2, 3], "s": [2, 2]}
-    slices = "".join(f"s{i} = Slice(h, {start}, e, a, s)\n" for i, start in enumerate("frcd"))
-    body = CONV + slices + "n = Shape(s0)\nz = Expand(v, n)\nt = Sum(z, s0, s1, s2, s3)\ny = Div(t, four)"
-    constants = {**corners, "four": np.float32(4)}
+    body = CONV + CORNER_SLICES + "n = Shape(s1)\nz = Expand(v, n)\nt = Sum(z, s1, s2, s3, s4)\ny = Div(t, four)"
+    constants = {**CORNERS, "four": np.float32(4)}
     verified(graph(body, constants, inputs="float[1,16,12,12] x, float[1] v"), 0)
     verified(graph(body, {**constants, "v": np.zeros(1, np.float32)}), 1)
 

@@ -10,10 +10,9 @@ from convpool.ir.index import index_model
 from convpool.ir.model import LoadedModel
 from tests.support import sessions
 from tests.support.models import graph, operators, random_feeds
-from tests.support.reject_cases import CORNERS
-from tests.support.rewriting import CONV, DIRECT, LAST, POOL, assert_close, rewrite, verified
+from tests.support.rewriting import CONV, CORNERS, DIRECT, LAST, POOL, assert_close, rewrite, verified
+from tests.support.rewriting import CORNER_SLICES as FOUR
 
-FOUR = "s1 = Slice(h, f, e, a, s)\ns2 = Slice(h, r, e, a, s)\ns3 = Slice(h, c, e, a, s)\ns4 = Slice(h, d, e, a, s)\n"
 AXES = {"zero": [0], "one": [1], "end": [LAST], "two": [2], "rows": [-2], "columns": [3], "four": np.float32(4)}
 SIX = """u = Slice(h, zero, end, rows, two)
 l = Slice(h, one, end, rows, two)
