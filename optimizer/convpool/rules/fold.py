@@ -53,7 +53,6 @@ class Fold(Rule):
     names = ("fold",)
 
     def sites(self, scope: Scope, context: Context) -> Iterator[Site]:
-        """The nodes of a graph."""
         if scope.is_function:
             return
         computed = _computed(scope)
@@ -65,7 +64,6 @@ class Fold(Rule):
                 yield Site(scope, index)
 
     def check(self, site: Site, context: Context) -> FoldPlan | None:
-        """The plan; None where a value cannot be computed."""
         scope, node = site.scope, site.scope.nodes[site.root]
         inputs = tuple(_passed(scope, name) for name in node.input)
         if inputs != tuple(node.input):
@@ -83,7 +81,6 @@ class Fold(Rule):
         return FoldPlan(scope, site.root, tuple(values), (), frozenset(before))
 
     def apply(self, plan: FoldPlan, edit: Edit) -> None:
-        """Store the values, or rewire the node."""
         if plan.inputs:
             edit.set_inputs(plan.node, list(plan.inputs))
         else:

@@ -57,7 +57,6 @@ class ProductSite(Site):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of all nodes."""
         return tuple(label(self.scope.nodes[index]) for index in sorted(self.nodes))
 
     @property
@@ -75,7 +74,6 @@ class ProductPlan(Plan):
 
     @property
     def own(self) -> frozenset[int]:
-        """All nodes."""
         return self.site.nodes
 
 
@@ -115,7 +113,6 @@ class FoldProduct(Rule):
         return ProductPlan(scope, site, constants)
 
     def apply(self, plan: ProductPlan, edit: Edit) -> None:
-        """Write a Gemm, and the views behind it, for each tensor."""
         scope = plan.scope
         for name, product in plan.site.products.items():
             weight, bias = plan.constants[name]

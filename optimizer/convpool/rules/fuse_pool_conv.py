@@ -29,13 +29,11 @@ class FusePoolConv(PairRule):
     on_operators = True
 
     def sites(self, scope: Scope, context: Context) -> Iterator[PairSite]:
-        """The convolutions of a scope that read an AveragePool."""
         for index, node in enumerate(scope.nodes):
             if is_op(node, "Conv") and (site := behind_pooling(scope, index)) is not None:
                 yield site
 
     def check(self, site: PairSite, context: Context) -> PairPlan | Reject:
-        """A plan for one ConvAvgPool, or why the pair stays two nodes.  Raises AttributeReference."""
         scope = site.scope
         rank = conv_rank(scope, site.conv)
         if isinstance(rank, Reject):

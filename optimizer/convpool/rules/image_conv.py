@@ -51,7 +51,6 @@ class ImageConv(PairRule):
     needs = ("Conv",)
 
     def sites(self, scope: Scope, context: Context) -> Iterator[PairSite]:
-        """The convolutions of the kinds that are switched on."""
         if not context.made_operator:
             return
         pairs = list(pair_sites(scope))
@@ -65,7 +64,6 @@ class ImageConv(PairRule):
                     yield PairSite(scope, index, node.input[0], index, KINDS[kind])
 
     def check(self, site: PairSite, context: Context) -> PairPlan | Reject:
-        """A plan for one ConvAvgPool, or why the convolution stays."""
         scope, index = site.scope, site.conv
         of_image = site.pattern == KINDS["image_conv"]
         leaf = constant_leaf(scope, index, context)

@@ -51,7 +51,6 @@ class LowerPlan(NodePlan):
 
     @property
     def convolutions(self) -> tuple[int, ...]:
-        """The node."""
         return (self.node,)
 
 
@@ -62,12 +61,10 @@ class LowerOperator(Rule):
     needs = schema.OP_TYPES
 
     def sites(self, scope: Scope, context: Context) -> Iterator[Site]:
-        """The operator's nodes."""
         if context.options.lowering != "convavgpool":
             yield from (Site(scope, index) for index, node in enumerate(scope.nodes) if schema.is_operator(node))
 
     def check(self, site: Site, context: Context) -> LowerPlan | Reject:
-        """The plan for a node, or why it stays.  Raises AttributeReference."""
         scope, node = site.scope, site.scope.nodes[site.root]
         values, parts = attributes(node), schema.parts_of(node)
         before, conv = schema.specs_of(values)
@@ -93,20 +90,17 @@ class LowerOperator(Rule):
         return _with_macs(plan) if context.options.lowering == "direct" else _with_fused(plan, context.options.lowering)
 
     def apply(self, plan: LowerPlan, edit: Edit) -> None:
-        """Put the standard nodes in the place of the operator's."""
         _Writer(plan, edit).run()
         edit.replace(plan.node, plan.own)
         edit.lowered_operator()
 
     def rewritten(self, plan: LowerPlan, outputs: list[str], times: dict[str, float] | None, log: Log) -> None:
-        """Report the node."""
         found, fallback = plan.lowering, plan.fallback.why if plan.fallback else None
         values = {"macs_before": found.macs_before, "macs_after": found.macs_after, "times_us": times, "fallback": fallback}
         name = label(plan.scope.nodes[plan.node])
         log.rewritten(self.site_report(plan.scope, PATTERN, found.name, conv=name, **values), None)
 
     def kept(self, site: Site, verdict: Reject | None, times: dict[str, float] | None, log: Log) -> None:
-        """Report a node that stays."""
         name = label(site.scope.nodes[site.root])
         log.kept(self.site_report(site.scope, PATTERN, None, conv=name, **verdict_of(verdict)))
 

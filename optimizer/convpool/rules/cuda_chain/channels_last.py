@@ -65,7 +65,6 @@ class LayoutPlan(Plan):
 
     @property
     def own(self) -> frozenset[int]:
-        """The nodes that change."""
         return frozenset(self.nodes)
 
 
@@ -83,7 +82,6 @@ class ChannelsLast(Rule):
             yield Site(scope, min(found))
 
     def check(self, site: Site, context: Context) -> LayoutPlan | Reject:
-        """The tensors whose channels stand last, or why there are none."""
         scope, ports = site.scope, ports_of(site.scope)
         if site.scope.depth:
             return reject(scope, site.root, "layout in a body", "a node of the operator there", "one in the main graph")
@@ -95,11 +93,9 @@ class ChannelsLast(Rule):
         return plan_of(scope, ports, last)
 
     def apply(self, plan: LayoutPlan, edit: Edit) -> None:
-        """Change the nodes, and put Transposes where the layout changes."""
         Turner(plan, edit).run()
 
     def rewritten(self, plan: LayoutPlan, outputs: list[str], times: dict[str, float] | None, log: Log) -> None:
-        """Count the nodes."""
         log.channels_last += len(plan.nodes)
 
     def kept(self, site: Site, verdict: Reject | None, times: dict[str, float] | None, log: Log) -> None:
@@ -254,11 +250,9 @@ class ChannelsFirst(Rule):
                     yield GroupSite(scope, site.root, frozenset(group.tensors))
 
     def check(self, site: GroupSite, context: Context) -> LayoutPlan:
-        """The nodes that change."""
         return plan_of(site.scope, (), site.tensors, to_channels_first)
 
     def apply(self, plan: LayoutPlan, edit: Edit) -> None:
-        """Change the nodes, and put Transposes where the layout changes."""
         Turner(plan, edit).run()
 
 

@@ -78,7 +78,6 @@ class ChainConv(PairRule):
                 yield ChainSite(scope, index, node.input[0], index, PATTERN, first=index not in taken)
 
     def check(self, site: ChainSite, context: Context) -> PairPlan | Reject:
-        """A plan for one ConvAvgPool, or why the convolution stays.  Raises AttributeReference."""
         scope, index = site.scope, site.conv
         leaf = _conv(scope, index, context)
         if isinstance(leaf, Reject):
@@ -116,11 +115,9 @@ class ChainPool(Rule):
             yield from (Site(scope, index) for index in sorted(taken) if is_op(scope.nodes[index], "AveragePool"))
 
     def check(self, site: Site, context: Context) -> PoolPlan | Reject:
-        """A plan for one ConvAvgPool, or why the pooling stays.  Raises AttributeReference."""
         return _pooling(site.scope, site.root, context)
 
     def apply(self, plan: PoolPlan, edit: Edit) -> None:
-        """Put the node in the pooling's place."""
         old, channels = plan.scope.nodes[plan.node], plan.channels
         dtype = helper.tensor_dtype_to_np_dtype(plan.elem_type)
         key = (plan.elem_type, channels)
@@ -134,7 +131,6 @@ class ChainPool(Rule):
         edit.replace(plan.node, plan.own)
 
     def rewritten(self, plan: PoolPlan, outputs: list[str], times: dict[str, float] | None, log: Log) -> None:
-        """Report the pooling."""
         node = plan.scope.nodes[plan.node]
         shape = plan.scope.info(node.output[0]).shape or (None,)
         known = [dim for dim in shape[2:] if isinstance(dim, int)]
@@ -156,7 +152,6 @@ class ShortcutPlan(Plan):
 
     @property
     def own(self) -> frozenset[int]:
-        """Both nodes."""
         return frozenset((self.resize, self.leaf.node))
 
     @property
@@ -189,12 +184,10 @@ class ChainUpsample(Rule):
                 yield Site(scope, index)
 
     def check(self, site: Site, context: Context) -> ShortcutPlan | None:
-        """The plan.  Raises AttributeReference."""
         plan = _shortcut(site.scope, site.root, context)
         return plan if context.enabled("chain_conv") or plan is None or has_fast_kernel(*plan.leaf.weight_shape[:2]) else None
 
     def apply(self, plan: ShortcutPlan, edit: Edit) -> None:
-        """Put the node in the place of both."""
         scope, leaf = plan.scope, plan.leaf
         old, output = scope.nodes[leaf.node], scope.nodes[plan.resize].output[0]
         assert leaf.weight is not None

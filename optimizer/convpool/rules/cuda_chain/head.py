@@ -49,7 +49,6 @@ class HeadPlan(Plan):
 
     @property
     def own(self) -> frozenset[int]:
-        """The nodes that go."""
         return frozenset(self.nodes)
 
 
@@ -60,14 +59,12 @@ class ChainHead(Rule):
     on_operators = True
 
     def sites(self, scope: Scope, context: Context) -> Iterator[Site]:
-        """The Gemm and MatMul nodes behind a sum or mean."""
         if context.made_operator and ports_of(scope):
             for index, node in enumerate(scope.nodes):
                 if is_op(node, "Gemm", "MatMul") and _from_map(scope, index):
                     yield Site(scope, index)
 
     def check(self, site: Site, context: Context) -> HeadPlan | Reject:
-        """A plan for one ConvAvgPool, or why the nodes stay.  Raises AttributeReference."""
         scope, index = site.scope, site.root
         nodes = _from_map(scope, index)
         mean = nodes[0]
@@ -100,7 +97,6 @@ class ChainHead(Rule):
         return HeadPlan(scope, tuple(nodes), window, weight.reshape(len(weight), *(1,) * RANK, -1), bias)
 
     def apply(self, plan: HeadPlan, edit: Edit) -> None:
-        """Put the node and a Flatten in the place of the product."""
         first, last = plan.scope.nodes[plan.nodes[0]], plan.scope.nodes[plan.nodes[-1]]
         y = last.output[0]
         weight = edit.constant(plan.weight, f"{last.input[1]}_channels_last")
@@ -111,7 +107,6 @@ class ChainHead(Rule):
         edit.replace(plan.nodes[-1], plan.nodes)
 
     def rewritten(self, plan: HeadPlan, outputs: list[str], times: dict[str, float] | None, log: Log) -> None:
-        """Report the sum or mean."""
         pool, count = label(plan.scope.nodes[plan.nodes[0]]), plan.weight.size
         values = {"pool": pool, "macs_before": count, "macs_after": count, "operator": OP_TYPE}
         log.rewritten(self.site_report(plan.scope, PATTERN, "convavgpool", **values), outputs[0])

@@ -94,12 +94,10 @@ class FusionPlan(Plan):
 
     @property
     def shared(self) -> frozenset[int]:
-        """The nodes in front that it fuses."""
         return frozenset(self.upstream)
 
     @property
     def operator_version(self) -> int:
-        """The domain version of the operator that the node becomes."""
         return schema.version_of(self.parts)
 
     def described(self, nodes: tuple[int, ...]) -> tuple[str, ...]:
@@ -161,7 +159,6 @@ class FusionRule(Rule):
         edit.drop_unread(plan.upstream)
 
     def rewritten(self, plan: FusionPlan, outputs: list[str], times: dict[str, float] | None, log: Log) -> None:
-        """Add the fused nodes to the report of the node."""
         node = plan.scope.nodes[plan.node]
         name, operator = label(node), plan.parts.op_type
         found = self.site_report(plan.scope, "conv_avg_pool", "convavgpool", conv=name, pool=name, operator=operator)

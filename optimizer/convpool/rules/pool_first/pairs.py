@@ -88,17 +88,14 @@ class PairPlan(Plan):
 
     @property
     def operator_version(self) -> int:
-        """Opset version of the ConvAvgPool domain, where any convolution becomes one."""
         return VERSION if any(lowering.name == "convavgpool" for lowering in self.lowerings) else 0
 
     @property
     def timed(self) -> tuple[frozenset[int], str]:
-        """The pair."""
         return self.own, self.pooling.output
 
     @cached_property
     def convolutions(self) -> tuple[int, ...]:
-        """The convolutions of the tree."""
         return tuple(leaf.node for leaf in conv_leaves(self.tree))
 
 
@@ -106,7 +103,6 @@ class PairRule(Rule):
     """A rule whose plans are PairPlans."""
 
     def apply(self, plan: PairPlan, edit: Edit) -> None:
-        """Put the plan's nodes in the place of the last of those that go."""
         Emitter(edit, plan.pooling, plan.lowerings).run(plan.tree)
         gone = {*plan.pooling.nodes, *tree_nodes(plan.tree)}
         split = plan.pooling.split
@@ -115,7 +111,6 @@ class PairRule(Rule):
         edit.drop_unread(index for leaf in conv_leaves(plan.tree) for index in leaf.passed)
 
     def rewritten(self, plan: PairPlan, outputs: list[str], times: dict[str, float] | None, log: Log) -> None:
-        """One report for each convolution."""
         scope, made = plan.scope, iter(outputs)
         pool = label(scope.nodes[plan.pooling.root]) if plan.pooling.nodes else ""
         for leaf, lowering in zip(conv_leaves(plan.tree), plan.lowerings, strict=True):

@@ -67,11 +67,9 @@ class PoolFirst(PairRule):
     has_alternatives = True
 
     def sites(self, scope: Scope, context: Context) -> Iterator[PairSite]:
-        """The averages of a scope."""
         return pair_sites(scope)
 
     def check(self, site: PairSite, context: Context) -> PairPlan | Reject | None:
-        """A plan if the site is exact to rewrite and pays, otherwise why not; None if it is no average over windows."""
         found = _traced(site)
         if not isinstance(found, tuple):
             return found

@@ -61,7 +61,6 @@ class MovingRule(ResizeRule):
     """A rule whose plans are ResizePlans."""
 
     def apply(self, plan: ResizePlan, edit: Edit) -> None:
-        """Put the new nodes in the place of the convolution."""
         scope, leaf = plan.scope, plan.leaf
         old = scope.nodes[leaf.node]
         emitter = Emitter(edit, leaf.conv.rank, plan.output, self.names[0])
@@ -104,7 +103,6 @@ class MovingRule(ResizeRule):
             yield group, part, bias if group is ordered[-1] else None
 
     def rewritten(self, plan: ResizePlan, outputs: list[str], times: dict[str, float] | None, log: Log) -> None:
-        """One report for the convolution."""
         counts: dict[str, Any] = {"macs_before": plan.macs_before, "macs_after": plan.macs_after, "times_us": times}
         operator = UPSAMPLING_OP_TYPE if plan.operator_version else None
         found = self.report(plan.scope, plan.leaf.node, plan.resize, plan.lowering, operator=operator, **counts)

@@ -58,7 +58,6 @@ class ResizeSite(Site):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the convolution and of the resampling."""
         return label(self.scope.nodes[self.root]), label(self.scope.nodes[self.resize])
 
 
@@ -101,22 +100,18 @@ class ResizePlan(Plan):
 
     @property
     def own(self) -> frozenset[int]:
-        """The convolution and what is fused behind it."""
         return frozenset((self.leaf.node, *self.behind, *(() if self.folded is None else (self.folded,))))
 
     @property
     def shared(self) -> frozenset[int]:
-        """The nodes between."""
         return self.passed
 
     @property
     def convolutions(self) -> tuple[int, ...]:
-        """The convolution."""
         return (self.leaf.node,)
 
     @property
     def operator_version(self) -> int:
-        """The version that has UpsampleConv, where that is the form."""
         return schema.UPSAMPLING_VERSION if any(group.form == OPERATOR for group in self.groups) else 0
 
     @property

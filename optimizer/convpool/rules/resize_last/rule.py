@@ -52,11 +52,9 @@ class ResizeLast(MovingRule):
     names = ("resize_last",)
 
     def sites(self, scope: Scope, context: Context) -> Iterator[ResizeSite]:
-        """The 1x1 convolutions of a scope."""
         return resize_sites(scope, pointwise=True)
 
     def check(self, site: ResizeSite, context: Context) -> ResizePlan | Reject | None:
-        """A plan if the site is exact to rewrite and pays, otherwise why not; None if nothing resampled is in front."""
         leaf = _pointwise(site.scope, site.root)
         if not isinstance(leaf, ConvLeaf):
             return leaf
@@ -104,12 +102,10 @@ class ShrinkPlan(Plan):
 
     @property
     def own(self) -> frozenset[int]:
-        """Both nodes."""
         return frozenset((self.leaf.node, self.resample.node))
 
     @property
     def convolutions(self) -> tuple[int, ...]:
-        """The convolution."""
         return (self.leaf.node,)
 
 
@@ -121,7 +117,6 @@ class ResizeFirst(ResizeRule):
     pattern = "conv_resize"
 
     def sites(self, scope: Scope, context: Context) -> Iterator[ResizeSite]:
-        """The 1x1 convolutions with a Resize behind."""
         for index, node in enumerate(scope.nodes):
             if is_op(node, "Resize", "Upsample"):
                 conv = scope.made_by(node.input[0], "Conv")
@@ -149,7 +144,6 @@ class ResizeFirst(ResizeRule):
         return ShrinkPlan(scope, leaf, found, before, int(before * found.growth))
 
     def apply(self, plan: ShrinkPlan, edit: Edit) -> None:
-        """Swap the nodes."""
         scope, leaf = plan.scope, plan.leaf
         old, resize = scope.nodes[leaf.node], scope.nodes[plan.resample.node]
         emitter = Emitter(edit, leaf.conv.rank, resize.output[0], self.names[0])
@@ -161,6 +155,5 @@ class ResizeFirst(ResizeRule):
         edit.replace(plan.resample.node, plan.own)
 
     def rewritten(self, plan: ShrinkPlan, outputs: list[str], times: dict[str, float] | None, log: Log) -> None:
-        """One report for the convolution."""
         counts = {"macs_before": plan.macs_before, "macs_after": plan.macs_after}
         log.rewritten(self.report(plan.scope, plan.leaf.node, plan.resample.node, "conv_last", **counts), None)

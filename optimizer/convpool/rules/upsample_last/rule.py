@@ -78,7 +78,6 @@ class UpsampleLast(MovingRule):
             yield from resize_sites(scope, pointwise=pointwise)
 
     def check(self, site: ResizeSite, context: Context) -> ResizePlan | Reject | None:
-        """A plan if the site is exact to rewrite and pays, otherwise why not; None if nothing resampled is in front."""
         found = _exact(site, context)
         if not isinstance(found, ResizePlan):
             return found
