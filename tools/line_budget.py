@@ -15,9 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
-    "optimizer": 26615,
-    "plugin": 17403,
-    "tests": 36931,
+    "optimizer": 26619,
+    "plugin": 17423,
+    "tests": 36943,
     "benchmarks": 8577,
     "tools": 952,
     "examples": 1167,

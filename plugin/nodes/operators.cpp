@@ -259,7 +259,7 @@ void NodeSpec::check_name() const {
 
 void NodeSpec::check_input_count(int64_t count) const {
     const auto most = static_cast<int64_t>(op_->inputs.size());
-    if (count == most || (op_->plain() && count == kB)) return;
+    if (count == most || (op_->plain() && count == kInputB)) return;
     std::string names;
     for (const std::string &name : op_->inputs) names += (names.empty() ? "" : ", ") + name;
     refuse(op_->name + ": inputs", std::to_string(count),
@@ -295,7 +295,7 @@ void NodeSpec::set_attributes(convpool_problem &p, int64_t inputs) const {
     p.allow_tf32 = value(kAllowTf32);
     p.accumulation = value(kAccumulation);
     p.group = value(kGroup);
-    p.has_bias = inputs > kB;
+    p.has_bias = inputs > kInputB;
     p.has_residual = op_->residual;
     p.activation = op_->epilogue;
     p.prologue_affine = op_->affine;

@@ -17,7 +17,7 @@ namespace convpool::nodes {
 [[noreturn]] void refuse(const std::string &what, const std::string &got, const std::string &expected);
 
 // Inputs in order; ConvAvgPool's bias may be absent.  R, where an operator has it, is the last.
-enum Input : int { kX = 0, kW = 1, kB = 2, kScale = 3, kShift = 4 };
+enum Input : int { kInputX = 0, kInputW = 1, kInputB = 2, kInputScale = 3, kInputShift = 4 };
 
 // A plugin field.  `type` is TensorRT's number, the same in every version.
 struct Field {

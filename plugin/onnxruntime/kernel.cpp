@@ -83,7 +83,7 @@ Kernel::Kernel(const OrtApi &api, const nodes::Operator &op, int32_t element_typ
     : api_(api), name_(name_of(api, info)), node_(api, op, info), dtype_(dtype_of(element_type)),
       constants_(constant_sizes(api, info)) {
     if (!succeeded(api, api.KernelInfo_GetLogger()(info, &logger_))) logger_ = nullptr;
-    constant_weights_ = constants_[nodes::kW].has_value() || node_.constant_weights();
+    constant_weights_ = constants_[nodes::kInputW].has_value() || node_.constant_weights();
     if (constant_weights_) check(api, api.KernelInfoGetAllocator()(info, kDefaultMemory, &allocator_));
 }
 
@@ -173,7 +173,7 @@ void Kernel::launch(Run &run, const convpool_tensors &tensors, const Place &plac
         placed.flags = CONVPOOL_WEIGHTS_PREPARED;
         placed.prepared = run.weights->get(), placed.prepared_bytes = run.properties.prepared_bytes;
         placed.workspace_bytes -= run.properties.prepared_bytes;
-    } else if (constants_[nodes::kW].has_value() && run.properties.prepared_bytes == 0) {
+    } else if (constants_[nodes::kInputW].has_value() && run.properties.prepared_bytes == 0) {
         placed.flags = CONVPOOL_WEIGHTS_PREPARED;  // an initializer, which no kernel writes
     }
     const DeviceMemory scratch(api_, place.context, place.memory, place.allocator, placed.workspace_bytes);

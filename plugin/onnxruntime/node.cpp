@@ -170,13 +170,13 @@ std::vector<std::vector<int32_t>> values_of(const nodes::Operator &op, const Att
     return nodes::read_attributes(op, fields.data(), static_cast<int32_t>(fields.size()));
 }
 
-using nodes::kB;
 using nodes::kConvolution;
+using nodes::kInputB;
+using nodes::kInputScale;
+using nodes::kInputShift;
+using nodes::kInputW;
+using nodes::kInputX;
 using nodes::kKernelShape;
-using nodes::kScale;
-using nodes::kShift;
-using nodes::kW;
-using nodes::kX;
 using nodes::refuse;
 
 constexpr int64_t kUnknown = -1;
@@ -263,27 +263,27 @@ void Node::check_inputs(const std::vector<Sizes> &sizes) const {
     const size_t count = sizes.size();
     check_input_count(static_cast<int64_t>(count));
     const size_t dimensions = static_cast<size_t>(rank()) + 2;
-    for (int input : {kX, kW})
+    for (int input : {kInputX, kInputW})
         if (sizes[input].size() != dimensions)
             refuse(op().name + ": number of dimensions of " + op().inputs[input], std::to_string(sizes[input].size()),
                    std::to_string(dimensions) + " for a kernel_shape of " + std::to_string(rank()));
     Sizes weights(dimensions, kUnknown);
     for (int i = 0; i < rank(); ++i) weights[1 + i] = value(kConvolution + kKernelShape, i);
-    const int64_t channels = sizes[kX][channel_axis(x_last_)], group = value(nodes::kGroup), outputs = sizes[kW][0];
+    const int64_t channels = sizes[kInputX][channel_axis(x_last_)], group = value(nodes::kGroup), outputs = sizes[kInputW][0];
     if (channels >= 0 && channels % group != 0)
         refuse(op().name + ": channels of X", std::to_string(channels), "a multiple of group " + std::to_string(group));
     if (outputs >= 0 && outputs % group != 0)
         refuse(op().name + ": outputs of W", std::to_string(outputs), "a multiple of group " + std::to_string(group));
     if (channels >= 0) weights[rank() + 1] = channels / group;
-    expect(sizes, kW, weights);
-    if (count > kB) expect(sizes, kB, {outputs});
+    expect(sizes, kInputW, weights);
+    if (count > kInputB) expect(sizes, kInputB, {outputs});
     Sizes factors{channels};
     if (op().affine == 2) {
         factors.assign(dimensions, 1);
-        factors[0] = sizes[kX][kBatch];
+        factors[0] = sizes[kInputX][kBatch];
         factors[1] = channels;
     }
-    for (int input : {kScale, kShift})
+    for (int input : {kInputScale, kInputShift})
         if (op().affine != 0) expect(sizes, input, factors);
 }
 
@@ -299,18 +299,18 @@ void Node::check_elements(const char *tensor, const Sizes &sizes) const {
 
 Sizes Node::output_sizes(const std::vector<Sizes> &sizes) const {
     check_inputs(sizes);
-    Sizes before = sizes[kX], y(static_cast<size_t>(rank()) + 2);
-    y[kBatch] = sizes[kX][0];
-    y[channel_axis(y_last_)] = sizes[kW][0];
+    Sizes before = sizes[kInputX], y(static_cast<size_t>(rank()) + 2);
+    y[kBatch] = sizes[kInputX][0];
+    y[channel_axis(y_last_)] = sizes[kInputW][0];
     for (int i = 0; i < rank(); ++i) {
         int64_t &size = before[first_axis(x_last_) + i];
         size = size_before_conv(i, size);
         y[first_axis(y_last_) + i] = window(kConvolution, i).places(size);
     }
     if (op().residual) expect(sizes, static_cast<int>(sizes.size()) - 1, y);
-    check_elements("X", sizes[kX]);
+    check_elements("X", sizes[kInputX]);
     check_elements(op().upsamples ? "Upsample(X)" : "AveragePool(X)", before);
-    check_elements("W", sizes[kW]);
+    check_elements("W", sizes[kInputW]);
     check_elements("Y", y);
     return y;
 }
@@ -322,17 +322,17 @@ convpool_problem Node::problem(const std::vector<Sizes> &sizes, int32_t dtype, b
     p.x_layout = x_last_ ? CONVPOOL_CHANNELS_LAST : CONVPOOL_CHANNELS_FIRST;
     p.y_layout = y_last_ ? CONVPOOL_CHANNELS_LAST : CONVPOOL_CHANNELS_FIRST;
     p.allow_tf32 = allow_tf32 && dtype == CONVPOOL_F32;
-    p.n = sizes[kX][kBatch];
-    p.c = sizes[kX][channel_axis(x_last_)];
-    p.m = sizes[kW][0];
-    for (int i = 0; i < rank(); ++i) p.spatial[i] = sizes[kX][first_axis(x_last_) + i];
+    p.n = sizes[kInputX][kBatch];
+    p.c = sizes[kInputX][channel_axis(x_last_)];
+    p.m = sizes[kInputW][0];
+    for (int i = 0; i < rank(); ++i) p.spatial[i] = sizes[kInputX][first_axis(x_last_) + i];
     return p;
 }
 
 ConstantSizes constant_sizes(const OrtApi &api, const OrtKernelInfo *info) {
     size_t count = 0;
     check(api, api.KernelInfo_GetInputCount()(info, &count));
-    if (count < kB) refuse("inputs", std::to_string(count), "X and W");
+    if (count < kInputB) refuse("inputs", std::to_string(count), "X and W");
     ConstantSizes sizes(count);
     for (size_t i = 0; i < count; ++i) {
         int constant = 0;
@@ -350,23 +350,23 @@ Inputs::Inputs(const OrtApi &api, const OrtKernelContext *context, const Constan
     for (size_t i = 0; i < count; ++i) {
         const OrtValue *value = nullptr;
         check(api, api.KernelContext_GetInput()(context, i, &value));
-        if (value == nullptr && i == kB) break;  // an optional bias that is not there
+        if (value == nullptr && i == kInputB) break;  // an optional bias that is not there
         if (value == nullptr) throw std::invalid_argument("input " + std::to_string(i) + "; got none, expected a tensor");
         values_.push_back(value);
         sizes_.push_back(i < constants.size() && constants[i] ? *constants[i] : sizes_of(api, value));
     }
-    if (values_.size() < kB) refuse("inputs", std::to_string(values_.size()), "X and W");
+    if (values_.size() < kInputB) refuse("inputs", std::to_string(values_.size()), "X and W");
 }
 
 convpool_tensors Inputs::tensors(const convpool_problem &problem, const OrtValue *y) const {
     convpool_tensors t{};
     t.struct_size = sizeof t;
-    t.x = data_of(api_, values_[kX]);
-    t.w = data_of(api_, values_[kW]);
-    if (problem.has_bias) t.b = data_of(api_, values_[kB]);
+    t.x = data_of(api_, values_[kInputX]);
+    t.w = data_of(api_, values_[kInputW]);
+    if (problem.has_bias) t.b = data_of(api_, values_[kInputB]);
     if (problem.prologue_affine) {
-        t.scale = data_of(api_, values_[kScale]);
-        t.shift = data_of(api_, values_[kShift]);
+        t.scale = data_of(api_, values_[kInputScale]);
+        t.shift = data_of(api_, values_[kInputShift]);
     }
     if (problem.has_residual) t.residual = data_of(api_, values_.back());
     t.y = data_of(api_, y);

@@ -137,7 +137,7 @@ public:
     Inputs(const OrtApi &api, const OrtKernelContext *context, const ConstantSizes &constants);
 
     const std::vector<Sizes> &sizes() const { return sizes_; }
-    const OrtValue *x() const { return values_[nodes::kX]; }
+    const OrtValue *x() const { return values_[nodes::kInputX]; }
     // Their pointers, and Y's.
     convpool_tensors tensors(const convpool_problem &problem, const OrtValue *y) const;
 

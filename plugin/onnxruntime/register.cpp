@@ -46,7 +46,7 @@ void infer(const CustomOp &op, const OrtShapeInferContext *context) {
         inputs.insert(inputs.begin(), sizes_of(api, x));
     }
     const Sizes y = node.output_sizes(inputs);
-    std::vector<const char *> x_names(inputs[nodes::kX].size()), y_names;
+    std::vector<const char *> x_names(inputs[nodes::kInputX].size()), y_names;
     check(api, api.GetSymbolicDimensions()(x, x_names.data(), x_names.size()));
     std::vector<std::string> names(y.size());
     for (size_t i = 0; i < y.size(); ++i)
@@ -77,7 +77,7 @@ CustomOp describe(const OrtApi &api, const nodes::Operator &definition, int32_t 
     op.GetOutputType = [](const OrtCustomOp *self, size_t) { return own(self).element_type; };
     op.GetOutputTypeCount = [](const OrtCustomOp *) -> size_t { return 1; };
     op.GetInputCharacteristic = [](const OrtCustomOp *self, size_t index) -> int32_t {
-        return own(self).definition->plain() && index == nodes::kB ? own(self).bias : kRequired;
+        return own(self).definition->plain() && index == nodes::kInputB ? own(self).bias : kRequired;
     };
     op.GetOutputCharacteristic = [](const OrtCustomOp *, size_t) -> int32_t { return kRequired; };
     op.GetInputMemoryType = [](const OrtCustomOp *, size_t) -> int32_t { return kDefaultMemory; };

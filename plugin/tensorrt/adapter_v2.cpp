@@ -3,8 +3,8 @@
 #include "declared/v2.h"
 
 #include "adapters.h"
-#include "launcher.h"
 #include "logging.h"
+#include "serialize.h"
 
 #include <algorithm>
 #include <atomic>
@@ -100,7 +100,7 @@ public:
             if (index != 0) throw std::invalid_argument("output; got " + std::to_string(index) + ", expected 0");
             core_.check_input_count(count);
             for (int32_t i = 0; i < count; ++i) core_.check_type(i, static_cast<int32_t>(inputs[i]));
-            return inputs[kX];
+            return inputs[kInputX];
         });
     }
 
@@ -158,7 +158,7 @@ public:
                             int32_t outputs) const noexcept override {
         return guarded<size_t>("getWorkspaceSize", 0, [&] {
             const convpool_problem problem = core_.problem(tensors_of(core_, in, inputs, out, outputs));
-            const Device device = grant_.inputs == 0 ? current_device() : grant_.device;
+            const DeviceSize device = grant_.inputs == 0 ? device_size() : grant_.device;
             // Never less than what enqueue counts on, whoever asks: the builder, or a loaded engine.
             return std::max({answer_, static_cast<size_t>(grant_.bytes), workspace_bytes(problem, 0, device)});
         });
@@ -193,7 +193,7 @@ private:
     void grant(const convpool_problem &least, const convpool_problem &largest, int32_t inputs) {
         Grant grant;
         grant.inputs = inputs;
-        grant.device = grant_.inputs == 0 ? current_device() : grant_.device;  // the builder's, once it has spoken
+        grant.device = grant_.inputs == 0 ? device_size() : grant_.device;  // the builder's, once it has spoken
         size_t answer = workspace_bytes(largest, 0, grant.device);
         if (convpool_output_shape(&least, nullptr) == CONVPOOL_OK && least.n > 0)  // small ones may want more
             answer = std::max(answer, workspace_bytes(least, 0, grant.device));

@@ -54,7 +54,7 @@ public:
             expect_one_output(outputs);
             core_.check_input_count(input_count);
             for (int32_t i = 0; i < input_count; ++i) core_.check_type(i, static_cast<int32_t>(inputs[i]));
-            types[0] = inputs[kX];
+            types[0] = inputs[kInputX];
             return 0;
         });
     }
@@ -94,7 +94,7 @@ public:
         return guarded<size_t>("getWorkspaceSize", 0, [&] {
             const convpool_problem largest =
                 core_.problem(tensors_of(core_, in, inputs, out, outputs, &v3::DynamicPluginTensorDesc::max));
-            const Device device = current_device();
+            const DeviceSize device = device_size();
             if (tactic_ != 0) return workspace_bytes(largest, tactic_, device);
             size_t bytes = 0;
             for (int32_t id : tactics_for(problems(in, inputs, out, outputs), device))
@@ -157,15 +157,15 @@ public:
     const v3::PluginFieldCollection *getFieldsToSerialize() noexcept override { return &collection_; }
 
 private:
-    // TensorRT gives what getWorkspaceSize asked for at the largest shape, which no smaller shape's need passes; without a
-    // tactic nothing is certain, and the default one does with what normalizes X.  The builder's runs keep weights as an execution
+    // TensorRT gives what getWorkspaceSize asked for at the largest shape, which no smaller shape's need passes.  Tactic 0
+    // promises no workspace: 0 bytes then, or what normalizes X, which every tactic needs.  The builder's runs keep weights as an execution
     // context's do, so that what it times is what will run; its outputs do not count.
     Run &prepare(const Tensors &tensors) {
         const convpool_problem problem = core_.problem(tensors);
         core_.check_run(tensors, problem);
         Request request{tactic_, core_.op().normalizes() && problem.n > 0 ? least_workspace_bytes(problem) : 0};
-        if (tactic_ != 0 && problem.n > 0 && runs(problem, tactic_, current_device()))  // else another runs in its place
-            request.workspace = workspace_bytes(problem, tactic_, current_device());
+        if (tactic_ != 0 && problem.n > 0 && runs(problem, tactic_, device_size()))  // else another runs in its place
+            request.workspace = workspace_bytes(problem, tactic_, device_size());
         return launcher_.keep(tensors, problem, request, core_.constant_weights());
     }
 
@@ -182,7 +182,7 @@ private:
 
     std::vector<int32_t> tactics() const {
         if (problems_.empty()) throw std::logic_error("asked for tactics before configurePlugin");
-        return tactics_for(problems_, current_device());
+        return tactics_for(problems_, device_size());
     }
 
     void point_fields() {

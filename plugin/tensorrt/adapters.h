@@ -95,19 +95,19 @@ void output_shape(const PluginCore &core, const typename Api::DimsExprs *inputs,
     Tensors known;
     known.inputs = count;
     for (int i = 0; i < count; ++i) known.all[i] = known_sizes<Api>(inputs[i]);
-    core.check_weights(known.all[kW].rank, known.all[kW].d);
-    core.check_rank(inputs[kX].nbDims);
+    core.check_weights(known.all[kInputW].rank, known.all[kInputW].d);
+    core.check_rank(inputs[kInputX].nbDims);
     output.nbDims = core.rank() + 2;
-    output.d[0] = inputs[kX].d[0];
-    output.d[1] = inputs[kW].d[0];
+    output.d[0] = inputs[kInputX].d[0];
+    output.d[1] = inputs[kInputW].d[0];
     for (int i = 0; i < core.rank(); ++i) {
-        Expr size = inputs[kX].d[2 + i];
+        Expr size = inputs[kInputX].d[2 + i];
         const auto slide = [&](const AxisWindow &window) {
             Expr reach = builder.operation(Api::kSum, *size, *builder.constant(static_cast<int32_t>(window.pads - window.reach)));
             Expr steps = builder.operation(Api::kFloorDiv, *reach, *builder.constant(window.stride));
             size = builder.operation(Api::kSum, *steps, *builder.constant(1));
         };
-        const int64_t convolved = core.size_before_conv(i, known.all[kX].d[2 + i]);
+        const int64_t convolved = core.size_before_conv(i, known.all[kInputX].d[2 + i]);
         const AxisWindow window = core.window(kConvolution, i);
         window.places(convolved);
         if (core.op().upsamples) size = builder.operation(Api::kProd, *size, *builder.constant(core.value(kUpsample, i)));

@@ -109,7 +109,7 @@ convpool_plan_properties properties_of(const convpool_plan &plan) {
     return properties;
 }
 
-convpool_status plan_for(const convpool_problem &problem, const Request &request, uint32_t flags, Plan &plan) {
+convpool_status plan_for(const convpool_problem &problem, const Request &request, uint32_t flags, PlanHandle &plan) {
     convpool_plan *made = nullptr;
     const convpool_status status = convpool_plan_create(&problem, request.tactic, request.workspace, flags, &made);
     plan.reset(made);
@@ -121,13 +121,13 @@ constexpr size_t kMostRuns = 16;  // of shapes in turn; more are prepared anew
 
 }  // namespace
 
-Device current_device() {
-    Device device{};
+DeviceSize device_size() {
+    DeviceSize device{};
     check(convpool_device(&device.cc, &device.multiprocessors, &device.shared_bytes));
     return device;
 }
 
-size_t workspace_bytes(const convpool_problem &problem, int32_t tactic, const Device &device) {
+size_t workspace_bytes(const convpool_problem &problem, int32_t tactic, const DeviceSize &device) {
     if (tactic == 0) {
         check(convpool_default_tactic(&problem, device.cc, device.multiprocessors, device.shared_bytes, SIZE_MAX, &tactic));
         tell_tuned_error();
@@ -148,13 +148,13 @@ bool has_tactic(int32_t id) {
     return std::any_of(all.begin(), all.end(), [&](const convpool_tactic_info &info) { return info.id == id; });
 }
 
-bool runs(const convpool_problem &problem, int32_t tactic, const Device &device) {
+bool runs(const convpool_problem &problem, int32_t tactic, const DeviceSize &device) {
     const convpool_status status = convpool_supports(&problem, tactic, device.cc, device.shared_bytes);
     if (status != CONVPOOL_UNSUPPORTED) check(status);
     return status == CONVPOOL_OK;
 }
 
-std::vector<int32_t> tactics_for(const std::vector<convpool_problem> &problems, const Device &device) {
+std::vector<int32_t> tactics_for(const std::vector<convpool_problem> &problems, const DeviceSize &device) {
     std::vector<int32_t> ids;
     for (const convpool_tactic_info &info : all_tactics())
         if (std::all_of(problems.begin(), problems.end(), [&](const auto &p) { return runs(p, info.id, device); }))
@@ -162,7 +162,7 @@ std::vector<int32_t> tactics_for(const std::vector<convpool_problem> &problems, 
     return ids;
 }
 
-size_t most_workspace_bytes(const convpool_problem &problem, const Device &device) {
+size_t most_workspace_bytes(const convpool_problem &problem, const DeviceSize &device) {
     size_t most = 0;
     for (int32_t id : tactics_for({problem}, device)) most = std::max(most, workspace_bytes(problem, id, device));
     return most;
@@ -175,7 +175,7 @@ Run *Launcher::find(const Tensors &tensors) {
 }
 
 void Launcher::load(const convpool_problem &problem, const Request &request, bool constant_weights) {
-    Plan plan;
+    PlanHandle plan;
     check(plan_for(problem, request, 0, plan));
     if (constant_weights) cache_.reserve(properties_of(*plan).prepared_bytes);
 }
@@ -208,11 +208,11 @@ void Launcher::launch(Run &run, const void *const *inputs, void *output, void *w
     if (problem.n == 0) return;  // an empty batch
     convpool_tensors tensors{};
     tensors.struct_size = sizeof tensors;
-    tensors.x = inputs[kX];
-    tensors.w = inputs[kW];
-    tensors.b = problem.has_bias ? inputs[kB] : nullptr;
-    if (problem.prologue_affine) tensors.scale = inputs[kScale], tensors.shift = inputs[kShift];
-    if (problem.has_residual) tensors.residual = inputs[problem.prologue_affine ? kShift + 1 : kB + 1];
+    tensors.x = inputs[kInputX];
+    tensors.w = inputs[kInputW];
+    tensors.b = problem.has_bias ? inputs[kInputB] : nullptr;
+    if (problem.prologue_affine) tensors.scale = inputs[kInputScale], tensors.shift = inputs[kInputShift];
+    if (problem.has_residual) tensors.residual = inputs[problem.prologue_affine ? kInputShift + 1 : kInputB + 1];
     tensors.y = output;
     tensors.workspace = workspace;
     tensors.workspace_bytes = workspace == nullptr ? 0 : run.request.workspace;
@@ -239,7 +239,7 @@ void Launcher::tell_fallback(const Tensors &tensors, int32_t tactic, const std::
     for (const Tensors &earlier : told_)
         if (same(earlier, tensors)) return;
     told_.push_back(tensors);
-    const std::string text = layer_ + ": X " + shape_text(tensors.all[kX]) + ": " + tactic_name(tactic) +
+    const std::string text = layer_ + ": X " + shape_text(tensors.all[kInputX]) + ": " + tactic_name(tactic) +
                              " does not run: " + reason + "; " + properties_of(instead).name + " runs in its place";
     log_warning("enqueue", text.c_str());
 }

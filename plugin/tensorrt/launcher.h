@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kept runs of a layer with their transformed weights, and what an engine stores of it.
+// The kept runs of a layer with their transformed weights.
 #pragma once
 
 #include <convpool.h>
@@ -59,28 +59,28 @@ private:
 // Runs the tactics of one plugin: which device, which tactic, how much workspace, and the launch itself.
 
 // Compute capability, multiprocessors and shared memory of a device: what the C API's cost rule looks at.
-struct Device {
+struct DeviceSize {
     int32_t cc, multiprocessors, shared_bytes;
 };
 // The current device; throws without one.
-Device current_device();
+DeviceSize device_size();
 
 // Bytes that `tactic` needs; 0 stands for the default one of `device`.
-size_t workspace_bytes(const convpool_problem &problem, int32_t tactic, const Device &device);
+size_t workspace_bytes(const convpool_problem &problem, int32_t tactic, const DeviceSize &device);
 // That of generic, which takes least: 0 where nothing is normalized.
 size_t least_workspace_bytes(const convpool_problem &problem);
 // True where this library has a tactic of this id.
 bool has_tactic(int32_t id);
-bool runs(const convpool_problem &problem, int32_t tactic, const Device &device);
+bool runs(const convpool_problem &problem, int32_t tactic, const DeviceSize &device);
 // Ids of the tactics that can run every one of the problems on the device.
-std::vector<int32_t> tactics_for(const std::vector<convpool_problem> &problems, const Device &device);
+std::vector<int32_t> tactics_for(const std::vector<convpool_problem> &problems, const DeviceSize &device);
 // The most bytes that any of them needs for `problem`.
-size_t most_workspace_bytes(const convpool_problem &problem, const Device &device);
+size_t most_workspace_bytes(const convpool_problem &problem, const DeviceSize &device);
 
 struct DestroyPlan {
     void operator()(convpool_plan *plan) const { convpool_plan_destroy(plan); }
 };
-using Plan = std::unique_ptr<convpool_plan, DestroyPlan>;
+using PlanHandle = std::unique_ptr<convpool_plan, DestroyPlan>;
 
 // A tactic asked for, and the bytes of workspace that TensorRT gives it.  Tactic 0: the best within them.
 struct Request {
@@ -93,10 +93,10 @@ struct Run {
     Tensors tensors;
     convpool_problem problem{};
     Request request;
-    Plan plan;  // null for an empty batch
+    PlanHandle plan;  // null for an empty batch
     int32_t tactic = 0;
     size_t prepared_bytes = 0;  // of transformed weights
-    Plan fallback;              // for pointers or a workspace that the plan cannot run on
+    PlanHandle fallback;        // for pointers or a workspace that the plan cannot run on
 };
 
 // One plugin's launches.  Belongs to one execution context (or to the builder), whose calls come in order.
@@ -131,24 +131,5 @@ private:
     std::vector<std::unique_ptr<Run>> runs_;  // the latest last
     std::vector<Tensors> told_;
 };
-
-// The bytes of a plugin in an engine of TensorRT 8.6 or 9: a magic number, the attributes, what its builder granted, and a
-// checksum.
-
-// The facts of the build that enqueue must know: TensorRT passes it a pointer to workspace, not its size.  It asked
-// getWorkspaceSize at the largest shapes of a profile, after configurePlugin had named its smallest and largest ones;
-// `bytes` is the least that this layer answers for the profiles it was configured for.
-struct Grant {
-    int32_t inputs = 0;  // 0: never configured, and the rest means nothing
-    Device device{};
-    int64_t bytes = 0;
-    convpool_problem largest{};
-};
-
-// Bytes of serialize().
-std::vector<char> to_bytes(const PluginCore &core, const Grant &grant);
-
-// The same back.  Throws unless the bytes are whole, of this format, and describe what a builder can have stored.
-std::pair<PluginCore, Grant> from_bytes(const Operator &op, const void *data, size_t length);
 
 }  // namespace convpool::tensorrt

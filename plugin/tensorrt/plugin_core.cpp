@@ -6,7 +6,6 @@
 #include <string>
 
 #include "build_hash.h"
-#include "launcher.h"
 #include "plugin_core.h"
 
 namespace convpool::tensorrt {
@@ -141,24 +140,25 @@ bool PluginCore::supports(int32_t position, const Tensors &tensors) const {
     const Tensor &tensor = tensors.all[position];
     int32_t dtype = 0, layout = 0;
     if (!convpool_type(tensor.type, dtype)) return false;
-    if (position == kW ? !takes_types(tensors.all[kX], tensor) : position > kW && tensor.type != tensors.all[kW].type)
+    if (position == kInputW ? !takes_types(tensors.all[kInputX], tensor)
+                            : position > kInputW && tensor.type != tensors.all[kInputW].type)
         return false;
     const int32_t residual = op().residual ? tensors.inputs - 1 : tensors.inputs;
-    if (position != kX && position < residual) return tensor.format == kLinear;
+    if (position != kInputX && position < residual) return tensor.format == kLinear;
     // In a weakly typed network TensorRT then keeps all of them in float; in others the build fails.
     if (!takes_slope(dtype)) return false;
-    const bool as_residual = position == residual || position == kX || tensor.format == tensors.all[residual].format;
+    const bool as_residual = position == residual || position == kInputX || tensor.format == tensors.all[residual].format;
     return as_residual && convpool_format(tensor, layout);
 }
 
 // Types, numbers of dimensions and sizes of the inputs, and the residual's format, which is the output's.
 void PluginCore::check_shapes(const Tensors &tensors) const {
     check_input_count(tensors.inputs);
-    const Tensor &x = tensors.all[kX], &w = tensors.all[kW], &y = tensors.output();
+    const Tensor &x = tensors.all[kInputX], &w = tensors.all[kInputW], &y = tensors.output();
     for (int i = 0; i < tensors.inputs; ++i) {
         const Tensor &tensor = tensors.all[i];
-        const int like = i > kW ? kW : kX;
-        const bool beside_floats = i == kW && x.type == kFloat;
+        const int like = i > kInputW ? kInputW : kInputX;
+        const bool beside_floats = i == kInputW && x.type == kFloat;
         check_type(i, tensor.type);
         if (tensor.type != tensors.all[like].type && !beside_floats)
             refuse(op().inputs[i] + ": type", type_name(tensor.type),
@@ -173,8 +173,8 @@ void PluginCore::check_shapes(const Tensors &tensors) const {
     if (x.d[1] != channels)
         refuse("X: channels", std::to_string(x.d[1]) + " in " + shape_text(x),
                std::to_string(channels) + " by W " + shape_text(w) + " and group " + std::to_string(value(kGroup)));
-    if (tensors.inputs > kB && (tensors.all[kB].rank != 1 || tensors.all[kB].d[0] != w.d[0]))
-        refuse("B: shape", shape_text(tensors.all[kB]), "[" + std::to_string(w.d[0]) + "]");
+    if (tensors.inputs > kInputB && (tensors.all[kInputB].rank != 1 || tensors.all[kInputB].d[0] != w.d[0]))
+        refuse("B: shape", shape_text(tensors.all[kInputB]), "[" + std::to_string(w.d[0]) + "]");
     Tensor factors{};
     factors.rank = 1;
     factors.d[0] = channels;
@@ -184,7 +184,7 @@ void PluginCore::check_shapes(const Tensors &tensors) const {
         factors.d[0] = x.d[0];
         factors.d[1] = channels;
     }
-    for (int i : {kScale, kShift})
+    for (int i : {kInputScale, kInputShift})
         if (op().affine != 0 &&
             (tensors.all[i].rank != factors.rank || !std::equal(factors.d, factors.d + factors.rank, tensors.all[i].d)))
             refuse(op().inputs[i] + ": shape", shape_text(tensors.all[i]), shape_text(factors));
@@ -194,7 +194,7 @@ void PluginCore::check_shapes(const Tensors &tensors) const {
 
 convpool_problem PluginCore::problem(const Tensors &tensors) const {
     check_shapes(tensors);
-    const Tensor &x = tensors.all[kX], &w = tensors.all[kW], &y = tensors.output();
+    const Tensor &x = tensors.all[kInputX], &w = tensors.all[kInputW], &y = tensors.output();
     convpool_problem p{};
     set_attributes(p, tensors.inputs);
     convpool_type(x.type, p.x_dtype);
@@ -224,123 +224,6 @@ std::string shape_text(const Tensor &tensor) {
     std::string text = "[";
     for (int i = 0; i < tensor.rank && i < kMaxDims; ++i) text += (i ? ", " : "") + std::to_string(tensor.d[i]);
     return text + "]";
-}
-
-namespace {
-
-static_assert(sizeof(Grant) == 24 + sizeof(convpool_problem), "no padding: it is written as it stands");
-
-// The last letter is the format's number: another one is refused.
-constexpr char kMagic[4] = {'C', 'P', 'A', '5'};
-constexpr int32_t kFieldTypes[] = {5, 1};  // TensorRT's numbers of int32 and float fields
-
-[[noreturn]] void fail(const std::string &what) { throw std::invalid_argument("serialised layer" + what); }
-
-// CRC-32 of IEEE 802.3, as zlib's.
-uint32_t checksum(const char *data, size_t length) {
-    uint32_t crc = ~0u;
-    for (size_t i = 0; i < length; ++i) {
-        crc ^= static_cast<unsigned char>(data[i]);
-        for (int bit = 0; bit < 8; ++bit) crc = crc >> 1 ^ (crc & 1 ? 0xEDB88320u : 0u);
-    }
-    return ~crc;
-}
-
-class Writer {
-public:
-    template <typename T> void put(const T &value) {
-        const char *bytes = reinterpret_cast<const char *>(&value);
-        bytes_.insert(bytes_.end(), bytes, bytes + sizeof value);
-    }
-    const std::vector<char> &bytes() const { return bytes_; }
-
-private:
-    std::vector<char> bytes_;
-};
-
-class Reader {
-public:
-    Reader(const void *data, size_t length) : data_(static_cast<const char *>(data)), left_(length) {}
-    template <typename T> T get() {
-        if (data_ == nullptr || left_ < sizeof(T))
-            fail("; got " + std::to_string(left_) + " bytes, expected " + std::to_string(sizeof(T)) +
-                 " or more; the engine is damaged");
-        T value;
-        std::memcpy(&value, data_, sizeof value);
-        data_ += sizeof value;
-        left_ -= sizeof value;
-        return value;
-    }
-    size_t left() const { return left_; }
-
-private:
-    const char *data_;
-    size_t left_;
-};
-
-// Leaves out the operator's name: its creator is handed only what is of that operator.
-PluginCore read_core(const Operator &op, Reader &reader) {
-    std::vector<std::vector<int32_t>> values(op.attributes().size());
-    std::vector<Field> fields;
-    for (size_t a = 0; a < values.size(); ++a) {
-        const int32_t count = reader.get<int32_t>();
-        if (count < 0 || count > 2 * CONVPOOL_MAX_RANK) fail(": values; got " + std::to_string(count) + ", expected 0 to 6");
-        for (int32_t i = 0; i < count; ++i) values[a].push_back(reader.get<int32_t>());
-        const Attribute &attribute = op.attributes()[a];
-        fields.push_back({attribute.name, values[a].data(), kFieldTypes[attribute.real], count});
-    }
-    return PluginCore(op, fields.data(), static_cast<int32_t>(fields.size()));
-}
-
-// enqueue hands the C API what is here as the size of TensorRT's workspace, so it is checked as if it were not believed.
-void check_grant(const PluginCore &core, const Grant &grant) {
-    try {
-        const Grant none;
-        if (grant.inputs == 0 && std::memcmp(&grant, &none, sizeof grant) != 0)
-            throw std::invalid_argument("workspace or problem of a plugin that was never configured");
-        if (grant.inputs == 0) return;
-        core.check_problem(grant.largest, grant.inputs);
-        if (grant.device.cc < 1) refuse("compute capability", std::to_string(grant.device.cc), "that of the builder's device");
-        const int64_t most = static_cast<int64_t>(most_workspace_bytes(grant.largest, grant.device));
-        if (grant.bytes < 0 || grant.bytes > most)
-            refuse("workspace", std::to_string(grant.bytes) + " bytes",
-                   "0 to " + std::to_string(most) + ", the most of any tactic");
-    } catch (const std::exception &error) {
-        fail(std::string(": ") + error.what() + "; the engine is damaged or from another version, build it anew");
-    }
-}
-
-}  // namespace
-
-std::vector<char> to_bytes(const PluginCore &core, const Grant &grant) {
-    Writer writer;
-    for (char letter : kMagic) writer.put(letter);
-    for (const std::vector<int32_t> &values : core.values()) {
-        writer.put(static_cast<int32_t>(values.size()));
-        for (int32_t value : values) writer.put(value);
-    }
-    writer.put(grant);
-    writer.put(checksum(writer.bytes().data(), writer.bytes().size()));
-    return writer.bytes();
-}
-
-std::pair<PluginCore, Grant> from_bytes(const Operator &op, const void *data, size_t length) {
-    Reader reader(data, length);
-    for (char letter : kMagic)
-        if (reader.get<char>() != letter) fail(": no such data; the engine is from another version, build it anew");
-    if (reader.left() < sizeof(uint32_t)) fail("; got " + std::to_string(length) + " bytes; the engine is damaged");
-    const size_t summed = length - sizeof(uint32_t);
-    uint32_t stored = 0;
-    std::memcpy(&stored, static_cast<const char *>(data) + summed, sizeof stored);
-    if (stored != checksum(static_cast<const char *>(data), summed))
-        fail(": checksum of " + std::to_string(length) + " bytes; got another than the stored one; the engine is damaged");
-    PluginCore core = read_core(op, reader);
-    const Grant grant = reader.get<Grant>();
-    if (reader.left() != sizeof stored)
-        fail("; got " + std::to_string(reader.left()) +
-             " bytes behind the problem, expected 4; the engine is from another version, build it anew");
-    check_grant(core, grant);
-    return {std::move(core), grant};
 }
 
 }  // namespace convpool::tensorrt

@@ -19,7 +19,7 @@ from convpool.algebra.geometry import (
     same_pads,
     transposed,
 )
-from convpool.algebra.lowering import Layer, Lowering, Runtime, lower, nominal_size, without_kernel
+from convpool.algebra.lowering import Layer, Lowering, Obstacles, lower, nominal_size, without_kernel
 from convpool.algebra.parts import IDENTITY, Affine, fold, holds, keeps, limits
 
 HALF, BFLOAT = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
@@ -168,8 +168,8 @@ def test_zeros_that_fill_a_window(pads, own, filled):
     ],
 )
 def test_lowerings(spec, window, name, wanted):
-    runtime = Runtime(refuse("dilated box mean", "opset 17", "more"), None)
-    found = lower(Layer(spec, (4, 4, *spec.kernel_shape), (8, 8), True), window, name, runtime)
+    obstacles = Obstacles(refuse("dilated box mean", "opset 17", "more"), None)
+    found = lower(Layer(spec, (4, 4, *spec.kernel_shape), (8, 8), True), window, name, obstacles)
     if isinstance(found, Refusal):
         assert found.condition == wanted
     else:
@@ -178,9 +178,9 @@ def test_lowerings(spec, window, name, wanted):
 
 def test_what_else_lowerings_refuse():
     layer = Layer(conv(), (4, 4, 3, 3), (8, 8), False)
-    refused = lower(layer, pool(), "fused", Runtime())
+    refused = lower(layer, pool(), "fused", Obstacles())
     assert isinstance(refused, Refusal) and refused.condition == "weights"
-    no_operator = Runtime(None, refuse("bodies", 2, 1))
+    no_operator = Obstacles(None, refuse("bodies", 2, 1))
     assert lower(layer, pool(), "convavgpool", no_operator) == no_operator.operator
     assert isinstance(lower(layer, pool(), "direct", no_operator), Lowering)
 

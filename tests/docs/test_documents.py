@@ -72,6 +72,18 @@ def test_every_source_file_names_the_licence_in_its_first_lines():
     assert [str(path.relative_to(ROOT)) for path in without] == []
 
 
+def test_files_that_comments_of_the_library_name_exist():
+    """A file such as `core/plan.h` in a comment is one of the repository's, or of those that a build gets or makes."""
+    others = {"onnxruntime_c_api.h", "NvInfer.h", "build_hash.h", "a.cpp", "b.h"}
+    plugin = [path for path in SOURCES if path.is_relative_to(ROOT / "plugin")]
+    ends = tuple(f"/{path.relative_to(ROOT)}" for path in SOURCES)
+    named = re.compile(r"(?<![\w./<-])[\w/]+\.(?:cuh|cu\.in|cpp|def|cmake|h|py|sh)\b")
+    comments = [(path, text) for path in plugin for text in re.findall(r"(?://|^#) (.*)$", path.read_text(), re.MULTILINE)]
+    found = [(path, name) for path, text in comments for name in named.findall(text) if name not in others]
+    assert len(found) > 20
+    assert [(path.name, name) for path, name in found if not any(end.endswith(f"/{name}") for end in ends)] == []
+
+
 def test_the_licence_is_there_in_full():
     assert hashlib.sha256((ROOT / "LICENSE").read_bytes()).hexdigest() == TEXT_SHA256
     assert (ROOT / "plugin" / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()

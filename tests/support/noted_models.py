@@ -80,7 +80,7 @@ class Noted:
 
 def make(seed: int) -> Noted:
     """The model of a seed, of one of OPSETS in turn."""
-    rng, opset = np.random.default_rng(seed), OPSETS[seed // 4 % len(OPSETS)]  # each with every target of test_notes.py
+    rng, opset = np.random.default_rng(seed), OPSETS[seed // 4 % len(OPSETS)]  # each with every target
 
     def pick(items):
         return items[int(rng.integers(len(items)))]

@@ -116,14 +116,14 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Runtime:
-    """Reasons why the graph at hand cannot express a form; None where it can."""
+class Obstacles:
+    """Reasons why a graph cannot express a form (its opset, its nesting, the plugin); None where it can."""
 
     dilated_pooling: Refusal | None = None
     operator: Refusal | None = None
 
 
-def lower(layer: Layer, pool: PoolSpec | None, name: str, runtime: Runtime) -> Lowering | Refusal:
+def lower(layer: Layer, pool: PoolSpec | None, name: str, obstacles: Obstacles) -> Lowering | Refusal:
     """`layer` behind the window `pool` (None: the feature map, of unknown size) in the lowering named, or why not."""
     conv = layer.conv
     whole = conv.is_pointwise and not any(conv.pads) and all(s == 1 for s in conv.strides)
@@ -141,13 +141,13 @@ def lower(layer: Layer, pool: PoolSpec | None, name: str, runtime: Runtime) -> L
             return refuse("pooling window", "one element", "more")
         return Lowering("direct", None, fused_spec(conv, pool))
     box, rest = pool_first(conv, pool)
-    if any(d > 1 for d in box.dilations) and runtime.dilated_pooling is not None:
-        return runtime.dilated_pooling
+    if any(d > 1 for d in box.dilations) and obstacles.dilated_pooling is not None:
+        return obstacles.dilated_pooling
     if any(pad >= k for pad, k in zip(box.pads, box.kernel_shape * 2, strict=True)):
         expected = f"less than {list(box.kernel_shape)}, as onnxruntime demands"
         return refuse("pads of the box mean", list(box.pads), expected)
-    if name == "convavgpool" and runtime.operator is not None:
-        return runtime.operator
+    if name == "convavgpool" and obstacles.operator is not None:
+        return obstacles.operator
     if name == "direct" and whole and layer.size == pool.kernel_shape:
         return Lowering("direct", None, conv, is_global=True)
     return Lowering(name, box, rest)

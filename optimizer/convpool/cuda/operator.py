@@ -175,7 +175,8 @@ def plan_for(x: Any, w: Any, b: Any = None, **options: Any) -> Plan:
 
 
 class _Call:
-    """The arrays of one call as they were read, and the key of its plan."""
+    """The arrays of one call as they were read (`arrays.Reading`: address, kind, bytes of an element, read-only; a kind is shape,
+    type and device), and the key of its plan."""
 
     __slots__ = ("bits", "key", "kinds", "operands", "options", "pointers", "readings", "space", "weights_prepared")
 

@@ -321,8 +321,8 @@ class Scope:
         """Return True if anything but the nodes `inside` reads a tensor."""
         return name in self.outputs or name in self.captured or any(i not in inside for i in self.readers.get(name, ()))
 
-    def sole_reader(self, name: str) -> str | None:
-        """None if one node of this scope reads `name` and nothing else does; otherwise what else does, in words."""
+    def other_readers(self, name: str) -> str | None:
+        """None if one node of this scope, and nothing else, reads `name`; otherwise who reads it, in words."""
         if name in self.outputs:
             return "is a graph output"
         if name in self.captured:

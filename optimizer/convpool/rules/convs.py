@@ -2,7 +2,7 @@
 """Convolutions as the rules see them, alone and as leaves of the tree behind an average; the pooling distributes over its
 joins.
 
-`conv_leaf` reads a convolution's attributes, weights and sizes; `runtime_of` tells what a model's opset, its nesting and the
+`conv_leaf` reads a convolution's attributes, weights and sizes; `obstacles_of` tells what a model's opset, its nesting and the
 plugin do not admit; `pads_upstream` finds the Pads in front, as onnxruntime moves and merges them.  It merges a Pad of zeros
 into the pooling behind it, which then refuses pads that reach the kernel.  It takes out what does nothing between the two, and
 moves a Pad through Transposes."""
@@ -16,7 +16,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from convpool.algebra.geometry import ConvSpec, Ints, PoolSpec, Refusal, refuse, same_pads, transposed
-from convpool.algebra.lowering import Layer, Runtime, conv_cost, without_kernel
+from convpool.algebra.lowering import Layer, Obstacles, conv_cost, without_kernel
 from convpool.algebra.parts import IDENTITY, Affine, fold
 from convpool.ir.constants import Constant
 from convpool.ir.index import Scope, spatial_size
@@ -169,13 +169,13 @@ def against_node(scope: Scope, conv: ConvSpec, main_opset: int, pool: PoolSpec |
     return None if scope.opset == main_opset else refuse("opset of the function", scope.opset, f"the model's, {main_opset}")
 
 
-def runtime_of(scope: Scope, conv: ConvSpec, main_opset: int, pool: PoolSpec | None) -> Runtime:
+def obstacles_of(scope: Scope, conv: ConvSpec, main_opset: int, pool: PoolSpec | None) -> Obstacles:
     """Find what cannot be written for a convolution of this scope and its window."""
     no_dilations = None
     if scope.opset < POOL_DILATIONS_OPSET:
         expected = f"opset {POOL_DILATIONS_OPSET}, where AveragePool has dilations"
         no_dilations = refuse("dilated box mean", f"opset {scope.opset}", expected)
-    return Runtime(no_dilations, against_node(scope, conv, main_opset, pool))
+    return Obstacles(no_dilations, against_node(scope, conv, main_opset, pool))
 
 
 RANK = 2

@@ -41,7 +41,7 @@ class FusePoolConv(PairRule):
         spec = whole_windows(scope, site.root, rank)
         if isinstance(spec, Reject):
             return spec
-        others = scope.sole_reader(site.tensor)
+        others = scope.other_readers(site.tensor)
         if others is not None:
             return reject(scope, site.root, f"output '{site.tensor}' {others}", "other readers", "only the convolution")
         leaf = conv_leaf(scope, site.conv, rank)

@@ -22,7 +22,7 @@ from onnx import TensorProto, helper
 
 from convpool.algebra.expand import UpsampleSpec
 from convpool.algebra.geometry import ConvSpec, PoolSpec, Refusal, fuse_kernel, pool_last, refuse
-from convpool.algebra.lowering import Layer, Lowering, Runtime, conv_cost, lower, lowering_cost, nominal_size
+from convpool.algebra.lowering import Layer, Lowering, Obstacles, conv_cost, lower, lowering_cost, nominal_size
 from convpool.algebra.parts import LAYOUTS, Parts, keeps, outside, to_channels_first, to_channels_last
 from convpool.ir import schema
 from convpool.ir.constants import Constant
@@ -133,7 +133,7 @@ def _fused(plan: LowerPlan, by_cost: bool) -> Lowering | Refusal:
         return refuse("pads of the convolution", list(plan.conv.pads), "none that the pooling reaches over")
     conv, pool = plan.box
     layer = _layer(plan, conv)
-    found = lower(layer, pool, "fused", Runtime())
+    found = lower(layer, pool, "fused", Obstacles())
     if isinstance(found, Refusal):
         return found
     assert plan.weight is not None

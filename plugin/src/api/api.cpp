@@ -102,7 +102,7 @@ int32_t convpool_tactics(convpool_tactic_info *infos, int32_t capacity) {
             infos[i] = {sizeof(convpool_tactic_info),
                         t.id,
                         t.name.c_str(),
-                        t.family_name,
+                        t.method,
                         t.precision < 0 ? -1 : dtypes[t.precision],
                         t.precision == static_cast<int32_t>(Precision::kTF32),
                         t.min_cc,

@@ -38,9 +38,9 @@ struct Tactic {
     const Family *family;
     size_t row;  // of the family's table
     std::string name;
-    const char *family_name;  // the public one: direct_gemm, direct_fused, filter_fused or generic
-    int32_t precision;        // a Precision, or kAnyPrecision
-    int32_t split;            // thread blocks of a cluster that share a tile's channels
+    const char *method;  // the public name: direct_gemm, direct_fused (several folders' rows), filter_fused, upsample, generic
+    int32_t precision;   // a Precision, or kAnyPrecision
+    int32_t split;       // thread blocks of a cluster that share a tile's channels
     int32_t min_cc;
     bool sm90a;                 // needs instructions that only compute capability 9.0 has
     bool packed = false;        // box means are summed in X's type
@@ -117,10 +117,10 @@ inline bool is_16_bit(Precision precision) { return precision == Precision::kF16
 // The least compute capability of kernels that multiply by mma.sync.
 inline int32_t mma_min_cc(Precision precision, int32_t split) { return split > 1 ? 90 : precision == Precision::kF16 ? 75 : 80; }
 
-inline std::string tile_name(const char *family_name, int32_t min_cc, bool sm90a, Precision precision, int block_m, int block_n,
+inline std::string tile_name(const char *method, int32_t min_cc, bool sm90a, Precision precision, int block_m, int block_n,
                              int block_k) {
     const char *precisions[] = {"f16", "bf16", "tf32", "tf32x3"};
-    return std::string("conv_avgpool_") + family_name + "_sm" + std::to_string(min_cc) + (sm90a ? "a_" : "_") +
+    return std::string("conv_avgpool_") + method + "_sm" + std::to_string(min_cc) + (sm90a ? "a_" : "_") +
            precisions[static_cast<int>(precision)] + "_m" + std::to_string(block_m) + "n" + std::to_string(block_n) + "k" +
            std::to_string(block_k);
 }

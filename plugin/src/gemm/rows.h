@@ -14,7 +14,7 @@ struct ImplicitGemmParams {
     const void *x, *w;  // x [n,h,w,c], w [m,kh,kw,c], c a whole number of chunks
     void *y;
     Epilogue epilogue;
-    Shape2d shape;  // shape.h, w: of x here; pooled_* unused
+    Shape2d shape;  // h, w: of x here; pooled_* unused
     int32_t y_vectors, y_runs;
     int32_t pixels;  // n * out_h * out_w
     int32_t slices, m_tiles;

@@ -209,7 +209,7 @@ class ChainUpsample(Rule):
 def _is_added(scope: Scope, name: str) -> bool:
     """Return True if only an Add reads a tensor, of two computed maps of its shape."""
     shape, reader = scope.info(name).shape, next(iter(scope.readers.get(name, ())), None)
-    if reader is None or scope.sole_reader(name) is not None or not is_op(scope.nodes[reader], "Add") or not shape:
+    if reader is None or scope.other_readers(name) is not None or not is_op(scope.nodes[reader], "Add") or not shape:
         return False
     return all(scope.info(other).shape == shape and scope.constant(other) is None for other in scope.nodes[reader].input)
 
@@ -226,7 +226,7 @@ def _shortcut(scope: Scope, index: int, context: Context) -> ShortcutPlan | None
     found, conv = recognise(scope, index, RANK), scope.producer.get(node.input[0])
     if not isinstance(found, Resample) or found.up is None or max(found.up.factors) > MAX_UPSAMPLE or conv is None:
         return None
-    if not is_op(scope.nodes[conv], "Conv") or scope.sole_reader(found.input) is not None:
+    if not is_op(scope.nodes[conv], "Conv") or scope.other_readers(found.input) is not None:
         return None
     leaf = _conv(scope, conv, context)
     if isinstance(leaf, Reject) or leaf.weight is None or leaf.conv != POINT or scope.opset < schema.UPSAMPLING_OPSET:

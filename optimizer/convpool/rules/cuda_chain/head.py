@@ -69,7 +69,7 @@ class ChainHead(Rule):
         nodes = _from_map(scope, index)
         mean = nodes[0]
         for inner in nodes[:-1]:
-            if (others := scope.sole_reader(scope.nodes[inner].output[0])) is not None:
+            if (others := scope.other_readers(scope.nodes[inner].output[0])) is not None:
                 name = scope.nodes[inner].output[0]
                 return reject(scope, inner, f"output '{name}' {others}", "other readers", f"only {scope.nodes[index].op_type}")
         size = _map_size(scope, mean)

@@ -280,7 +280,7 @@ def _behind(draft: Draft, plan: FusionPlan) -> FusionPlan | None:
     if reader is None:
         return None
     node = scope.nodes[reader]
-    others = scope.sole_reader(plan.output)
+    others = scope.other_readers(plan.output)
     if others is not None:
         condition = f"result '{plan.output}' {others}"
         draft.rejects.append(reject(scope, plan.node, condition, "other readers", f"only {node.op_type}"))
@@ -349,7 +349,7 @@ def _residual(draft: Draft, plan: FusionPlan, taken: FusionPlan) -> FusionPlan |
         got, expected = (list(shape) if shape is not None else "unknown" for shape in reversed(shapes))
         return reject(scope, reader, "shape of the residual", got, f"provably the result's, {expected}")
     rival = scope.producer.get(other)
-    if rival is not None and schema.is_operator(scope.nodes[rival]) and scope.sole_reader(other) is None:
+    if rival is not None and schema.is_operator(scope.nodes[rival]) and scope.other_readers(other) is None:
         parts = schema.parts_of(scope.nodes[rival])
         able = not parts.epilogue and not parts.residual and not schema.layout_of(scope.nodes[rival])
         able = able and not draft.context.excluded(label(scope.nodes[rival]))
@@ -362,7 +362,7 @@ def _giver(draft: Draft, index: int) -> Weights | None:
     """Weights of the convolution that gives the residual, if they may be scaled."""
     scope = draft.plan.scope
     node = scope.nodes[index]
-    if scope.sole_reader(node.output[0]) is not None or draft.context.excluded(label(node)):
+    if scope.other_readers(node.output[0]) is not None or draft.context.excluded(label(node)):
         return None
     if schema.is_operator(node):
         parts = schema.parts_of(node)
@@ -438,7 +438,7 @@ class FusePrologue(FusionRule):
             if not patterns.may_fuse(scope, index):
                 break
             if not _all_fuse(scope, x, plan.node, upstream, draft.context):
-                others = f"output '{x}' {scope.sole_reader(x)}"
+                others = f"output '{x}' {scope.other_readers(x)}"
                 draft.rejects.append(reject(scope, index, others, "other readers", "only the convolution"))
                 break
             silu = patterns.silu_of(scope, index) if passes else None

@@ -38,7 +38,7 @@ def silu_of(scope: Scope, index: int) -> tuple[int, str] | None:
     node = scope.nodes[index]
     for x, gate in zip(node.input, reversed(node.input), strict=True) if is_op(node, "Mul") else ():
         sigmoid = scope.made_by(gate, "Sigmoid")
-        if sigmoid is not None and scope.sole_reader(gate) is None and scope.nodes[sigmoid].input[0] == x:
+        if sigmoid is not None and scope.other_readers(gate) is None and scope.nodes[sigmoid].input[0] == x:
             return sigmoid, x
     return None
 
@@ -76,7 +76,7 @@ def modulated_by(scope: Scope, index: int, rank: int, channels: int) -> tuple[in
     """
     added = modulator_of(scope, index, "Add", rank)
     product = scope.producer.get(added[0]) if added is not None else None
-    if added is None or product is None or scope.sole_reader(added[0]) is not None:
+    if added is None or product is None or scope.other_readers(added[0]) is not None:
         return None
     multiplied = modulator_of(scope, product, "Mul", rank)
     if multiplied is None or (scope.info(multiplied[0]).shape or (None, None))[1] != channels:
@@ -112,7 +112,7 @@ def host_of(scope: Scope, x: str) -> int | None:
     """The layer that gives `x` only to this chain, possibly by an Add, and into which runtimes fuse it; condition (4)."""
     for _ in range(2):
         index = scope.producer.get(x)
-        if index is None or scope.sole_reader(x) is not None:
+        if index is None or scope.other_readers(x) is not None:
             return None
         node = scope.nodes[index]
         if is_op(node, *EPILOGUE_HOSTS):
@@ -126,13 +126,13 @@ def host_of(scope: Scope, x: str) -> int | None:
 def mapped_by(scope: Scope, x: str, rank: int) -> str | None:
     """The tensor of which a SiLU, or an activation of a map by image, gives `x` to one reader alone; None for others."""
     index = scope.producer.get(x)
-    if index is None or scope.sole_reader(x) is not None:
+    if index is None or scope.other_readers(x) is not None:
         return None
     silu = silu_of(scope, index)
     if silu is not None:
         return silu[1]
     node = scope.nodes[index]
-    before = scope.producer.get(node.input[0]) if is_op(node, *PROLOGUES) and scope.sole_reader(node.input[0]) is None else None
+    before = scope.producer.get(node.input[0]) if is_op(node, *PROLOGUES) and scope.other_readers(node.input[0]) is None else None
     added = modulator_of(scope, before, "Add", rank) if before is not None else None
     return added[0] if added is not None else None
 
@@ -189,7 +189,7 @@ def normalization_of(scope: Scope, y: str, rank: int, channels: int) -> Normaliz
         _, inner, first = nodes = chain
         x = scope.nodes[first].input[0]
         source = scope.producer.get(scope.nodes[index].input[1])
-        if any(scope.sole_reader(scope.nodes[i].output[0]) is not None for i in (inner, first)):
+        if any(scope.other_readers(scope.nodes[i].output[0]) is not None for i in (inner, first)):
             return None
         nodes = [*chain, *([source] if source is not None else ())]
     node, values = scope.nodes[inner], known_attributes(scope.nodes[inner])

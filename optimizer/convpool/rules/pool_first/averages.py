@@ -275,7 +275,7 @@ def recognise(scope: Scope, chain: Sequence[Candidate], rank: int) -> Pooling | 
 
 def average_of(scope: Scope, name: str, rank: int) -> Pooling | None:
     """The average that one node alone makes of a tensor, which nothing else reads; None where there is none."""
-    if scope.sole_reader(name) is not None:
+    if scope.other_readers(name) is not None:
         return None
     root = scope.readers[name][0]
     node = scope.nodes[root]
@@ -295,7 +295,7 @@ def _before(scope: Scope, item: Candidate) -> int | None:
     if producer is None or is_op(scope.nodes[producer], "Conv"):
         return None
     readers = scope.readers.get(item.input, ())
-    alone = scope.sole_reader(item.input) is None
+    alone = scope.other_readers(item.input) is None
     slices = item.form.kind == "slice_mean" and all(is_op(scope.nodes[reader], "Slice") for reader in readers)
     return producer if alone or slices else None
 

@@ -348,7 +348,7 @@ def _chain(scope: Scope, index: int) -> list[int]:
     chain = [index]
     while len(chain) < MAX_CHAIN and (producer := scope.producer.get(scope.nodes[chain[-1]].input[0])) is not None:
         node = scope.nodes[producer]
-        if not is_op(node, *VIEWS) and not (is_op(node, *REDUCTIONS) and scope.sole_reader(node.output[0]) is None):
+        if not is_op(node, *VIEWS) and not (is_op(node, *REDUCTIONS) and scope.other_readers(node.output[0]) is None):
             break
         chain.append(producer)
     return chain[::-1]
@@ -357,7 +357,7 @@ def _chain(scope: Scope, index: int) -> list[int]:
 def _goes_on(scope: Scope, name: str) -> bool:
     """Return True if the only reader reduces on, perhaps rearranged, or undoes an Unsqueeze."""
     for _ in range(MAX_CHAIN):
-        if scope.sole_reader(name) is not None:
+        if scope.other_readers(name) is not None:
             return False
         reader = scope.readers[name][0]
         node = scope.nodes[reader]

@@ -37,7 +37,7 @@ from convpool.rules.convs import (
     tree_nodes,
 )
 from convpool.rules.pool_first.averages import Candidate
-from convpool.rules.pool_first.trace import Shapes, rewire
+from convpool.rules.pool_first.trace import ShapeNodes, rewire
 from convpool.rules.seen import verdict_of
 
 
@@ -79,7 +79,7 @@ class PairPlan(Plan):
     lowerings: tuple[Lowering, ...] = ()
     fallback: Reject | None = None
     """Why a convolution does not become the operator that is asked for."""
-    shapes: Shapes = Shapes()
+    shapes: ShapeNodes = ShapeNodes()
 
     @cached_property
     def own(self) -> frozenset[int]:

@@ -7,7 +7,10 @@ Conditions, in the order in which they are checked: (1) no attribute refers to a
 refuses); (2) the average is exact to move (`averages`); (3) all that stands between is linear, and nobody else reads it
 (`trace`, `rules.linear`); (4) no weight is infinite; (5) a lowering exists (`algebra.lowering`); (6) it saves: the convolutions
 do at most 3/4 of their multiply-adds afterwards, and the weighted cost falls (`choose`).  A site gets the first lowering that
-is admitted and pays, by the cost of all of its tree."""
+is admitted and pays, by the cost of all of its tree.
+
+`rules.convs` has what these files hand on: a `Pooling`, and the `ConvLeaf`s and `JoinTree`s in front of it.  What stands behind
+the average goes into the node later (`rules.neighbours.fuse`, stage epilogues): so a Tanh makes it a ConvAvgPoolTanh."""
 
 from __future__ import annotations
 
@@ -45,16 +48,16 @@ from convpool.rules.convs import (
     conv_rank,
     folded_exactly,
     moved_pads,
+    obstacles_of,
     opaque_leaves,
     pads_upstream,
-    runtime_of,
     walk,
     zero_pads,
 )
 from convpool.rules.linear import is_used
 from convpool.rules.pool_first.averages import average_of, candidates, recognise
 from convpool.rules.pool_first.pairs import PairPlan, PairRule, PairSite
-from convpool.rules.pool_first.trace import conv_upstream, shapes_of, trace
+from convpool.rules.pool_first.trace import conv_upstream, shape_nodes_of, trace
 
 SUFFIXES = {"global": "global_pool"}
 """How kinds of averages end a pattern's name, where that is not the kind itself."""
@@ -77,7 +80,7 @@ class PoolFirst(PairRule):
         if any(context.excluded(label(scope.nodes[node])) for node in pooling.nodes if pooling.split is not None):
             assert pooling.split is not None
             return reject(scope, pooling.split, "averages of its results", "one excluded by name", "none")
-        shapes = shapes_of(scope, pooling, tree)
+        shapes = shape_nodes_of(scope, pooling, tree)
         if isinstance(shapes, Reject):
             return shapes
         for leaf in conv_leaves(tree):
@@ -288,7 +291,7 @@ def _lowering(plan: PairPlan, leaf: ConvLeaf, name: str, main_opset: int) -> Low
     """`lowering.lower`, or why not: a Pad would be merged into the box mean, or the type cannot hold the fused weights, each a
     share of those that there are."""
     scope, spec = plan.scope, plan.pooling.spec
-    found = lower(leaf.layer, spec, name, runtime_of(scope, leaf.conv, main_opset, spec))
+    found = lower(leaf.layer, spec, name, obstacles_of(scope, leaf.conv, main_opset, spec))
     if isinstance(found, Refusal):
         return rejection(scope, leaf.node, found)
     if found.pool is not None and (merged := _pad_in_front(scope, leaf, found.pool)) is not None:

@@ -12,7 +12,7 @@ A tensor on the way may have no other reader, since its value at full resolution
 to what they give.  Below a join a branch that does not qualify is pooled as it is, if it provably has the spatial size of the
 others (broadcasting over space does not commute with pooling; Concat broadcasts nothing).
 
-`shapes_of` plans for Shapes that a model reads off a tensor which a rewrite takes away, as exporters do for `x.view(n, c, -1)`
+`shape_nodes_of` plans for Shapes that a model reads off a tensor which a rewrite takes away, as exporters do for `view(n, c, -1)`
 and `h * w`.
 
     x - Conv - h - Reshape - ReduceMean         x - ConvAvgPool
@@ -131,7 +131,7 @@ def trace(scope: Scope, tensor: str, rank: int, inside: frozenset[int] = frozens
 
 def other_reader(scope: Scope, tensor: str, inside: frozenset[int]) -> str | None:
     """Name a reader of `tensor` beside one node or `inside`; Shapes that go do not count."""
-    others = scope.sole_reader(tensor)
+    others = scope.other_readers(tensor)
     if others is None or tensor in scope.outputs or tensor in scope.captured:
         return others
     readers = [reader for reader in scope.readers[tensor] if not _replaceable(scope, reader)]
@@ -191,7 +191,7 @@ SLICE_OPSET = 10
 
 
 @dataclass(frozen=True)
-class ShapeOf:
+class ShapeNode:
     """A Shape node and the sizes that it gives; `batch`: a tensor with the open one as its first, where one is open."""
 
     node: int
@@ -200,10 +200,10 @@ class ShapeOf:
 
 
 @dataclass(frozen=True)
-class Shapes:
+class ShapeNodes:
     """The fate of the Shapes of tensors that go.  dying: nodes that only serve the average."""
 
-    kept: tuple[ShapeOf, ...] = ()
+    kept: tuple[ShapeNode, ...] = ()
     dying: frozenset[int] = frozenset()
 
     @property
@@ -212,14 +212,14 @@ class Shapes:
         return self.dying | {item.node for item in self.kept}
 
 
-def shapes_of(scope: Scope, pooling: Pooling, tree: Tree) -> Shapes | Reject:
+def shape_nodes_of(scope: Scope, pooling: Pooling, tree: Tree) -> ShapeNodes | Reject:
     """Plan Shapes that read what a rewrite removes; a Reject if the open size is only there."""
     own = {*pooling.nodes, *tree_nodes(tree)}
     gone = {name for node in own for name in scope.nodes[node].output} - {pooling.output, *pooling.parts}
     readers = {reader for name in gone for reader in scope.readers.get(name, ())} - own
     found = sorted(reader for reader in readers if _replaceable(scope, reader))
     if not found:
-        return Shapes()
+        return ShapeNodes()
     dying = _dying(scope, pooling.nodes, own)
     kept = []
     for node in found:
@@ -231,8 +231,8 @@ def shapes_of(scope: Scope, pooling: Pooling, tree: Tree) -> Shapes | Reject:
         inputs = [leaf.input for leaf in conv_leaves(tree) if (scope.info(leaf.input).shape or (None,))[0] in named]
         if named and not inputs:
             return reject(scope, node, "open size", named[0], "that of a convolution's input")
-        kept.append(ShapeOf(node, sizes, inputs[0] if named else None))
-    return Shapes(tuple(kept), frozenset(dying))
+        kept.append(ShapeNode(node, sizes, inputs[0] if named else None))
+    return ShapeNodes(tuple(kept), frozenset(dying))
 
 
 def _replaceable(scope: Scope, node: int) -> bool:
@@ -261,7 +261,7 @@ def _dying(scope: Scope, nodes: Iterable[int], own: set[int]) -> set[int]:
     return found
 
 
-def rewire(shapes: Shapes, edit: Edit) -> None:
+def rewire(shapes: ShapeNodes, edit: Edit) -> None:
     """Let the Shapes that stay give the same without the tensor that goes, and drop the others."""
     for item in shapes.kept:
         output = edit.scope.nodes[item.node].output[0]

@@ -495,7 +495,7 @@ def _between(plan: ResizePlan, *, large: bool) -> Cost:
         for _, count, sources in group.ranges:
             steps = sum(count_nodes(source) for source in sources)
             total += expand.pass_cost(steps * count * math.prod(size), expand.PASS_WEIGHT)
-            if large and group.resample is not None and scope.sole_reader(scope.nodes[group.resample.node].output[0]) is None:
+            if large and group.resample is not None and scope.other_readers(scope.nodes[group.resample.node].output[0]) is None:
                 total += expand.pass_cost(int(count * math.prod(size)), _weight(group.resample))
     return total
 
@@ -536,7 +536,7 @@ def with_activations(plan: ResizePlan) -> ResizePlan:
 
 def _only_reader(scope: Scope, name: str) -> int | None:
     """The node that alone reads a tensor, as its first input."""
-    if scope.sole_reader(name) is not None:
+    if scope.other_readers(name) is not None:
         return None
     (index,) = scope.readers[name]
     return index if scope.nodes[index].input[0] == name and len(scope.nodes[index].output) == 1 else None

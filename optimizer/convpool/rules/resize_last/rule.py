@@ -135,7 +135,7 @@ class ResizeFirst(ResizeRule):
             return None
         if (wrong := _infinite(scope, leaf, picks=found.picks)) is not None:
             return wrong
-        readers = scope.sole_reader(found.input)
+        readers = scope.other_readers(found.input)
         if readers is not None:
             return reject(scope, site.root, "result of the convolution", readers, "one reader, the Resize")
         if leaf.size is None:

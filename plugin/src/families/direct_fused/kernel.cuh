@@ -307,7 +307,7 @@ template <class Config> struct DirectFused {
         }
     }
 
-    // ---- 3: products with the weights of one tap and slice (weights.cuh) ----
+    // ---- 3: products with the weights of one tap and slice ----
     CONVPOOL_DEVICE uint32_t tap_offset(int tap) const { return p.tap_offsets[tap]; }
 
     // Where in P the first pixel that output row r of the tile sees through tap (0, 0) is.

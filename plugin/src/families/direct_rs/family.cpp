@@ -69,6 +69,7 @@ std::string prologue_reason(const Problem &p, const Tactic &t) {
     return {};
 }
 
+// Launched by SubtilePlan (subtiles/plan.cpp).
 class DirectRsPlan : public SubtilePlan {
 public:
     DirectRsPlan(const Problem &p, const Tactic &t, const Device &d, const Kernel &kernel, const SubtileShape &shape)

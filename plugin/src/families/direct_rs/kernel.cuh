@@ -268,6 +268,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) direct_rs_kernel(const __
     using Block = std::conditional_t<Config::kChannelsFirst, DirectRsNchwBlock<Config>, DirectRsBlock<Config>>;
     using Means = std::conditional_t<Config::kChannelsFirst, DirectRsNchwMeans<Config>, DirectRsMeans<Config>>;
     extern __shared__ __align__(1024) unsigned char memory[];
+    // Block{Rings{SubtileGrid{params}, shared memory, warp, lane}}: each is the base of what is around it.
     run<Means>(Block{{{params}, shared_address(memory), static_cast<int>(threadIdx.x >> 5), static_cast<int>(threadIdx.x & 31)}});
 #endif
 }

@@ -1,5 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// direct_fused on Hopper with box means in shared memory: the block, the prologue, box means, products, then the kernel.
+// direct_fused on Hopper, 2x2 pooling of stride 2: TMA copies, box means and products each by warps of their own.
+//
+// For 3x3 kernels (of stride 2 over box means of stride 1) and 1x1 kernels. The output is cut into subtiles of 8 x 8
+// pixels; a block computes kSubtiles of them by kBlockN channels, slice after slice of 64 bytes of channels, tile after
+// tile. Its warps hand data on through rings in shared memory:
+//
+//     warp 0           weights of one tap and slice      -> ring of kStages       (TMA, 64-byte swizzle)
+//     kMeanWarps       pixels of X under the subtiles    -> ring of kRawStages    (TMA by the first, zeros outside)
+//                      prologue, box means of those      -> ring of kMeanStages   (fp32 sums, rounded once)
+//                      of a slice by all of them, or, in kMeanGroups but the first, of slices in turn
+//     2 warpgroups     products of means and weights, accumulators in registers; then bias, residual, activation, Y
+//
+// X is read as two tensors, its even and its odd columns, so that columns two apart are neighbours in shared memory. Box
+// means lie in planes of one parity of row and column, [chunk][position] of 16 bytes each: eight neighbouring outputs see
+// through a tap (a, b) eight consecutive positions of plane (a % 2, b % 2), which is a core matrix of wgmma, so a tap is a
+// shifted start in its plane.
+//
+// Tried and slower: clusters that fetch weights for each other, or share the channels of a tile; a ring of raw pixels by
+// subtile instead of by slice; a kernel for 4 x 4 output pixels of four images (benchmarks/log.md).
+//
+// In this order: the block, the prologue, box means, products, the kernel. subtiles/subtiles.cuh has the way to Y.
 #pragma once
 
 #include <type_traits>
@@ -379,7 +399,7 @@ template <class Config> struct DirectTmaProducts {
         Ring<Config::kMeanStages> means;
         for (int index = blockIdx.x; index < p.tiles; index += gridDim.x) {
             float acc[Config::kFragments]
-                     [4];  // (8 channels a fragment, 4 of 64 pixels x 8 channels): subtiles/finish.cuh has the map
+                     [4];  // (8 channels a fragment, 4 of 64 pixels x 8 channels): `Finish` in subtiles.cuh has the map
             UNROLLED_FOR (int f = 0; f < Config::kFragments; ++f)
                 UNROLLED_FOR (int i = 0; i < 4; ++i) acc[f][i] = 0.f;
             const typename Block::Tile tile = block.tile_at(index);
@@ -421,29 +441,6 @@ template <class Config> struct DirectTmaProducts {
         }
     }
 };
-
-// direct_fused on Hopper, 2x2 pooling of stride 2: TMA copies, box means and products each by warps of their own.
-//
-// For 3x3 kernels (of stride 2 over box means of stride 1) and 1x1 kernels. The output is cut into subtiles of 8 x 8
-// pixels; a block computes kSubtiles of them by kBlockN channels, slice after slice of 64 bytes of channels, tile after
-// tile. Its warps hand data on through rings in shared memory:
-//
-//     warp 0           weights of one tap and slice      -> ring of kStages       (TMA, 64-byte swizzle)
-//     kMeanWarps       pixels of X under the subtiles    -> ring of kRawStages    (TMA by the first, zeros outside)
-//                      prologue, box means of those      -> ring of kMeanStages   (fp32 sums, rounded once)
-//                      of a slice by all of them, or, in kMeanGroups but the first, of slices in turn
-//     2 warpgroups     products of means and weights, accumulators in registers; then bias, residual, activation, Y
-//
-// X is read as two tensors, its even and its odd columns, so that columns two apart are neighbours in shared memory. Box
-// means lie in planes of one parity of row and column, [chunk][position] of 16 bytes each: eight neighbouring outputs see
-// through a tap (a, b) eight consecutive positions of plane (a % 2, b % 2), which is a core matrix of wgmma, so a tap is a
-// shifted start in its plane.
-//
-// One file for each kind of warp: subtiles/copies.cuh, box_means.cuh (with pixel_function.cuh, the prologue), products.cuh (with
-// subtiles/finish.cuh, the way to Y); block.cuh has what they share.
-//
-// Tried and slower: clusters that fetch weights for each other, or share the channels of a tile; a ring of raw pixels by
-// subtile instead of by slice; a kernel for 4 x 4 output pixels of four images (benchmarks/log.md).
 
 // One thread: barriers with the number of their arrivals, and the maps on their way to the cache.
 template <class Config> CONVPOOL_DEVICE void prepare(const DirectTmaBlock<Config> &block) {

@@ -95,7 +95,7 @@ template <int kLength> struct Ring {
 
 // Hopper's copies by the tensor memory accelerator (TMA): boxes and im2col columns of tensors that a map describes. sm_90a only.
 //
-// One thread issues a copy; its bytes are counted by a barrier of ptx/mbarrier.cuh.
+// One thread issues a copy; its bytes are counted by a barrier.
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
