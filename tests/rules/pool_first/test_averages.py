@@ -12,7 +12,9 @@ from tests.support.rewriting import CONV, CORNER_SLICES, CORNERS, DIRECT, LAST, 
 
 LINE = "h = Conv<pads=[1,1]>(x, w)\n"
 ONE = {"inputs": "float[2,16,12] x", "outputs": "float[a,b,c] y", "w": (32, 16, 3)}
-FLAT = {"outputs": "float[a,b] y"}
+FLAT, ROW = {"outputs": "float[a,b] y"}, {"outputs": "float[a,b,c] y"}
+TOKENS = {"s": [0, 0, -1]}
+DROPPED = "m = ReduceMean<axes=[{}], keepdims=0>(h)\n"
 BATCHES = {"inputs": "float[N,16,12,12] x"}
 ROWS = """u = Slice(h, zero, end, rows, two)
 l = Slice(h, one, end, rows, two)
@@ -23,7 +25,6 @@ COLUMNS = """i = Slice(m, zero, end, columns, two)
 j = Slice(m, one, end, columns, two)
 t = Add(i, j)
 y = Div(t, half)"""
-BOX = {"quarter": np.full((32, 1, 2, 2), 0.25, np.float32)}
 AXES = {"zero": [0], "one": [1], "end": [LAST], "two": [2], "rows": [2], "columns": [3], "half": np.float32(2)}
 HALF = {"r": np.zeros(0, np.float32), "scales": np.array([1, 1, 0.5, 0.5], np.float32)}
 
@@ -33,135 +34,103 @@ def resize(attributes: str = "", inputs: str = "r, scales") -> str:
     return f'y = Resize<mode="linear"{attributes}>(h, {inputs})'
 
 
+def box(height: int, width: int, number: float | None = None) -> dict[str, np.ndarray]:
+    """The weights of a box filter: this number, or one over that of their elements."""
+    return {"box": np.full((32, 1, height, width), 1 / (height * width) if number is None else number, np.float32)}
+
+
 SQUEEZED = {**DIRECT, "Squeeze": 1}
-FORMS: dict[str, tuple] = {  # body, operators that remain, and what `graph_of` is given
+SCALED = {**DIRECT, "Mul": 1}
+VIEW = {"s": [1, 32, 6, 2, 6, 2]}
+FORMS: dict[str, tuple] = {  # body, what `graph_of` is given, and the operators that remain where these are not DIRECT
     "Unsqueeze, ReduceMean, Squeeze": (
         LINE + "u = Unsqueeze(h, b)\nm = ReduceMean(u, a)\ny = Squeeze(m, b)",
-        DIRECT,
         {"a": [-2, -1], "b": [-2], **ONE, "opset": 18},
     ),
     "Unsqueeze, ReduceMean, Squeeze with attributes": (
         LINE + "u = Unsqueeze<axes=[2]>(h)\nm = ReduceMean<axes=[2,3]>(u)\ny = Squeeze<axes=[2]>(m)",
-        DIRECT,
         {**ONE, "opset": 11},
     ),
     "Unsqueeze, ReduceMean without the axes": (
         LINE + "u = Unsqueeze(h, b)\ny = ReduceMean<axes=[-2,-1], keepdims=0>(u)",
-        SQUEEZED,
         {"b": [-2], **ONE, **FLAT},
-    ),
-    "axis by axis": (CONV + "m = ReduceMean<axes=[3]>(h)\ny = ReduceMean<axes=[2]>(m)", DIRECT),
-    "axis by axis, squeezed": (
-        CONV + "m = ReduceMean<axes=[3], keepdims=0>(h)\ny = ReduceMean<axes=[2], keepdims=0>(m)",
         SQUEEZED,
-        FLAT,
     ),
-    "the first axis twice, squeezed": (
-        CONV + "m = ReduceMean<axes=[2], keepdims=0>(h)\ny = ReduceMean<axes=[2], keepdims=0>(m)",
-        SQUEEZED,
-        FLAT,
-    ),
-    "axis by axis, one squeezed": (
-        CONV + "m = ReduceMean<axes=[3]>(h)\ny = ReduceMean<axes=[2], keepdims=0>(m)",
-        SQUEEZED,
-        {"outputs": "float[a,b,c] y"},
-    ),
-    "one axis": (CONV + "y = ReduceMean<axes=[3]>(h)", DIRECT),
-    "one axis, squeezed": (CONV + "y = ReduceMean<axes=[2], keepdims=0>(h)", SQUEEZED, {"outputs": "float[a,b,c] y"}),
-    "flatten": (CONV + "f = Reshape(h, s)\ny = ReduceMean<axes=[-1], keepdims=0>(f)", SQUEEZED, {"s": [0, 0, -1], **FLAT}),
+    "axis by axis": (CONV + "m = ReduceMean<axes=[3]>(h)\ny = ReduceMean<axes=[2]>(m)", {}),
+    "axis by axis, squeezed": (CONV + DROPPED.format(3) + "y = ReduceMean<axes=[2], keepdims=0>(m)", FLAT, SQUEEZED),
+    "the first axis twice, squeezed": (CONV + DROPPED.format(2) + "y = ReduceMean<axes=[2], keepdims=0>(m)", FLAT, SQUEEZED),
+    "axis by axis, one squeezed": (CONV + "m = ReduceMean<axes=[3]>(h)\ny = ReduceMean<axes=[2], keepdims=0>(m)", ROW, SQUEEZED),
+    "one axis": (CONV + "y = ReduceMean<axes=[3]>(h)", {}),
+    "one axis, squeezed": (CONV + "y = ReduceMean<axes=[2], keepdims=0>(h)", ROW, SQUEEZED),
+    "flatten": (CONV + "f = Reshape(h, s)\ny = ReduceMean<axes=[-1], keepdims=0>(f)", {**TOKENS, **FLAT}, SQUEEZED),
     "shuffled channels": (
         CONV + "v = Reshape(h, s)\nt = Transpose<perm=[0,2,1,3]>(v)\nu = Reshape(t, d)\ny = ReduceMean<axes=[2,3]>(u)",
-        {**DIRECT, "Gather": 1},
         {"s": [1, 2, 16, 144], "d": [1, 32, 12, 12]},
+        {**DIRECT, "Gather": 1},
     ),
-    "flatten, kept": (
-        CONV + "f = Reshape(h, s)\ny = ReduceMean<axes=[2]>(f)",
-        SQUEEZED,
-        {"s": [0, 32, 144], **BATCHES, "outputs": "float[a,b,c] y"},
-    ),
-    "view": (CONV + "v = Reshape(h, s)\ny = ReduceMean<axes=[3,5], keepdims=0>(v)", DIRECT, {"s": [1, 32, 6, 2, 6, 2]}),
+    "flatten, kept": (CONV + "f = Reshape(h, s)\ny = ReduceMean<axes=[2]>(f)", {"s": [0, 32, 144], **BATCHES, **ROW}, SQUEEZED),
+    "view": (CONV + "v = Reshape(h, s)\ny = ReduceMean<axes=[3,5], keepdims=0>(v)", VIEW),
     "view, open batch": (
         CONV + "v = Reshape(h, s)\ny = ReduceMean<axes=[-3,-1], keepdims=0>(v)",
-        DIRECT,
         {"s": [-1, 32, 4, 3, 6, 2], **BATCHES},
     ),
-    "view of one axis": (CONV + "v = Reshape(h, s)\ny = ReduceMean<axes=[4], keepdims=0>(v)", DIRECT, {"s": [1, 32, 12, 6, 2]}),
+    "view of one axis": (CONV + "v = Reshape(h, s)\ny = ReduceMean<axes=[4], keepdims=0>(v)", {"s": [1, 32, 12, 6, 2]}),
     "view, one after the other": (
         CONV + "v = Reshape(h, s)\nm = ReduceMean<axes=[3]>(v)\ny = ReduceMean<axes=[3,5], keepdims=0>(m)",
-        DIRECT,
-        {"s": [1, 32, 6, 2, 6, 2]},
+        VIEW,
     ),
-    "sum": (CONV + "y = ReduceSum(h, a)", {**DIRECT, "Mul": 1}, {"a": [2, 3]}),
-    "sum, squeezed": (CONV + "y = ReduceSum<axes=[2,3], keepdims=0>(h)", {**SQUEEZED, "Mul": 1}, {**FLAT, "opset": 11}),
-    "sum of a mean": (CONV + "m = ReduceMean<axes=[2]>(h)\ny = ReduceSum(m, a)", {**DIRECT, "Mul": 1}, {"a": [3]}),
-    "channels last": (CONV + "t = Transpose<perm=[0,2,3,1]>(h)\ny = ReduceMean<axes=[1,2], keepdims=0>(t)", SQUEEZED, FLAT),
-    "axes reversed twice": (CONV + "t = Transpose(h)\nu = Transpose(t)\ny = ReduceMean<axes=[2,3]>(u)", DIRECT),
+    "sum": (CONV + "y = ReduceSum(h, a)", {"a": [2, 3]}, SCALED),
+    "sum, squeezed": (CONV + "y = ReduceSum<axes=[2,3], keepdims=0>(h)", {**FLAT, "opset": 11}, {**SQUEEZED, "Mul": 1}),
+    "sum of a mean": (CONV + "m = ReduceMean<axes=[2]>(h)\ny = ReduceSum(m, a)", {"a": [3]}, SCALED),
+    "channels last": (CONV + "t = Transpose<perm=[0,2,3,1]>(h)\ny = ReduceMean<axes=[1,2], keepdims=0>(t)", FLAT, SQUEEZED),
+    "axes reversed twice": (CONV + "t = Transpose(h)\nu = Transpose(t)\ny = ReduceMean<axes=[2,3]>(u)", {}),
     "tokens": (
         CONV + "f = Reshape(h, s)\nt = Transpose<perm=[0,2,1]>(f)\ny = ReduceMean<axes=[1], keepdims=0>(t)",
+        {**TOKENS, **FLAT},
         SQUEEZED,
-        {"s": [0, 0, -1], **FLAT},
     ),
     "SpaceToDepth": (
         CONV + "d = SpaceToDepth<blocksize=2>(h)\nv = Reshape(d, s)\ny = ReduceMean<axes=[1], keepdims=0>(v)",
-        DIRECT,
         {"s": [1, 4, 32, 6, 6]},
     ),
     "pixel_unshuffle": (
         CONV + "v = Reshape(h, s)\nt = Transpose<perm=[0,1,3,5,2,4]>(v)\nu = Reshape(t, d)\nq = Reshape(u, e)\n"
         "y = ReduceMean<axes=[2], keepdims=0>(q)",
-        DIRECT,
-        {"s": [1, 32, 6, 2, 6, 2], "d": [1, 128, 6, 6], "e": [1, 32, 4, 6, 6]},
+        {**VIEW, "d": [1, 128, 6, 6], "e": [1, 32, 4, 6, 6]},
     ),
-    "Resize by scales": (CONV + resize(), DIRECT, HALF),
-    "Resize by sizes": (CONV + resize(inputs=", , sizes"), DIRECT, {"sizes": [1, 32, 6, 6]}),
+    "Resize by scales": (CONV + resize(), HALF),
+    "Resize by sizes": (CONV + resize(inputs=", , sizes"), {"sizes": [1, 32, 6, 6]}),
     "Resize by scales of axes": (
         CONV + resize(', axes=[3,2], coordinate_transformation_mode="pytorch_half_pixel"'),
-        DIRECT,
         {**HALF, "scales": np.array([0.5, 1], np.float32), "opset": 18},
     ),
     "Resize by sizes of axes, open batch": (
         CONV + resize(', axes=[2,3], keep_aspect_ratio_policy="stretch"', inputs=", , sizes"),
-        DIRECT,
         {"sizes": [6, 6], **BATCHES, "opset": 19},
     ),
-    "box filter": (CONV + "y = Conv<strides=[2,2], group=32>(h, quarter)", DIRECT, BOX),
-    "box filter, computed": (
-        CONV + "y = Conv<strides=[3,2], group=32>(h, third)",
-        DIRECT,
-        {"third": np.full((32, 1, 3, 2), 1 / 6, np.float32)},
-    ),
+    "box filter": (CONV + "y = Conv<strides=[2,2], group=32>(h, box)", box(2, 2)),
+    "box filter, computed": (CONV + "y = Conv<strides=[3,2], group=32>(h, box)", box(3, 2)),
     "box filter with other strides": (
-        "h = Conv(x, w)\ny = Conv<strides=[2,2], group=32>(h, ninth, nothing)",
-        DIRECT,
-        {"ninth": np.full((32, 1, 3, 3), 1 / 9, np.float32), "nothing": np.zeros(32, np.float32)},
+        "h = Conv(x, w)\ny = Conv<strides=[2,2], group=32>(h, box, nothing)",
+        {**box(3, 3), "nothing": np.zeros(32, np.float32)},
     ),
-    "box filter of ones": (
-        CONV + "y = Conv<strides=[2,2], group=32>(h, ones)",
-        {**DIRECT, "Mul": 1},
-        {"ones": np.ones((32, 1, 2, 2), np.float32)},
-    ),
-    "box filter of nearly a quarter": (
-        CONV + "y = Conv<strides=[2,2], group=32>(h, nearly)",
-        {**DIRECT, "Mul": 1},
-        {"nearly": np.full((32, 1, 2, 2), 0.2501, np.float32)},
-    ),
+    "box filter of ones": (CONV + "y = Conv<strides=[2,2], group=32>(h, box)", box(2, 2, 1), SCALED),
+    "box filter of nearly a quarter": (CONV + "y = Conv<strides=[2,2], group=32>(h, box)", box(2, 2, 0.2501), SCALED),
     "box filter whose end pads no window reaches": (
-        CONV + "y = Conv<strides=[2,2], pads=[0,0,1,1], group=32>(h, quarter)",
-        DIRECT,
-        BOX,
+        CONV + "y = Conv<strides=[2,2], pads=[0,0,1,1], group=32>(h, box)",
+        box(2, 2),
     ),
-    "box filter with SAME": (CONV + 'y = Conv<strides=[2,2], auto_pad="SAME_UPPER", group=32>(h, quarter)', DIRECT, BOX),
-    "slices by rows, then by columns": (CONV + ROWS + COLUMNS, DIRECT, AXES),
-    "two poolings": (CONV + f"p = {POOL}(h)\ny = AveragePool<kernel_shape=[3,3], strides=[3,3]>(p)", DIRECT),
-    "a pooling and the mean of the map": (CONV + f"p = {POOL}(h)\ny = GlobalAveragePool(p)", DIRECT),
+    "box filter with SAME": (CONV + 'y = Conv<strides=[2,2], auto_pad="SAME_UPPER", group=32>(h, box)', box(2, 2)),
+    "slices by rows, then by columns": (CONV + ROWS + COLUMNS, AXES),
+    "two poolings": (CONV + f"p = {POOL}(h)\ny = AveragePool<kernel_shape=[3,3], strides=[3,3]>(p)", {}),
+    "a pooling and the mean of the map": (CONV + f"p = {POOL}(h)\ny = GlobalAveragePool(p)", {}),
     "a pooling that leaves a row, and the mean of its result": (
         CONV + f"p = {POOL}(h)\ny = GlobalAveragePool(p)",
-        DIRECT,
         {"inputs": "float[1,16,13,13] x"},
     ),
     "a mean over rows, a window over columns": (
         CONV + "p = ReduceMean<axes=[2]>(h)\ny = AveragePool<kernel_shape=[1,2], strides=[1,2]>(p)",
-        DIRECT,
+        {},
     ),
 }
 WINDOWS = {  # kernel of the AveragePool that remains, strides of the Conv behind it
@@ -193,15 +162,14 @@ LARGE = (
 
 def form(name: str) -> onnx.ModelProto:
     """A model of FORMS."""
-    body, _, given = (*FORMS[name], {})[:3]
-    return graph_of(body, given)
+    return graph_of(*FORMS[name][:2])
 
 
 @pytest.mark.parametrize("name", FORMS)
 def test_found_and_equal(name):
     model = form(name)
     result = rewrite(model, 1)
-    assert operators(result.graph) == FORMS[name][1]
+    assert operators(result.graph) == (*FORMS[name], DIRECT)[2]
     (site,) = convpool.optimize(model, check=1, lowering="direct").report.sites
     assert site.macs_before is not None and site.macs_after < site.macs_before
     if name in WINDOWS:
@@ -263,7 +231,7 @@ def test_of_averages_of_averages_the_first_is_reported():
 
 @pytest.mark.parametrize("name", ["sum", "box filter of ones"])
 def test_half_precision(name):
-    body, _, given = (*FORMS[name], {})[:3]
+    body, given = FORMS[name][:2]
     halves = {key: value.astype(np.float16) if isinstance(value, np.ndarray) else value for key, value in given.items()}
     weights = np.random.default_rng(0).uniform(-1, 1, (32, 16, 3, 3)).astype(np.float16)
     half = {**halves, "w": weights, "inputs": "float16[1,16,12,12] x", "outputs": "float16[a,b,c,d] y"}
@@ -285,26 +253,28 @@ def test_a_sum_over_more_positions_than_its_type_has_numbers(size, known):
     assert site.reason == (None if known else told)
 
 
+ORDER = "ReduceMean 'y': axes of the average; got others, expected batch, channels and space, in order"
+POINTWISE = (32, 16, 1, 1)
 REJECTS: dict[str, tuple] = {  # body, the reason, and what `graph_of` is given
     "computed axes": (
         CONV + "f = Reshape(h, s)\ny = ReduceMean(f, a)",
         "ReduceMean 'y': axes; got a computed tensor, expected a constant",
-        {"s": [0, 0, -1], "inputs": "float[1,16,12,12] x, int64[1] a", "outputs": "float[a,b,c] y", "opset": 18},
+        {**TOKENS, "inputs": "float[1,16,12,12] x, int64[1] a", **ROW, "opset": 18},
     ),
     "open size flattened": (
         "h = Conv(x, w)\nf = Reshape(h, s)\ny = ReduceMean<axes=[2]>(f)",
         "Reshape 'f': sizes of a Reshape; got unknown, expected static sizes",
-        {"s": [1, 32, -1], "w": (32, 16, 1, 1), "inputs": "float[1,16,H,W] x", "outputs": "float[a,b,c] y"},
+        {"s": [1, 32, -1], "w": POINTWISE, "inputs": "float[1,16,H,W] x", **ROW},
     ),
     "open size summed": (
         "h = Conv(x, w)\ny = ReduceSum(h, a)",
         "ReduceSum 'y': elements of a ReduceSum; got an unknown number, expected static sizes",
-        {"a": [2, 3], "w": (32, 16, 1, 1), "inputs": "float[1,16,H,W] x"},
+        {"a": [2, 3], "w": POINTWISE, "inputs": "float[1,16,H,W] x"},
     ),
     "one axis of open size": (
         "h = Conv(x, w)\ny = ReduceMean<axes=[3]>(h)",
         "ReduceMean 'y': size averaged; got unknown, expected static sizes",
-        {"w": (32, 16, 1, 1), "inputs": "float[1,16,12,W] x"},
+        {"w": POINTWISE, "inputs": "float[1,16,12,W] x"},
     ),
     "axes that are cut across": (
         CONV + "f = Reshape(h, s)\ny = ReduceMean<axes=[3]>(f)",
@@ -314,7 +284,7 @@ REJECTS: dict[str, tuple] = {  # body, the reason, and what `graph_of` is given
     "batch and channels joined": (
         CONV + "f = Reshape(h, s)\ny = ReduceMean<axes=[1]>(f)",
         "Reshape 'f': shape of a Reshape; got [64, 144], expected axes split in two, or joined",
-        {"s": [-1, 144], "inputs": "float[2,16,12,12] x", "outputs": "float[a,b] y"},
+        {"s": [-1, 144], "inputs": "float[2,16,12,12] x", **FLAT},
     ),
     "the outer part of an axis": (
         CONV + "v = Reshape(h, s)\ny = ReduceMean<axes=[2,4], keepdims=0>(v)",
@@ -323,23 +293,20 @@ REJECTS: dict[str, tuple] = {  # body, the reason, and what `graph_of` is given
     ),
     "parts kept apart": (
         CONV + "v = Reshape(h, s)\ny = ReduceMean<axes=[3,5]>(v)",
-        "ReduceMean 'y': axes of the average; got others, expected batch, channels and space, in order",
-        {"s": [1, 32, 6, 2, 6, 2], "outputs": "float[a,b,c,d,e5,f] y"},
+        ORDER,
+        {**VIEW, "outputs": "float[a,b,c,d,e5,f] y"},
     ),
-    "channels last, kept": (
-        CONV + "t = Transpose<perm=[0,2,3,1]>(h)\ny = ReduceMean<axes=[1,2]>(t)",
-        "ReduceMean 'y': axes of the average; got others, expected batch, channels and space, in order",
-    ),
+    "channels last, kept": (CONV + "t = Transpose<perm=[0,2,3,1]>(h)\ny = ReduceMean<axes=[1,2]>(t)", ORDER),
     "one channel, flattened": (
         CONV + "f = Flatten(h)\ny = ReduceMean<axes=[1]>(f)",
         "Conv 'h': saves too little as convavgpool; got 144 of 9,216 multiply-adds, and 9,216 additions in place of 64, "
         "expected at most 75% of the multiply-adds, and less time by the cost model",
-        {"w": (1, 16, 3, 3), "inputs": "float[2,16,8,8] x", "outputs": "float[a,b] y"},
+        {"w": (1, 16, 3, 3), "inputs": "float[2,16,8,8] x", **FLAT},
     ),
     "rows and columns exchanged": (
         CONV + "t = Transpose<perm=[0,1,3,2]>(h)\nv = Reshape(t, s)\ny = ReduceMean<axes=[3,5], keepdims=0>(v)",
-        "ReduceMean 'y': axes of the average; got others, expected batch, channels and space, in order",
-        {"s": [1, 32, 6, 2, 6, 2]},
+        ORDER,
+        VIEW,
     ),
     "SpaceToDepth of an open size": (
         CONV + "d = SpaceToDepth<blocksize=2>(h)\ny = ReduceMean<axes=[2,3]>(d)",
@@ -349,60 +316,17 @@ REJECTS: dict[str, tuple] = {  # body, the reason, and what `graph_of` is given
     "a view read elsewhere": (
         CONV + "f = Reshape(h, s)\ny = ReduceMean<axes=[2]>(f)\nz = Relu(f)",
         "Reshape 'f': readers; got a reader outside the average, expected none",
-        {"s": [0, 0, -1], "outputs": "float[a,b,c] y, float[d,e,f] z"},
-    ),
-    "Resize, nearest": (CONV + resize().replace("linear", "nearest"), "Resize 'y': mode; got nearest, expected linear", HALF),
-    "Resize, cubic": (CONV + resize().replace("linear", "cubic"), "Resize 'y': mode; got cubic, expected linear", HALF),
-    "Resize, antialias": (CONV + resize(", antialias=1"), "Resize 'y': antialias; got 1, expected 0", {**HALF, "opset": 18}),
-    "Resize, asymmetric": (
-        CONV + resize(', coordinate_transformation_mode="asymmetric"'),
-        "Resize 'y': coordinate_transformation_mode; got asymmetric, expected half_pixel or pytorch_half_pixel",
-        HALF,
-    ),
-    "Resize, align_corners": (
-        CONV + resize(', coordinate_transformation_mode="align_corners"'),
-        "Resize 'y': coordinate_transformation_mode; got align_corners, expected half_pixel or pytorch_half_pixel",
-        HALF,
-    ),
-    "Resize of opset 10": (
-        CONV + resize(inputs="scales"),
-        "Resize 'y': coordinate_transformation_mode; got asymmetric, expected half_pixel or pytorch_half_pixel",
-        {**HALF, "opset": 10},
-    ),
-    "Resize of an odd size": (
-        CONV + resize(),
-        "Resize 'y': size halved; got [12, 13], expected even numbers; runtimes scale odd ones differently",
-        {**HALF, "inputs": "float[1,16,12,13] x"},
-    ),
-    "Resize of an open size": (
-        CONV + resize(),
-        "Resize 'y': size of the Resize's input; got unknown, expected static spatial sizes",
-        {**HALF, "inputs": "float[1,16,12,W] x"},
-    ),
-    "Resize to one element": (
-        CONV + resize(', coordinate_transformation_mode="pytorch_half_pixel"'),
-        "Resize 'y': elements that pytorch_half_pixel leaves; got 1, expected more",
-        {**HALF, "inputs": "float[1,16,2,12] x"},
-    ),
-    "Resize to a quarter": (
-        CONV + resize(),
-        "Resize 'y': scales; got [1.0, 1.0, 0.25, 0.25], expected 1/2 or 1 on spatial axes",
-        {**HALF, "scales": np.array([1, 1, 0.25, 0.25], np.float32)},
-    ),
-    "Resize of channels": (
-        CONV + resize(),
-        "Resize 'y': scales; got [1.0, 0.5, 0.5, 0.5], expected 1/2 or 1 on spatial axes",
-        {**HALF, "scales": np.array([1, 0.5, 0.5, 0.5], np.float32)},
+        {**TOKENS, "outputs": "float[a,b,c] y, float[d,e,f] z"},
     ),
     "box filter with pads": (
-        CONV + "y = Conv<strides=[2,2], pads=[1,1,1,1], group=32>(h, ninth)",
+        CONV + "y = Conv<strides=[2,2], pads=[1,1,1,1], group=32>(h, box)",
         "Conv 'y': pooling pads; got [1, 1, 1, 1], expected no padding",
-        {"ninth": np.full((32, 1, 3, 3), 1 / 9, np.float32)},
+        box(3, 3),
     ),
     "box filter with a bias": (
-        CONV + "y = Conv<strides=[2,2], group=32>(h, quarter, k)",
+        CONV + "y = Conv<strides=[2,2], group=32>(h, box, k)",
         "Conv 'y': bias of a box filter; got numbers, expected none, or zeros",
-        {**BOX, "k": (32,)},
+        {**box(2, 2), "k": (32,)},
     ),
     "over everything": (
         CONV + "y = ReduceMean<keepdims=0>(h)",
@@ -417,77 +341,113 @@ REJECTS: dict[str, tuple] = {  # body, the reason, and what `graph_of` is given
     "over a group's channels": (
         CONV + "f = Reshape(h, s)\ny = ReduceMean<axes=[2]>(f)",
         "ReduceMean 'y': channels averaged with the positions; got 8, expected one",
-        {"s": [1, 4, -1], "outputs": "float[a,b,c] y"},
+        {"s": [1, 4, -1], **ROW},
     ),
     "behind a Squeeze of the batch": (
         CONV + "f = Squeeze(h, zero)\ny = ReduceMean<axes=[1,2]>(f)",
         "Squeeze 'f': axes of Squeeze; got [0], expected channels or space, of size 1",
-        {"zero": [0], "outputs": "float[a,b,c] y"},
+        {"zero": [0], **ROW},
     ),
     "behind a Squeeze of what has size 1": (
         CONV + "f = Squeeze(h)\ny = ReduceMean<axes=[1,2]>(f)",
         "Squeeze 'f': axes of Squeeze; got none, expected some of 4",
-        {"outputs": "float[a,b,c] y"},
+        ROW,
     ),
 }
-UNREPORTED = {  # no averages over windows
-    "a normalisation of tokens": (
-        CONV + "f = Reshape(h, s)\nt = Transpose<perm=[0,2,1]>(f)\nm = ReduceMean<axes=[-1]>(t)\nd = Sub(t, m)\nq = Mul(d, d)\n"
-        "y = ReduceMean<axes=[-1]>(q)",
-        {"s": [0, 0, -1], "outputs": "float[a,b,c] y"},
+HALF_PIXEL, SPATIAL = "expected half_pixel or pytorch_half_pixel", "expected 1/2 or 1 on spatial axes"
+MODE = "coordinate_transformation_mode"
+RESIZES: dict[str, tuple] = {  # the Resize of CONV's result, the reason, and what `graph_of` is given beside HALF
+    "nearest": (resize().replace("linear", "nearest"), "mode; got nearest, expected linear"),
+    "cubic": (resize().replace("linear", "cubic"), "mode; got cubic, expected linear"),
+    "antialias": (resize(", antialias=1"), "antialias; got 1, expected 0", {"opset": 18}),
+    "asymmetric": (resize(f', {MODE}="asymmetric"'), f"{MODE}; got asymmetric, {HALF_PIXEL}"),
+    "align_corners": (resize(f', {MODE}="align_corners"'), f"{MODE}; got align_corners, {HALF_PIXEL}"),
+    "of opset 10": (resize(inputs="scales"), f"{MODE}; got asymmetric, {HALF_PIXEL}", {"opset": 10}),
+    "of an odd size": (
+        resize(),
+        "size halved; got [12, 13], expected even numbers; runtimes scale odd ones differently",
+        {"inputs": "float[1,16,12,13] x"},
     ),
-    "over channels": (CONV + "y = ReduceMean<axes=[1]>(h)", {}),
-    "a depthwise convolution": (CONV + "y = Conv<strides=[2,2], group=32>(h, k)", {"k": (32, 1, 2, 2)}),
+    "of an open size": (
+        resize(),
+        "size of the Resize's input; got unknown, expected static spatial sizes",
+        {"inputs": "float[1,16,12,W] x"},
+    ),
+    "to one element": (
+        resize(f', {MODE}="pytorch_half_pixel"'),
+        "elements that pytorch_half_pixel leaves; got 1, expected more",
+        {"inputs": "float[1,16,2,12] x"},
+    ),
+    "to a quarter": (resize(), f"scales; got [1.0, 1.0, 0.25, 0.25], {SPATIAL}", {"scales": np.float32([1, 1, 0.25, 0.25])}),
+    "of channels": (resize(), f"scales; got [1.0, 0.5, 0.5, 0.5], {SPATIAL}", {"scales": np.float32([1, 0.5, 0.5, 0.5])}),
+}
+UNREPORTED: dict[str, tuple] = {  # no averages over windows: nodes behind CONV, and what `graph_of` is given
+    "a normalisation of tokens": (
+        "f = Reshape(h, s)\nt = Transpose<perm=[0,2,1]>(f)\nm = ReduceMean<axes=[-1]>(t)\nd = Sub(t, m)\nq = Mul(d, d)\n"
+        "y = ReduceMean<axes=[-1]>(q)",
+        {**TOKENS, **ROW},
+    ),
+    "over channels": ("y = ReduceMean<axes=[1]>(h)", {}),
+    "a depthwise convolution": ("y = Conv<strides=[2,2], group=32>(h, k)", {"k": (32, 1, 2, 2)}),
     "a depthwise convolution with other numbers for a channel": (
-        CONV + "y = Conv<strides=[2,2], group=32>(h, k)",
+        "y = Conv<strides=[2,2], group=32>(h, k)",
         {"k": np.repeat(np.array([0.25, 0.5], np.float32), 64).reshape(32, 1, 2, 2)},
     ),
-    "a factor per channel": (CONV + "y = Conv<group=32>(h, k)", {"k": np.full((32, 1, 1, 1), 0.25, np.float32)}),
-    "a sum of channels": (CONV + "y = Conv(h, k)", {"k": np.full((8, 32, 2, 2), 0.25, np.float32)}),
+    "a factor per channel": ("y = Conv<group=32>(h, box)", box(1, 1, 0.25)),
+    "a sum of channels": ("y = Conv(h, k)", {"k": np.full((8, 32, 2, 2), 0.25, np.float32)}),
     "Slices without a factor's reciprocal": (
-        CONV + "s1 = Slice(h, zero, end, rows, two)\ns2 = Slice(h, one, end, rows, two)\nt = Add(s1, s2)\ny = Mul(t, never)",
-        {**AXES, "rows": [2], "two": [2], "never": np.float32(0)},
+        "s1 = Slice(h, zero, end, rows, two)\ns2 = Slice(h, one, end, rows, two)\nt = Add(s1, s2)\ny = Mul(t, never)",
+        {**AXES, "never": np.float32(0)},
     ),
-    "Resize with computed sizes": (
-        CONV + 'y = Resize<mode="linear">(h, r, , sizes)',
-        {"r": np.zeros(0, np.float32), "inputs": "float[1,16,12,12] x, int64[4] sizes"},
-    ),
+    "Resize with computed sizes": (resize(inputs="r, , sizes"), {**HALF, "inputs": "float[1,16,12,12] x, int64[4] sizes"}),
     "Resize that keeps the aspect ratio": (
-        CONV + 'y = Resize<mode="linear", keep_aspect_ratio_policy="not_larger">(h, , , six)',
+        resize(', keep_aspect_ratio_policy="not_larger"', ", , six"),
         {"six": [1, 32, 6, 6], "opset": 18},
     ),
     "Resize of axes of a tensor of unknown rank": (
-        CONV + 'y = Resize<mode="linear", axes=[2,3]>(h, , halves)',
-        {"halves": np.array([0.5, 0.5], np.float32), "inputs": "float[] x", "opset": 18},
+        resize(", axes=[2,3]", ", halves"),
+        {"halves": np.float32([0.5, 0.5]), "inputs": "float[] x", "opset": 18},
     ),
     **{
         f"Resize of axes that there are not, {axes}, by {name}": (
-            CONV + f'y = Resize<mode="linear", axes=[{axes}]>(h, , {places})',
-            {"halves": np.array([0.5, 0.5], np.float32), "six": [6, 6], "opset": 18},
+            resize(f", axes=[{axes}]", places),
+            {"halves": np.float32([0.5, 0.5]), "six": [6, 6], "opset": 18},
         )
         for axes in ("2,4", "-5,3")
-        for name, places in (("scales", "halves"), ("sizes", ", six"))
+        for name, places in (("scales", ", halves"), ("sizes", ", , six"))
     },
     "Resize of an open size to a known one": (
-        CONV + 'y = Resize<mode="linear">(h, r, , six)',
-        {"r": np.zeros(0, np.float32), "six": [1, 32, 6, 6], "inputs": "float[1,16,H,12] x"},
+        resize(inputs="r, , six"),
+        {**HALF, "six": [1, 32, 6, 6], "inputs": "float[1,16,H,12] x"},
     ),
-    "Resize to twice the size": (CONV + resize(), {**HALF, "scales": np.array([1, 1, 2, 2], np.float32)}),
+    "Resize to twice the size": (resize(), {**HALF, "scales": np.float32([1, 1, 2, 2])}),
 }
 
 
-@pytest.mark.parametrize("name", REJECTS)
-def test_reason(name):
-    body, expected, given = (*REJECTS[name], {})[:3]
+def check_rejected(body: str, expected: str, given: dict) -> None:
+    """The one average of a model stays for the reason expected, and the model as it is."""
     model = graph_of(body, given)
     result = convpool.optimize(model, check=0)
     assert [(site.status, site.reason) for site in result.report.sites] == [("rejected", expected)]
     assert result.model.SerializeToString() == model.SerializeToString()
 
 
+@pytest.mark.parametrize("name", REJECTS)
+def test_reason(name):
+    body, expected, given = (*REJECTS[name], {})[:3]
+    check_rejected(body, expected, given)
+
+
+@pytest.mark.parametrize("name", RESIZES)
+def test_reason_of_a_resize(name):
+    node, expected, given = (*RESIZES[name], {})[:3]
+    check_rejected(CONV + node, f"Resize 'y': {expected}", HALF | given)
+
+
 @pytest.mark.parametrize("name", UNREPORTED)
 def test_what_is_no_average_over_windows(name):
-    model = graph_of(*UNREPORTED[name])
+    nodes, given = UNREPORTED[name]
+    model = graph_of(CONV + nodes, given)
     result = convpool.optimize(model, check=0)
     assert not result.report.sites and result.model.SerializeToString() == model.SerializeToString()
 
@@ -498,8 +458,8 @@ def test_a_mean_over_channels_behind_one_over_space_stays():
 
 
 def test_the_type_of_a_factor_has_to_be_known():
-    body = "z = local.some(x)\nh = Conv<kernel_shape=[2,2]>(z, v)\ny = Conv<strides=[2,2], group=32>(h, ones)"
-    model = graph(f"v = local.some(x)\n{body}", {"ones": np.ones((32, 1, 2, 2), np.float32)}, imports=', "local": 1')
+    body = "z = local.some(x)\nh = Conv<kernel_shape=[2,2]>(z, v)\ny = Conv<strides=[2,2], group=32>(h, box)"
+    model = graph(f"v = local.some(x)\n{body}", box(2, 2, 1), imports=', "local": 1')
     (site,) = convpool.optimize(model, check=0).report.sites
     assert site.reason == "Conv 'y': type of the average; got unknown, expected a known one"
 
@@ -513,6 +473,6 @@ def test_a_sum_onto_computed_numbers_is_no_mean():
 
 def test_a_box_filter_that_cannot_be_told_is_reported():
     body = 'h = Conv(x, w)\ny = Conv<group=32, strides=[2,2], auto_pad="SAME_UPPER">(h, box)'
-    model = graph(body, {"box": np.full((32, 1, 2, 2), 0.25, np.float32)}, inputs="float[1,16,H,W] x")
+    model = graph(body, box(2, 2), inputs="float[1,16,H,W] x")
     (site,) = convpool.optimize(model, check=0).report.sites
     assert site.status == "rejected" and "auto_pad" in site.reason
