@@ -44,12 +44,13 @@ class OptimizeResult:
         model: The whole ModelProto; external data stays in its files.
         report: Every site, the totals, the check and the hints.
         changed: True if the model differs from the original.
+        loaded: The model with the folder of its external data.
     """
 
     model: ModelProto
     report: Report
     changed: bool
-    _loaded: LoadedModel
+    loaded: LoadedModel
     _new_constants: set[str]
     _seen: Seen
 
@@ -65,13 +66,8 @@ class OptimizeResult:
             import onnx_graphsurgeon as gs
         except ImportError as error:
             raise OptionError("graph: onnx-graphsurgeon is not installed; pip install onnx-graphsurgeon") from error
-        self._loaded.check_data()
-        return gs.import_onnx(self_contained(self.model, self._loaded.base_dir))
-
-    @property
-    def loaded(self) -> LoadedModel:
-        """The rewritten model with the folder of its external data."""
-        return self._loaded
+        self.loaded.check_data()
+        return gs.import_onnx(self_contained(self.model, self.loaded.base_dir))
 
     def save(self, path: str | os.PathLike[str], *, external_data: Layout = "auto", skip_unchanged: bool = False) -> list[Path]:
         """Write the model to `path` atomically.
@@ -97,7 +93,7 @@ class OptimizeResult:
         """
         if skip_unchanged and not self.changed:
             return []
-        return save(replace(self._loaded, proto=self.model), Path(path), self._new_constants, external_data)
+        return save(replace(self.loaded, proto=self.model), Path(path), self._new_constants, external_data)
 
     def to_bytes(self) -> bytes:
         """Return the model as one file's content, with its external data in it.
@@ -105,13 +101,13 @@ class OptimizeResult:
         Raises:
             ModelError: The model is above 2 GB, or a data file of the original has changed.
         """
-        self._loaded.check_data()
-        return serialize(self_contained(self.model, self._loaded.base_dir))
+        self.loaded.check_data()
+        return serialize(self_contained(self.model, self.loaded.base_dir))
 
     def move_to_domain(self, domain: str) -> None:
         """Give the model's nodes of convpool's operators, and their functions, another domain (`--domain`)."""
         if schema.move_to_domain(self.model, domain):
-            self._loaded.source = None  # no longer what was read
+            self.loaded.source = None  # no longer what was read
             self.changed = self.report.changed = True
 
 

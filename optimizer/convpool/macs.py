@@ -96,11 +96,6 @@ def open_batches(main: Scope) -> frozenset[str]:
     return frozenset(names)
 
 
-def count_at(model: LoadedModel, shapes: Mapping[str, Sequence[int]], evaluate: Evaluate) -> ModelMacs:
-    """`count` of a model whose inputs have the shapes given."""
-    return count(scopes_at(model, shapes, evaluate))
-
-
 def scopes_at(model: LoadedModel, shapes: Mapping[str, Sequence[int]], evaluate: Evaluate) -> list[Scope]:
     """The index of a model whose inputs have the shapes given."""
     fixed = at_shapes(model.proto, shapes)

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from onnx import ModelProto
 
@@ -45,21 +45,14 @@ from convpool.rules.pool_first.pairs import PairPlan, PairSite
 from convpool.rules.pool_first.rule import PoolFirst
 from convpool.rules.seen import Seen, survey
 
+if TYPE_CHECKING:
+    from convpool.autotune import Tuner
+
 MIN_OPSET = 7
 """The first opset whose AveragePool can count its padding."""
 
 Times = dict[str, float] | None
 """Median microseconds by alternative; None where nothing was timed."""
-
-
-class Chooser(Protocol):
-    """Chooses among the plans of a site by measurement."""
-
-    def expect(self, sites: int) -> None:
-        """So many more sites will be timed."""
-
-    def tune(self, rule: Rule, site: Site, plan: Plan, context: Context) -> tuple[Plan | Reject, Times]:
-        """The plan to take, or why none is."""
 
 
 class Excluded:
@@ -122,7 +115,7 @@ class Pipeline:
         evaluate: Evaluate,
         *,
         sizes: dict[str, tuple] | None = None,
-        tuner: Chooser | None = None,
+        tuner: Tuner | None = None,
     ) -> None:
         """model: changed in place.  inferred: it, after shape inference.  sizes: see `Context`."""
         self._graphs = Graphs(model, inferred, evaluate)

@@ -20,7 +20,7 @@ from convpool.check.inputs import Arrays, InputMaker, feeds, shapes_of
 from convpool.check.session import OnnxruntimeRunner, Session, evaluate, time_sessions
 from convpool.errors import ModelError
 from convpool.ir.model import LoadedModel, load, with_sizes
-from convpool.macs import ModelMacs, count_at
+from convpool.macs import ModelMacs, count, scopes_at
 from convpool.options import TARGETS, OptimizeOptions
 from convpool.report import Report, SiteReport, Speed, Summary
 from convpool.rules.seen import Seen
@@ -63,8 +63,8 @@ def recount(report: Report, original: LoadedModel, result: LoadedModel, given: M
         counted = {name: list(shape) for name, shape in shapes.items()} if batches else {}
         report.summary = replace(report.summary, counted_shapes=counted)
     elif shapes:
-        before = count_at(original, shapes, evaluate)
-        after = before if result.proto == original.proto else count_at(result, shapes, evaluate)
+        before = count(scopes_at(original, shapes, evaluate))
+        after = before if result.proto == original.proto else count(scopes_at(result, shapes, evaluate))
         report.summary = with_macs(report.summary, report.sites, before, after, shapes)
 
 
@@ -87,34 +87,26 @@ def time_models(
     seed: int,
     progress: Callable[[int, int, str], None] | None,
 ) -> None:
-    """`measure` both models for a report; a warning where onnxruntime cannot run them."""
+    """Report median times of both models on the same inputs, in turn, in onnxruntime as it is by default on this machine.
+
+    arrays: in place of random inputs.  A warning where onnxruntime cannot run one of them.
+    """
     if progress is not None:
         progress(1, 1, "timing both models")
+    runner, threads = OnnxruntimeRunner(original, "the original", optimize=True, spin=True), physical_cores()
     try:
-        report.speed = measure(original, result, arrays, shapes, seed)
+        inputs, _ = InputMaker(original.proto, arrays, shapes, seed).runnable(0, runner.values)
     except ModelError as error:
         report.warnings.append(f"not timed: {error}")
-
-
-def measure(
-    original: LoadedModel, result: LoadedModel, arrays: Arrays | None, shapes: Mapping[str, Sequence[int]], seed: int
-) -> Speed:
-    """Median times of both models on the same inputs, in turn, in onnxruntime as it is by default on this machine.
-
-    arrays: in place of random inputs.  Raises ModelError where onnxruntime cannot run one of them.
-    """
-    runner = OnnxruntimeRunner(original, "the original", optimize=True, spin=True)
-    inputs, _ = InputMaker(original.proto, arrays, shapes, seed).runnable(0, runner.values)
-    threads = physical_cores()
+        return
+    models = {"original": original, "result": result}
     try:
-        sessions = {
-            name: Session(model, optimize=True, threads=threads, spin=True)
-            for name, model in (("original", original), ("result", result))
-        }
+        sessions = {name: Session(model, optimize=True, threads=threads, spin=True) for name, model in models.items()}
         times = time_sessions(sessions, inputs, ROUNDS, BUDGET_S)
     except Exception as error:  # onnxruntime's exceptions share no base class
-        raise ModelError(f"onnxruntime cannot time the models: {error}") from error
-    return Speed(times["original"], times["result"], threads, shapes_of(inputs))
+        report.warnings.append(f"not timed: onnxruntime cannot time the models: {error}")
+    else:
+        report.speed = Speed(times["original"], times["result"], threads, shapes_of(inputs))
 
 
 def physical_cores() -> int:
@@ -162,7 +154,7 @@ def next_steps(
             found.append(f"{more} more for onnxruntime on a CPU: convpool optimize {name_of(model)} --target cpu")
     if report.summary.rewritten and report.summary.model_macs_before is None:
         given = suggested(model.proto, shapes)
-        if given and count_at(model, given, evaluate).total is not None:
+        if given and count(scopes_at(model, given, evaluate)).total is not None:
             words = _words("--input-shape", given)
             found.append(f"to count multiply-adds, with your sizes: convpool inspect {name_of(model)} {words}")
     return found

@@ -23,7 +23,7 @@ from convpool.cli.optimize import command as optimize
 from convpool.cli.table import PrintableConsole, print_table, show
 from convpool.errors import printable
 from convpool.ir.model import load
-from convpool.macs import count_at
+from convpool.macs import count, scopes_at
 from models import generators
 from tests.support.models import graph
 from tests.support.rewriting import IF_BODY, IF_INPUTS, PAIR, POOL
@@ -143,7 +143,7 @@ def test_sizes_given_are_counted_through_shapes_that_a_model_computes():
 
 def test_densenet121_counts_what_is_known_of_it():
     """2.83 G multiply-adds, as the paper's table of the architecture's cost has it; three transitions of 103 M."""
-    found = count_at(load(generators.generate("densenet121")), {"input": (1, 3, 224, 224)}, evaluate)
+    found = count(scopes_at(load(generators.generate("densenet121")), {"input": (1, 3, 224, 224)}, evaluate))
     assert round(found.total / 1e9, 2) == 2.83 and len(found.convolutions) == 120
 
 

@@ -14,13 +14,14 @@ from __future__ import annotations
 import statistics
 import time
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, Protocol
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
 
 import numpy as np
 from onnx import ModelProto, TensorProto, helper
@@ -132,7 +133,7 @@ Outputs = dict[str, Any]
 """Results by output's name: arrays, and for a model also sequences, maps and missing optionals."""
 
 
-class Runner(Protocol):
+class Runner(ABC):
     """Runs one thing on inputs by name.
 
     runtime: its name.  precision: what it computes in, "fp32" where nothing says otherwise.  model: the model, which says what
@@ -143,19 +144,19 @@ class Runner(Protocol):
     input_names: list[str]
     output_names: list[str]
     precision: str
-    model: ModelProto | None
-    input_types: dict[str, np.dtype]
+    model: ModelProto | None = None
+    input_types: Mapping[str, np.dtype] = MappingProxyType({})
 
+    @abstractmethod
     def run(self, arrays: Arrays) -> Outputs:
         """All outputs by name.  Raises a ConvpoolError where it cannot run."""
-        ...
 
     def ranges(self) -> Ranges:
         """The shapes of inputs that it is made for; none where any will do."""
-        ...
+        return {}
 
 
-class OnnxruntimeRunner:
+class OnnxruntimeRunner(Runner):
     """A model in onnxruntime on the CPU.  `error` says why it could not be loaded.
 
     what: the model, in messages.  optimize: with onnxruntime's own passes.  lenient: with them too where onnxruntime ends its
@@ -175,10 +176,7 @@ class OnnxruntimeRunner:
         precision: str = "fp32",
     ) -> None:
         self.what, self.error, self.note, self.precision = what, "", "", precision
-        self.model: ModelProto | None = model.proto
-        self.input_types: dict[str, np.dtype] = {}
-        self.input_names: list[str] = []
-        self.output_names: list[str] = []
+        self.model, self.input_names, self.output_names = model.proto, [], []
         self.optimize, self._lenient = optimize, lenient and not optimize
         self._loaded, self._spin = model, spin
         try:
@@ -226,10 +224,6 @@ class OnnxruntimeRunner:
                 return self.session.run(None, given)
         except Exception as error:
             raise ModelError(f"onnxruntime cannot run {self.what}: {_why(error)}") from error
-
-    def ranges(self) -> Ranges:
-        """Empty: a model runs on whatever its inputs allow."""
-        return {}
 
 
 def _why(error: Exception) -> str:

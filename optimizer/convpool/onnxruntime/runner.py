@@ -5,18 +5,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-from onnx import ModelProto, TensorProto, helper
+from onnx import TensorProto, helper
 
-from convpool.check.inputs import Arrays, Ranges, float_types
+from convpool.check.inputs import Arrays, float_types
 from convpool.check.judge import precision_of
-from convpool.check.session import with_layers
+from convpool.check.session import Runner, with_layers
 from convpool.errors import OnnxruntimeError, first_line
 from convpool.ir.model import LoadedModel
 from convpool.onnxruntime.session import session
 
 
-class CudaRunner:
+class CudaRunner(Runner):
     """A model in onnxruntime on the CUDA provider, the operators by the library; a `convpool.check.session.Runner`.
 
     what: the model, in messages.  precision: by the model's types, "tf32" where it is float32.  arguments: those of
@@ -26,9 +25,7 @@ class CudaRunner:
     runtime = "onnxruntime's CUDA provider"
 
     def __init__(self, model: LoadedModel, what: str, **arguments: Any) -> None:
-        self.what = what
-        self.model: ModelProto | None = model.proto
-        self.input_types: dict[str, np.dtype] = {}
+        self.what, self.model = what, model.proto
         types = float_types(model.proto)
         narrow = types - {TensorProto.FLOAT, TensorProto.DOUBLE}
         tf32 = not narrow and arguments.get("use_tf32", True)
@@ -44,10 +41,6 @@ class CudaRunner:
         except Exception as error:  # onnxruntime's exceptions share no base class
             raise OnnxruntimeError(f"onnxruntime cannot run {self.what}: {first_line(error)}") from error
         return dict(zip(self.output_names, values, strict=True))
-
-    def ranges(self) -> Ranges:
-        """Empty: a model runs on whatever its inputs allow."""
-        return {}
 
 
 def open_on_cuda(model: LoadedModel, what: str, *, layers: bool = False) -> CudaRunner:

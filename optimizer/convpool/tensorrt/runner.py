@@ -6,7 +6,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from onnx import ModelProto
 
 from convpool.check.inputs import Arrays, Ranges
 from convpool.check.judge import precision_of
@@ -18,7 +17,7 @@ from convpool.tensorrt.engine import Engine
 ENGINE_SUFFIXES = (".engine", ".plan", ".trt")
 
 
-class EngineRunner:
+class EngineRunner(Runner):
     """An engine in TensorRT; a `convpool.check.session.Runner`.
 
     precision: by the types of what it takes and gives.  Raises OptionError for tensors in a format other than LINEAR, and
@@ -26,7 +25,6 @@ class EngineRunner:
     """
 
     runtime = "TensorRT"
-    model: ModelProto | None = None
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
