@@ -269,10 +269,7 @@ def _verified(
 def _with_sizes(
     original: LoadedModel, fixed: Mapping[str, Sequence[int]], given: Mapping[str, Sequence[int]], arrays: Arrays | None
 ) -> tuple[LoadedModel, dict[str, Sequence[int]]]:
-    """The model with its inputs' sizes fixed, itself where none are new, and the shapes of inputs that are known.
-
-    Raises OptionError for shapes or arrays that do not fit.
-    """
+    """The model with its inputs' sizes fixed, itself where none are new, and the inputs' known shapes.  Raises OptionError."""
     sizes = fit_shapes(feeds(original.proto), fixed, "fix shape")
     shapes: dict[str, Sequence[int]] = {**fit_shapes(feeds(original.proto), given)}
     known = static_shapes(original.proto)
@@ -293,10 +290,7 @@ def rewrite(
     tuner: Tuner | None = None,
     reached: Reached | None = None,
 ) -> OptimizeResult:
-    """`optimize` without its check, by options as data.
-
-    input_shapes: by which the size of plain convolutions is judged.  reached: the original in another form.
-    """
+    """`optimize` without its check.  input_shapes: size plain convolutions.  reached: the original in another form."""
     start = reached.model if reached is not None else original
     result = LoadedModel(ModelProto(), original.base_dir, 0, path=original.path, data_files=original.data_files)
     result.proto.CopyFrom(start.proto)

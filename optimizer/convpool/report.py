@@ -58,8 +58,7 @@ class SiteReport:
 
 @dataclass(frozen=True)
 class Summary:
-    """Totals over the model.  Operator counts cover subgraphs and functions; sizes are the bytes of all files
-    that a model needs."""
+    """Totals over the model; operators with those in subgraphs and functions, sizes in bytes of all its files."""
 
     rewritten: int
     rejected: int

@@ -33,10 +33,7 @@ BUDGET_S = 5.0
 def with_macs(
     summary: Summary, sites: Sequence[SiteReport], before: ModelMacs, after: ModelMacs, shapes: Mapping[str, Sequence[int]]
 ) -> Summary:
-    """A summary with the multiply-adds of the model and of the convolutions rewritten, each counted once.
-
-    shapes: of the inputs, where the model leaves them open.
-    """
+    """A summary with the multiply-adds of the model, at these shapes, and of the convolutions rewritten, each counted once."""
     names = {(site.scope, site.conv) for site in sites if site.status == "rewritten"}
     rewritten = [node for node in before.convolutions if (node.scope, node.name) in names]
     first, total, left = before.of(rewritten), before.total, after.total
@@ -87,10 +84,7 @@ def time_models(
     seed: int,
     progress: Callable[[int, int, str], None] | None,
 ) -> None:
-    """Report median times of both models on the same inputs, in turn, in onnxruntime as it is by default on this machine.
-
-    arrays: in place of random inputs.  A warning where onnxruntime cannot run one of them.
-    """
+    """Report median times of both models in turn, in onnxruntime as it is by default here; a warning where one cannot run."""
     if progress is not None:
         progress(1, 1, "timing both models")
     runner, threads = OnnxruntimeRunner(original, "the original", optimize=True, spin=True), physical_cores()
@@ -136,10 +130,7 @@ def next_steps(
     shapes: Mapping[str, Sequence[int]],
     rewrite: Rewrite,
 ) -> list[str]:
-    """Say what changes the outcome, in words for a user; commands stand at the end.
-
-    model: as it was rewritten.  shapes: known ones of its inputs.
-    """
+    """Say what changes the outcome, commands last.  model: as it was rewritten.  shapes: known ones of its inputs."""
     found = []
     stay = [site.reason or "" for site in report.sites if site.status == "rejected"]
     if seen.saved:
@@ -186,10 +177,7 @@ def _asked(report: Report) -> str:
 
 
 def suggested(model: ModelProto, known: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
-    """Shapes for the inputs whose sizes are open: those known, else 1 for the first size, and for a name that is one.
-
-    An input that is empty by a size of 0 has none.
-    """
+    """Shapes for inputs with open sizes: those known, else 1 for the first and its name; none for an input of size 0."""
     shapes = {value.name: value.type.tensor_type.shape.dim for value in feeds(model)}
     batches = {dims[0].dim_param for dims in shapes.values() if dims} - {""}
     found = {}

@@ -92,8 +92,7 @@ def covers_zeros_only(conv: ConvSpec) -> bool:
 
 
 def fused_spec(conv: ConvSpec, up: UpsampleSpec) -> TransposeSpec:
-    """The one ConvTranspose that equals `conv` after `up`; its kernel is `fuse_kernel` of theirs.  An axis that is not
-    upsampled keeps its dilation."""
+    """The one ConvTranspose that equals `conv` after `up`; an axis that is not upsampled keeps its dilation."""
     kernel, dilations = [], []
     for k, d, extent, s in zip(conv.kernel_shape, conv.dilations, conv.extents, up.factors, strict=True):
         kernel.append(k if s == 1 else extent + s - 1)

@@ -223,10 +223,7 @@ def pad_behind(conv: ConvSpec, pads: Ints, has_shift: bool) -> ConvSpec | Refusa
 
 
 def transposed(pads: Ints, orders: Sequence[Ints], rank: int) -> Ints | None:
-    """Pads of all axes behind Transposes of these orders, nearest first, on spatial axes; None if others are padded.
-
-    pads: begins then ends, of `rank` + 2 axes each.  An empty order is the reverse one.
-    """
+    """Spatial pads behind Transposes of these orders, nearest first, () the reverse one; None if other axes are padded."""
     axes: Sequence[int] = range(rank + 2)
     for order in orders:
         axes = [(order or range(rank + 1, -1, -1))[axis] for axis in axes]

@@ -288,10 +288,7 @@ def input_sets(
     compared: Callable[[], bool],
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Iterator[tuple[Arrays, list[object], str]]:
-    """The sets of inputs to compare on, each with what `run` gives, and what is to be said of it.
-
-    After `count` sets, or the data, more follow as long as nothing is `compared`, with larger and smaller floats.
-    """
+    """The sets of inputs, what `run` gives, and a remark; more sets follow, with other floats, until something is `compared`."""
     for number in range(count):
         if progress is not None:
             progress(number + 1, count, "checking")

@@ -272,10 +272,7 @@ class Judge:
             self._compared[name] += found.compared
 
     def vary(self, reference: Sequence[Any], other: Sequence[Any]) -> None:
-        """Find outputs that hardly depend on the inputs.  reference, other: what different inputs of one shape give.
-
-        Whole numbers, often sizes or classes, count where no output depends on them.
-        """
+        """Find outputs that hardly depend on the inputs; whole numbers, often sizes or classes, count where no output does."""
         for index, name in enumerate(self._names):
             if self._compared[name] and self._one(name, reference[index], reference[index], other[index]).passed:
                 self._constant.add(name)
@@ -330,10 +327,7 @@ class Judge:
         return near and int((own > allowed).sum()) <= 4 * beyond
 
     def verdict(self, reference: str, inputs: int, shapes: dict[str, list[int]], *, may_be_empty: bool = False) -> Verification:
-        """The outcome over everything added; no output may be NaN or infinite throughout.
-
-        may_be_empty: outputs without any value pass, as nothing else can be expected.
-        """
+        """The outcome over everything added.  may_be_empty: outputs without any value pass, as nothing else can be expected."""
         outputs = [self._with_share(output) for output in self._results.values()]
         passed = all(output.passed for output in outputs) and (self.compared or may_be_empty)
         return Verification(passed, reference, inputs, shapes, outputs, self._allowed)

@@ -239,10 +239,7 @@ def with_layers(model: LoadedModel) -> LoadedModel:
 
 
 def open_model(model: LoadedModel, what: str = "the model", *, layers: bool = False) -> OnnxruntimeRunner:
-    """A runner of a model, in float32 where onnxruntime has no kernels for the model's types.
-
-    layers: intermediate tensors become outputs too.  what: the model, in messages.  Raises ModelError if it cannot be loaded.
-    """
+    """A runner of a model, in float32 where onnxruntime has no kernels for its types.  layers: with inner tensors as outputs."""
     types = float_types(model.proto)
     precision = precision_of(map(helper.tensor_dtype_to_np_dtype, types))
     given = with_layers(model) if layers else LoadedModel(model.proto, model.base_dir, 0)
@@ -264,11 +261,7 @@ LEAST_ROUNDS = 3
 def in_turn(
     turns: Mapping[str, Callable[[], float]], rounds: int, *, warm_up: int = 0, budget_s: float | None = None
 ) -> dict[str, list[float]]:
-    """One figure a round of everything in `turns`, each by its own call.
-
-    warm_up: rounds before these, whose figures do not count.  budget_s: rounds stop when so many seconds are spent, though not
-    before LEAST_ROUNDS.
-    """
+    """Figures of all `turns` by round, `warm_up` rounds not counted.  budget_s: seconds that end them, after LEAST_ROUNDS."""
     for _ in range(warm_up):
         for turn in turns.values():
             turn()

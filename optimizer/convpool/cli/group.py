@@ -37,10 +37,7 @@ HELP: dict[str, Any] = {"context_settings": {"help_option_names": ["-h", "--help
 
 
 class SectionedCommand(click.Command):
-    """A command with its options in sections.
-
-    sections: parameters' names by heading.  lists: words and what they mean, by heading.  examples: lines of a shell.
-    """
+    """A command with options in sections, words and what they mean in lists, both by heading, and examples in a shell."""
 
     def __init__(
         self,

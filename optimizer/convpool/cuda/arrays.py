@@ -193,8 +193,7 @@ _ADDRESSES: dict[Callable[[str, Any], Reading], Callable[[Any, Kind], int | None
 
 
 def address_by(array: Any) -> Callable[[Any, Kind], int | None] | None:
-    """A function faster than `read`: of another array of this type, the address if it is dense and of the kind given, else None.
-    None where there is no such function."""
+    """A function faster than `read` that gives the address of a dense array of a kind, else None; None where there is none."""
     return _ADDRESSES.get(readers[type(array)])
 
 
@@ -235,8 +234,7 @@ def maker(array: Any) -> str:
 
 
 def frees_in_stream_order(array: Any) -> bool:
-    """Return True if the array's library takes memory back in the order of the stream, so that it
-    may be dropped while work uses it. pycuda waits for the device instead."""
+    """Return True if the array's library frees memory in the order of the stream; pycuda waits for the device instead."""
     return maker(array) in ("cupy", "torch")
 
 

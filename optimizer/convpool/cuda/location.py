@@ -36,10 +36,7 @@ def library_path() -> Path:
 
 
 def named_file(what: str, variable: str) -> Path | None:
-    """The file that an environment variable names, as an absolute path, without which the loader would look elsewhere.
-
-    Raises LibraryError where there is no such file.
-    """
+    """The absolute path of the file that an environment variable names, or None.  Raises LibraryError where it is missing."""
     named = os.environ.get(variable)
     if not named:
         return None

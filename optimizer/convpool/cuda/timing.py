@@ -44,10 +44,7 @@ def summarize(times_us: list[float]) -> dict[str, float]:
 
 
 class GraphTimer:
-    """Times calls on the current GPU with PyTorch's graphs and events; everything runs on `stream`.
-
-    torch: the module.  replays: of a graph, at least 2.
-    """
+    """Times calls on the current GPU with PyTorch's graphs, replayed at least twice, and events; all runs on `stream`."""
 
     def __init__(self, torch: Any, replays: int = REPLAYS) -> None:
         self._torch, self._replays = torch, replays

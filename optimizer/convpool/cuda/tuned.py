@@ -41,10 +41,7 @@ def row(problem: Problem, device: Mapping[str, int], tactic: Tactic | int, us: f
 
 
 def merged(rows: Iterable[str], path: str) -> bytes:
-    """The file at `path` (a new one if there is none) with `rows`: in place where it has the problem already, else at its end.
-
-    Raises OptionError for a line that is no row.
-    """
+    """The file at `path` with `rows` in place of those of the same problems, else at its end.  Raises OptionError."""
     try:
         lines = Path(path).read_text().splitlines() if Path(path).exists() else _HEADER.splitlines()
     except (OSError, ValueError) as error:

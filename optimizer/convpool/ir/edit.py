@@ -23,10 +23,7 @@ from convpool.ir.protos import graphs_within, label, model_nodes, opset_of, valu
 
 
 class Edit:
-    """The changes to one scope, plan by plan.  `nodes`: new ones, inputs first, up to the next `replace`.
-
-    new_nodes: what the plan at hand put in.
-    """
+    """The changes to one scope.  `nodes`: a plan's new ones, inputs first, up to its `replace`; new_nodes: all that it put in."""
 
     def __init__(self, editor: Editor, scope: Scope) -> None:
         self.scope, self._editor = scope, editor
@@ -148,10 +145,7 @@ class Editor:
             _drop_by_name(scope.proto.quantization_annotation, gone, lambda item: item.tensor_name)
 
     def finish(self, scopes: Sequence[Scope]) -> None:
-        """Remove constants that only nodes read that went, and add the operator's functions if they are used.
-
-        scopes: the index of the model as it is; stale afterwards.
-        """
+        """Remove constants that only nodes read that went, and complete the operator's functions.  scopes: stale afterwards."""
         for scope, names in reversed(self._dead_constants(scopes)):
             for index in reversed([i for i, node in enumerate(scope.nodes) if set(node.output) & names]):
                 del scope.proto.node[index]
@@ -164,10 +158,7 @@ class Editor:
             self._complete_functions()
 
     def annotate(self, inferred: ModelProto | None) -> None:
-        """Give the new tensors value_info, if the model had any, and leave no size there that the inputs leave open.
-
-        inferred: a model that has all tensors, shapes inferred.
-        """
+        """Give the new tensors of `inferred` value_info, if there is any, and leave no size there that the inputs leave open."""
         if inferred is not None and has_open_sizes(inferred):
             forget_open_sizes(self._model, inferred)
         if inferred is None or not self._annotated:

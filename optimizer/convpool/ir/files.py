@@ -108,10 +108,7 @@ def replacing(out: Path) -> Iterator[NewFile]:
 
 
 def write_atomically(out: str | os.PathLike[str], data: bytes, what: str = "") -> None:
-    """Write a file so that it is there whole or not at all; a device or pipe is just written to.
-
-    what: stands in front of its name in messages.  Raises OutputError.
-    """
+    """Write a file, whole or not at all, or a device or pipe.  what: begins messages.  Raises OutputError."""
     try:
         with replacing(Path(out)) as new:
             new.file.write(data)

@@ -203,10 +203,7 @@ class Scope:
         return shape[part]
 
     def sizes(self, name: str, depth: int = 0) -> tuple[Dim, ...] | None:
-        """The elements of a vector that is made of constants and of parts of shapes, each known or not; a number as one element.
-
-        None where it comes about in another way.  depth: nodes seen through so far.
-        """
+        """The elements of a vector or number made of constants and parts of shapes, each known or not; None for other tensors."""
         if depth > MAX_FOLDED_NODES:
             return None
         if name not in self._sizes:
@@ -495,10 +492,7 @@ def index_with_shapes(model: ModelProto, read: Read, evaluate: Evaluate, inferre
 
 
 def with_shapes_folded(model: ModelProto, main: Scope) -> ModelProto | None:
-    """A copy of the model for shape inference, node for node, in which constants that shapes depend on are initializers.
-
-    main: the index of the model's main graph, the only one looked at.  None where that makes no shape known.
-    """
+    """A copy in which constants that shapes in `main` depend on are initializers; None where that makes no shape known."""
     changes: list[tuple[int, int, str, np.ndarray]] = []
     unknown = False
     for index, node in enumerate(main.nodes):

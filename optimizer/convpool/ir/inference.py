@@ -172,10 +172,7 @@ APART = "IfOfSeveralShapes"
 
 
 def part_branches(model: ModelProto, inferred: ModelProto) -> bool:
-    """Rename each If before BRANCHES_OPSET whose branches do not surely have results of one shape; whether there are any.
-
-    onnx gives the result the shape of the branch of which it knows more.  For shape inference alone.
-    """
+    """Rename each old If whose branches differ in shape, of which onnx takes the better known one; whether there are any."""
     found = False
     for graph, typed in zip(graphs_within(model.graph), graphs_within(inferred.graph), strict=True):
         for node, done in zip(graph.node, typed.node, strict=True) if opset_of(model.opset_import) < BRANCHES_OPSET else ():
@@ -255,10 +252,7 @@ _shared = Shared(inference_process, lambda: [str(onnx.onnx_cpp2py_export.__file_
 
 
 def infer(model: bytes, strict: bool = False) -> bytes | None:
-    """A serialised model with shapes; None where no other process can ever be started.
-
-    Raises onnx's InferenceError, and EndedError where it ends the process.
-    """
+    """A serialised model with shapes; None where no other process can ever be started.  Raises InferenceError, EndedError."""
     with _shared.lock:
         process = _shared.current()
         if process is None:
@@ -276,10 +270,7 @@ def infer(model: bytes, strict: bool = False) -> bytes | None:
 
 
 def infer_elsewhere(model: ModelProto, strict: bool = False) -> ModelProto:
-    """onnx's shape inference, node for node: with the values of small tensors, or as strict as that of its full check.
-
-    Raises onnx's InferenceError, EncodeError for a model beyond 2 GB, and ModelError where it would end the process.
-    """
+    """onnx's shape inference, with small tensors' values or as strict as its full check.  Raises InferenceError, ModelError."""
     model = with_own_functions(model)
     try:
         found = infer(model.SerializeToString(), strict)
@@ -295,10 +286,7 @@ TYPES_OPSET = 22
 
 
 def with_own_functions(model: ModelProto) -> ModelProto:
-    """The model with functions for all its nodes of convpool's operators, by which onnx infers their results' shapes.
-
-    They stand in place of those that it may have for them: it may lack some.
-    """
+    """The model with functions for all its nodes of convpool's operators, by which onnx infers their results' shapes."""
     if not used_in(model):
         return model
     copy = ModelProto()
@@ -318,10 +306,7 @@ def with_own_functions(model: ModelProto) -> ModelProto:
 
 
 def mark_layers(model: ModelProto, inferred: ModelProto | None = None) -> None:
-    """Make every intermediate float tensor of known type an output of the model.
-
-    inferred: the model after shape inference, where there is one.
-    """
+    """Make every float tensor that `inferred`, or shape inference, knows an output of the model."""
     inferred = inferred or infer_elsewhere(model)
     known = {value.name: value for value in inferred.graph.value_info}
     outputs = {value.name for value in model.graph.output}

@@ -402,10 +402,7 @@ def _typed_values(model: ModelProto) -> Iterator[ValueInfoProto]:
 
 
 def _fill_missing_shapes(model: ModelProto, inferred: ModelProto | None) -> None:
-    """Shapes for graph inputs and outputs that have none, which the checker refuses and every runtime accepts.
-
-    They are those of `inferred`, and where that has none either, of the model's own inference.
-    """
+    """Give inputs and outputs without shape, which only the checker refuses, that of `inferred` or of an inference of its own."""
     missing = [value for value in _typed_values(model) if not value.type.tensor_type.HasField("shape")]
     shaped = _shaped_outputs(inferred)
     if any(value.name not in shaped for value in missing):

@@ -156,10 +156,7 @@ def value_names(model: ModelProto) -> set[str]:
 
 
 def in_order(model: ModelProto) -> ModelProto:
-    """The model, as a copy with sorted nodes where a node stands before one that it reads from.
-
-    Converters write such graphs and runtimes sort them; onnx's checker and one-pass algorithms do not.
-    """
+    """The model, as a sorted copy where a node stands before one that it reads from, as converters write and runtimes take it."""
     orders = [_order(graph.node) for graph in _node_lists(model)]
     if all(order is None for order in orders):
         return model
@@ -181,10 +178,7 @@ def _node_lists(model: ModelProto) -> Iterator[GraphProto | FunctionProto]:
 
 
 def _order(nodes: Sequence[NodeProto]) -> list[int] | None:
-    """Indices of the nodes in an order in which each follows those it reads from; None if they are in one.
-
-    Stable: a node goes no further back than it has to.  Nodes on a cycle stay last, for the checker to refuse.
-    """
+    """Indices of nodes, each no further behind those it reads than it was, cycles last; None if they are in order."""
     producer = {name: index for index, node in enumerate(nodes) for name in node.output if name}
     needs = [{producer[name] for name in _read_names(node) if name in producer} for node in nodes]
     if all(other < index for index, others in enumerate(needs) for other in others):

@@ -28,10 +28,7 @@ BETWEEN = "between convolution and pooling"
 
 @dataclass(frozen=True)
 class Reject:
-    """Why a site stays as it is: the node at fault, the condition, what was found and what would have been right.
-
-    others: more reasons, where more than one thing stays.
-    """
+    """Why a site stays: the node at fault, the condition, what was found, what would have been right; and other reasons."""
 
     node: str
     condition: str

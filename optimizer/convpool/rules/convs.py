@@ -52,10 +52,7 @@ class Pooling:
 
 @dataclass(frozen=True)
 class Moved:
-    """A node that goes behind the pooling: numbers of the input that carries the data, and of the output that is read.
-
-    channels: those which a Gather picks in its place.
-    """
+    """A node that goes behind the pooling, or a Gather of `channels`; numbers of its input and output that carry the data."""
 
     node: int
     operand: int

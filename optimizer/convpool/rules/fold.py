@@ -37,10 +37,7 @@ KEPT = (
 
 @dataclass(frozen=True)
 class FoldPlan(NodePlan):
-    """A node whose results become constants, with what it is computed from; or one that reads other tensors.
-
-    values: results by name, for a node that goes; inputs: else what it reads from now on; before: nodes that may be unread then.
-    """
+    """A node whose results become `values`, or that reads other `inputs`; before: nodes that may be unread then."""
 
     values: tuple[tuple[str, np.ndarray], ...]
     inputs: tuple[str, ...]

@@ -71,10 +71,7 @@ Parts = tuple[Part, ...]
 
 @dataclass(frozen=True)
 class View:
-    """A tensor computed from x: the parts of x in each of its axes, and the parts that were averaged.
-
-    factor: what the average is multiplied by; None where that is not known.
-    """
+    """A tensor computed from x: parts of x in each axis, parts that were averaged, and a factor, None where it is unknown."""
 
     axes: tuple[Parts, ...]
     averaged: Parts = ()
@@ -133,10 +130,7 @@ def axes_of(scope: Scope, index: int, values: dict[str, Any]) -> Ints | Reject:
 
 
 def channel_order(scope: Scope, chain: list[int], rank: int) -> Ints | Reject:
-    """The channels of the tensor in front of a chain of views that stand in what it gives; empty for all, as they were.
-
-    A Reject where it changes more than the order of channels.  Raises AttributeReference.
-    """
+    """The channels that a chain of views gives, in order; () for all as they were; a Reject where other axes change too."""
     x, last = scope.nodes[chain[0]].input[0], chain[-1]
     if len(scope.info(x).shape or range(rank + 2)) != rank + 2:
         return reject(scope, chain[0], "axes of its input", len(scope.info(x).shape or ()), rank + 2)
@@ -158,10 +152,7 @@ def channel_order(scope: Scope, chain: list[int], rank: int) -> Ints | Reject:
 
 
 def _reshaped(scope: Scope, index: int, view: View) -> View | Reject:
-    """The parts in the shape that a Reshape gives, by shape inference; the batch stays as it is.
-
-    Leading axes that are kept, and all others made one, need no sizes.
-    """
+    """The parts in the shape of a Reshape, by shape inference; trailing axes that are all made one need no sizes."""
     target = scope.constant_ints(scope.nodes[index].input[1]) if len(scope.nodes[index].input) > 1 else None
     kept = len(target or ()) - 1
     if target == (0,) * kept + (-1,) and kept < len(view.axes):

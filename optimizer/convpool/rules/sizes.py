@@ -177,10 +177,7 @@ def rough_scales(scope: Scope, index: int, rank: int, scales: Sequence[Fraction 
 
 
 def same_size(scope: Scope, names: list[str], rank: int) -> bool:
-    """Return True if the tensors provably have equal spatial sizes, by shape or origin.
-
-    One of another rank is broadcast, and cannot be pooled as it is.
-    """
+    """Return True if the tensors, all of this rank, have provably equal spatial sizes, by shape or origin."""
     shapes = [scope.info(name).shape for name in names]
     if any(shape is not None and len(shape) != rank + 2 for shape in shapes):
         return False
@@ -276,10 +273,7 @@ def _sized(terms: list[Term] | None, axis: int) -> SizeOf | None:
 
 
 def _wide(scope: Scope, node: NodeProto, axis: int) -> list[tuple[str, int]]:
-    """The operands of an operator with broadcasting that give its result the size of an axis, each with its own axis.
-
-    None where it has fewer axes, as what sizes are computed by.
-    """
+    """The operands that give a broadcasting operator's result the size of an axis, each with its own; none for unknown ranks."""
     shapes = [scope.info(name).shape for name in node.input]
     rank = max((len(shape) for shape in shapes if shape is not None), default=0)
     places = [

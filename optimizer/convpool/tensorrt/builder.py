@@ -42,10 +42,7 @@ from convpool.tensorrt.plugin_library import load_plugin
 
 
 def build_plan(trt: ModuleType, model: ModelProto, options: BuildOptions) -> Engine:
-    """Build an engine from what `prepare.lowered` gave; the model is changed.
-
-    Raises OptionError, ModelError, OutputError, or TensorRTError with TensorRT's own messages.
-    """
+    """Build an engine of what `prepare.lowered` gave, which changes.  Raises a ConvpoolError with TensorRT's own messages."""
     cache_path = options.timing_cache_path
     if options.plugin and prepare.has_plugin_nodes(model):
         load_plugin(trt)

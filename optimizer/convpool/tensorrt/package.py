@@ -36,10 +36,7 @@ def version(trt: ModuleType) -> tuple[int, int]:
 
 
 def parser_major(trt: ModuleType) -> int:
-    """The major version of TensorRT whose parser and networks the package has.
-
-    TensorRT-RTX counts its own versions from 1; its networks are those of TensorRT 11.
-    """
+    """The major version of TensorRT whose parser and networks the package has; TensorRT-RTX has those of TensorRT 11."""
     return NEWEST if "rtx" in trt.__name__ else version(trt)[0]
 
 

@@ -169,10 +169,7 @@ def build_fastest(model: object, options: BuildOptions | None = None, **keywords
 
 
 def check_can_run(options: BuildOptions, no_check: str = "check=0", no_autotune: str = "autotune") -> None:
-    """Raise TensorRTError where the engine could not be run: before the minutes of a build.
-
-    no_check, no_autotune: what the caller's user has to say, or to leave out, to do without a run.
-    """
+    """Raise TensorRTError, in the caller's words, where the engine could not be run: before the minutes of a build."""
     if options.trt is None:
         tensorrt_module()
     if importlib.util.find_spec("pycuda") is None:
@@ -192,10 +189,7 @@ def _build_one(model: LoadedModel, lowering: str, options: BuildOptions) -> Engi
 def _first_that_agrees(
     model: LoadedModel, engines: dict[str, Engine], options: BuildOptions, data: Arrays | None, left_out: dict[str, str]
 ) -> tuple[str, Verification]:
-    """The first engine whose outputs agree with the model's in onnxruntime, else the last one, with its comparison.
-
-    Why an engine is passed over goes to left_out.
-    """
+    """The first engine that agrees with onnxruntime, else the last, with its comparison; left_out takes the others' reasons."""
     reference = open_model(model, layers=options.layers)
     for lowering, engine in engines.items():
         verification = compare_runners(

@@ -131,10 +131,7 @@ def _without_trailing_blanks(model: ModelProto) -> ModelProto:
 
 
 def folded(model: ModelProto) -> ModelProto:
-    """The model with what it computes from constants stored: TensorRT would compute weights in every run.
-
-    Spectral normalisation leaves such weights.
-    """
+    """The model with what it computes from constants stored, as spectral normalisation: TensorRT would in every run."""
     given = LoadedModel(model, None, model.ByteSize(), infer_shapes(model))
     return rewrite(given, OptimizeOptions(passes=frozenset(("fold",))), {}).model
 
@@ -155,10 +152,7 @@ def set_constant_weights(model: ModelProto, constant: bool) -> None:
 
 
 def half_weights(model: ModelProto, kind: int) -> None:
-    """Give the plugin's nodes constants of type `kind` (FLOAT16): weights, biases, scales and shifts that only they read.
-
-    For weakly typed networks, where TensorRT would otherwise convert the float32 constants in every run.
-    """
+    """Give the plugin's nodes constants of type `kind` (FLOAT16), which weakly typed networks would convert in every run."""
     elsewhere = {
         node.input[index]
         for node in all_nodes(model.graph)
@@ -173,10 +167,7 @@ def half_weights(model: ModelProto, kind: int) -> None:
 
 
 def cast_floats(model: ModelProto, kind: int) -> None:
-    """Make every float32 tensor inside the model one of type `kind` (FLOAT16, BFLOAT16); inputs and outputs stay float32.
-
-    For strongly typed networks, where the model's types say how TensorRT computes.
-    """
+    """Make all float32 tensors inside of type `kind`, which strongly typed networks then compute in; inputs and outputs stay."""
     graph = model.graph
     kept = _float_only(graph)
     for node in all_nodes(graph):

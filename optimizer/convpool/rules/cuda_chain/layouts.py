@@ -294,10 +294,7 @@ def ports_of(scope: Scope) -> dict[int, Ports]:
 
 
 def channels_last(scope: Scope, ports: Mapping[int, Ports], limits: Limits, *, sums: bool = True) -> frozenset[str]:
-    """The tensors that have their channels last.
-
-    ports: of nodes of the operator, by index.  sums: whether sums over space count; they do not where they may become nodes.
-    """
+    """The tensors that have their channels last.  sums: count those over space, which may not become nodes themselves."""
     groups = groups_of(scope, ports)
     for name in set().union(*fixed_ends(scope, ports)) & groups.keys():
         groups[name].last_us += turn_us(scope, name)

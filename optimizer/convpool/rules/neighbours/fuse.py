@@ -122,8 +122,7 @@ class FusionRule(Rule):
     needs = schema.OP_TYPES
 
     def sites(self, scope: Scope, context: Context) -> Iterator[Site]:
-        """The operator's nodes, this run's and earlier ones', but those with channels last: their neighbours are no longer
-        the model's own."""
+        """The operator's nodes but those with channels last: their neighbours are no longer the model's own."""
         for index, node in enumerate(scope.nodes):
             if schema.is_operator(node) and not schema.layout_of(node):
                 yield Site(scope, index)

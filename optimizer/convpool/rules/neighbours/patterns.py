@@ -70,10 +70,7 @@ def modulator_of(scope: Scope, index: int, op_type: str, rank: int) -> tuple[str
 
 
 def modulated_by(scope: Scope, index: int, rank: int, channels: int) -> tuple[int, str, str, str] | None:
-    """The Mul before the Add `index`, its factor, the Add's summand and what it multiplies; None for other nodes.
-
-    channels: of what it multiplies.
-    """
+    """The Mul of a map of so many channels before the Add `index`, its factor, the Add's summand and the map; None for others."""
     added = modulator_of(scope, index, "Add", rank)
     product = scope.producer.get(added[0]) if added is not None else None
     if added is None or product is None or scope.other_readers(added[0]) is not None:

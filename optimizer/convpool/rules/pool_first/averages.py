@@ -203,10 +203,7 @@ Raises AttributeReference.
 
 @dataclass(frozen=True)
 class Form:
-    """A way to write an average.
-
-    kind: what a report calls it until it is recognised, which may tell more.  ops: operators that it ends in.
-    """
+    """A way to write an average, which ends in `ops`; kind: its name in reports until it is recognised."""
 
     kind: str
     ops: tuple[str, ...]
@@ -287,10 +284,7 @@ def average_of(scope: Scope, name: str, rank: int) -> Pooling | None:
 
 
 def _before(scope: Scope, item: Candidate) -> int | None:
-    """The node that gives what is averaged, if the average alone reads that.
-
-    Not a Conv, which is more than an average: it takes another one in front of itself.
-    """
+    """The node that gives what is averaged to that average alone; no Conv, which takes another average in front of itself."""
     producer = scope.producer.get(item.input)
     if producer is None or is_op(scope.nodes[producer], "Conv"):
         return None
@@ -313,10 +307,7 @@ def _single(scope: Scope, item: Candidate, rank: int, size: Ints | None) -> Pool
 
 
 def _composed(scope: Scope, inner: Pooling, outer: Pooling, size: Ints | None, between: Ints | None) -> Pooling | None:
-    """`outer` of `inner` as one average; None where it is none, or another node reads what is between.
-
-    size, between: spatial sizes of what `inner` averages, and of what it gives, None where unknown.
-    """
+    """`outer` of `inner`, of maps of these sizes, as one average; None where it is none or another node reads between."""
     if inner.spec is None or inner.output != outer.input or scope.read_outside(outer.input, outer.nodes):
         return None
     window = outer.spec

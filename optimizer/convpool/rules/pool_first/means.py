@@ -296,8 +296,7 @@ def may_be_reduction(scope: Scope, index: int) -> str | None:
 
 
 def recognise_reduction(scope: Scope, index: int, rank: int, size: Ints | None) -> Pooling | Reject | None:
-    """The average that a chain up to node `index` begins with, a Reject where it is none over windows, None where it is no
-    average of positions at all."""
+    """The average that a chain up to `index` begins with, a Reject for none over windows, None for none of positions at all."""
     chain = _chain(scope, index)
     found = _average(scope, chain, rank, size)
     for start in range(1, len(chain)):

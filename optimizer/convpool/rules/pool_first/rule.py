@@ -96,10 +96,7 @@ class PoolFirst(PairRule):
         return choose(PairPlan(scope, _pattern(scope, pooling, tree), pooling, tree, shapes=shapes), context)
 
     def alternatives(self, site: PairSite, context: Context) -> dict[str, Plan]:
-        """A plan for each lowering of the request, by the lowerings of its convolutions.
-
-        Not "direct" beside "convavgpool": they are the same nodes, once onnxruntime has inlined the function.
-        """
+        """A plan for each lowering of the request; none for "direct" beside "convavgpool", the same nodes once inlined."""
         found: dict[str, Plan] = {}
         for name in ORDERS[context.options.lowering]:
             if name == "direct" and any("convavgpool" in key for key in found):
@@ -213,10 +210,7 @@ ENOUGH = 0.75
 
 @dataclass(frozen=True)
 class Attempt:
-    """Lowerings to try for every convolution: the first that is admitted, or by_cost the cheapest.
-
-    spare_direct: not AveragePool and Conv, where the plugin has no fast kernel.
-    """
+    """Lowerings to try for every convolution: the first admitted, or the cheapest; without `direct` where no kernel is fast."""
 
     names: tuple[str, ...]
     by_cost: bool = False
@@ -288,8 +282,7 @@ def _of_leaf(plan: PairPlan, leaf: ConvLeaf, attempt: Attempt, context: Context)
 
 
 def _lowering(plan: PairPlan, leaf: ConvLeaf, name: str, main_opset: int) -> Lowering | Reject:
-    """`lowering.lower`, or why not: a Pad would be merged into the box mean, or the type cannot hold the fused weights, each a
-    share of those that there are."""
+    """`lowering.lower`, or why not: a Pad would be merged into the box mean, or the type cannot hold the fused weights."""
     scope, spec = plan.scope, plan.pooling.spec
     found = lower(leaf.layer, spec, name, obstacles_of(scope, leaf.conv, main_opset, spec))
     if isinstance(found, Refusal):

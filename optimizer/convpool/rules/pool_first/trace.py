@@ -65,10 +65,7 @@ def conv_upstream(scope: Scope, tensor: str) -> int | None:
 
 
 def upstream(scope: Scope, tensor: str, *, apart: bool = False) -> Iterator[int]:
-    """The nodes that give `tensor` from convolutions or anything else, the nearest first.
-
-    apart: whether it is looked past nodes that rearrange, select or reduce.
-    """
+    """The nodes in front of `tensor`, nearest first.  apart: also past those that rearrange, select or reduce."""
     pending: list[str] = [tensor]
     seen: set[int] = set()
     while pending and len(seen) < SEARCH_LIMIT:

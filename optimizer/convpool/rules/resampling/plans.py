@@ -331,10 +331,7 @@ def _too_short(plan: ResizePlan) -> Reject | None:
 
 
 def as_operator(plan: ResizePlan, form: str) -> ResizePlan:
-    """The plan with one node in the place of upsampling and convolution, in a form that has the kernels' multiply-adds.
-
-    What is not upsampled is convolved apart.
-    """
+    """The plan with one node for upsampling and convolution, the kernels' multiply-adds, and what is not upsampled apart."""
     leaf = plan.leaf
     counts: tuple[int | None, int | None] = (None, None)
     if leaf.size is not None:
@@ -353,8 +350,7 @@ def as_operator(plan: ResizePlan, form: str) -> ResizePlan:
 
 
 def _forms(plan: ResizePlan, resample: Resample, up: UpsampleSpec) -> list[str]:
-    """The forms that a convolution behind a resampling has; not direct in float16, since what it adds up is several times as
-    large as the result."""
+    """The forms that a convolution behind a resampling has; not direct in float16, whose sums are larger than the result."""
     if resample.up is None or not is_known(plan.scope, plan.leaf):
         return ["conv_first"]
     found = [form for form in expand.FORMS if expand.admits(form, plan.leaf.conv, up)]
@@ -413,10 +409,7 @@ def item_bytes(plan: ResizePlan) -> int:
 
 
 def _many_launches(plan: ResizePlan, resized: int) -> Reject | None:
-    """The reason why convolutions of several maps, and a sum, are no faster on a GPU than one of all channels.
-
-    resized: channels that are.  Each further node is a launch, and a map of the result's size is read and written for each sum.
-    """
+    """Why convolutions of several maps are no faster on a GPU: each is a launch, each sum a pass.  resized: channels that are."""
     scope, leaf, count = plan.scope, plan.leaf, len(plan.groups)
     shape, m, c, large = scope.info(leaf.input).shape or (), channels_out(leaf), channels_in(leaf), math.prod(_large(plan))
     images = shape[0] if shape and isinstance(shape[0], int) else 1

@@ -65,10 +65,7 @@ class Resample:
 
 
 def recognise(scope: Scope, index: int, rank: int) -> Resample | Reject | None:
-    """The resampling that a node ends, why it cannot change places with a convolution, or None for any other node.
-
-    Raises AttributeReference.
-    """
+    """The resampling that a node ends, why it cannot move, or None for other nodes.  Raises AttributeReference."""
     node = scope.nodes[index]
     if is_op(node, "Resize", "Upsample"):
         return _resize(scope, index, rank)

@@ -150,10 +150,7 @@ def has_fast_kernel(*channels: int) -> bool:
 
 
 def _skip_is_node(plan: ResizePlan, context: Context) -> bool:
-    """Return True if what is convolved beside an UpsampleConv is to be a ConvAvgPool: in a chain.
-
-    No Pad may come to stand in front (`image_conv`).
-    """
+    """Return True if what stands beside an UpsampleConv is to be a ConvAvgPool: in a chain, with no Pad in front."""
     sources = [source for group in plan.groups if group.resample is None for _, _, found in group.ranges for source in found]
     channels = sum(len(group.channels) for group in plan.groups if group.resample is None)
     if not context.enabled("chain_conv") or channels % OPERATOR_MULTIPLE:
