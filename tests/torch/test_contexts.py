@@ -113,30 +113,29 @@ CONTEXTS = {
     "autocast of another device": lambda: torch.autocast("cuda", torch.float16),
     "nested": nested,
 }
-PLACES = list(itertools.product((0, 1), repeat=3))
-OUTER = {name: ["none", "no_grad", "autocast"] if name in ("no_grad", "autocast") else ["none"] for name in CONTEXTS}
+NAMES = [name for name in CONTEXTS if name != "none"]
+PLACES = list(itertools.product((0, 1), repeat=3))[1:]
+OUTER = [
+    (name, outer)
+    for name in NAMES
+    for outer in ("none", "no_grad", "autocast")
+    if outer == "none" or name in ("no_grad", "autocast")
+]
+INSIDE = [(tuple(name if there else "none" for there in places), outer) for name, outer in OUTER for places in PLACES]
+INSIDE += [((first, "none", second), "none") for first, second in itertools.permutations(NAMES, 2)]
 
 
-@pytest.mark.parametrize(("name", "outer"), [(name, outer) for name in CONTEXTS if name != "none" for outer in OUTER[name]])
-@pytest.mark.parametrize("places", PLACES[1:], ids=lambda places: "".join(map(str, places)))
-def test_contexts(name, places, outer):
-    """places: where forward is in the context; outer: the context around the call."""
-    net = Crossing(*(CONTEXTS[name if inside else "none"] for inside in places))
+@pytest.mark.parametrize(("names", "outer"), INSIDE)
+def test_contexts(names, outer):
+    """names: of the contexts of forward's parts; outer: the context around the call."""
+    net, of_call = Crossing(*(CONTEXTS[name] for name in names)), CONTEXTS[outer]
     x, (compiles, rewrite) = torch.randn(2, 3, 10, 10), compiled(copy.deepcopy(net))
-    check_same(step(compiles, x, CONTEXTS[outer]), step(net, x, CONTEXTS[outer]), 5e-2 if "autocast" in name + outer else 1e-4)
-    changes_nothing = (name == "enable_grad") != (outer == "no_grad") and "grad" in name
-    apart = len(set(places)) > 1 and not changes_nothing
+    check_same(step(compiles, x, of_call), step(net, x, of_call), 5e-2 if "autocast" in str((names, outer)) else 1e-4)
+    changes_nothing = ("no_grad", "set_grad_enabled") if outer == "no_grad" else ("enable_grad",)
+    apart = len({"none" if name in changes_nothing else name for name in names}) > 1
     assert statuses(rewrite) == ["rejected" if apart else "rewritten", "rewritten"]
     if apart:
         assert any("context in forward; got" in str(site.reason) for site in rewrite.reports[0].sites)
-
-
-@pytest.mark.parametrize("first, second", itertools.permutations([name for name in CONTEXTS if name != "none"], 2))
-def test_from_one_context_to_another(first, second):
-    net = Crossing(CONTEXTS[first], CONTEXTS["none"], CONTEXTS[second])
-    x, (compiles, rewrite) = torch.randn(2, 3, 10, 10), compiled(copy.deepcopy(net))
-    check_same(step(compiles, x), step(net, x), 5e-2)
-    assert statuses(rewrite)[1] == "rewritten"
 
 
 class Function(nn.Module):
@@ -230,8 +229,17 @@ def test_functions(whole, function, wanted):
 # ---- tensors that forward changes ----
 
 
+def pair_and_change(change, when, x, weight, bias=None):
+    """A pair, and a change of a tensor before, in between or after it."""
+    for number, part in enumerate((lambda h: h, lambda h: F.conv2d(h, weight, bias), lambda h: F.avg_pool2d(h, 2))):
+        x = part(x)
+        if number == when:
+            change()
+    return x
+
+
 class Changing(nn.Module):
-    """A pair of a weight that is a buffer, and a change of a tensor before, in between or after it."""
+    """One whose weight is a buffer."""
 
     def __init__(self, change, when):
         super().__init__()
@@ -242,15 +250,7 @@ class Changing(nn.Module):
         self.change, self.when, self.bias = change, when, nn.Parameter(torch.randn(8))
 
     def forward(self, x):
-        if self.when == 0:
-            self.change(self, x)
-        y = F.conv2d(x, self.weight, self.bias)
-        if self.when == 1:
-            self.change(self, x)
-        y = F.avg_pool2d(y, 2)
-        if self.when == 2:
-            self.change(self, x)
-        return y
+        return pair_and_change(lambda: self.change(self, x), self.when, x, self.weight, self.bias)
 
 
 CHANGES = {
@@ -285,15 +285,7 @@ def test_arguments_that_may_share_memory(when):
     """No two of a later call's arguments need have memory of their own because the first call's had."""
 
     def forward(x, y, w):
-        if when == 0:
-            y.mul_(2)
-        h = F.conv2d(x, w)
-        if when == 1:
-            y.mul_(2)
-        h = F.avg_pool2d(h, 2)
-        if when == 2:
-            y.mul_(2)
-        return h
+        return pair_and_change(lambda: y.mul_(2), when, x, w)
 
     compiles, rewrite = compiled(forward)
     for shares in (False, True):
