@@ -29,9 +29,20 @@ UPSAMPLED = dict(pool_kernel_shape=1, pool_pads=0, strides=1, pads=1, upsample=2
 UPSAMPLES = "upsample_sm90a_f16_m64n64k64_s4_im2col"
 RS = "direct_fused_sm90a_f16_m64n128k32_s5_rs3x3"
 NCHW = "direct_fused_sm90a_tf32_m256n64k16_s7_rs3x3_nchw32"
+IM2COL = "direct_gemm_sm90a_f16_m64n64k64_s8_im2col"
+DIRECT, FILTER = "direct_fused_sm75_f16_m64n64k32_s6", "filter_fused_sm75_f16_m64n64k32_s4"
+ONES = dict(n=1, c=1, m=1)
+POINT = dict(pool_kernel_shape=1, pool_pads=0)
+E4M3 = dict(dtype="float8_e4m3fn")
+PADDED, BELOW = "with its padding", r"expected less than 2\^31"
 TF32_FIRST = dict(dtype="float32", allow_tf32=True, layout="NCHW")
 NCHW_PACKED = "direct_fused_sm90a_f16_m128n64k32_s9_packed_rs3x3_nchw16"
 PACKED_FIRST = dict(accumulation="packed", layout="NCHW")
+# Steps of 65535^2 pixels, and bytes of the pixels under a tile past 2^63.
+STEPS = dict(POINT, spatial=(32, 200000), pool_strides=(1, 65535), kernel_shape=(1, 2), strides=1, pads=(0, 65535, 0, 0))
+STEPS |= dict(dilations=(1, 65535))
+WINDOWS = dict(n=1, c=1, m=8, spatial=(1, 640000000), kernel_shape=1, strides=(28, 1), pool_kernel_shape=(1, 60000))
+WINDOWS |= dict(pool_dilations=(1, 10600), pool_pads=0, pool_strides=(65535, 1))
 
 
 def test_tactics_are_listed_with_distinct_ids_and_names():
@@ -44,16 +55,10 @@ def test_tactics_are_listed_with_distinct_ids_and_names():
 @pytest.mark.parametrize("affine, before", [(False, None), *conv_cases.PROLOGUES])
 def test_every_type_has_a_tactic_of_every_family_for_every_prologue(affine, before):
     for dtype, tf32 in (("float16", False), ("bfloat16", False), ("float32", True), ("float32", False)):
-        problem = Problem(**LAYER, dtype=dtype, allow_tf32=tf32, prologue_affine=affine, prologue_activation=before)
-        families = {t.family for t in tactics() if problem.why_not(t, **H200) is None}
+        given = dict(dtype=dtype, allow_tf32=tf32, prologue_affine=affine, prologue_activation=before)
+        families = {t.family for t in tactics() if changed(**given).why_not(t, **H200) is None}
         assert families == {"generic", "direct_gemm", "direct_fused", "filter_fused"}
-
-
-@pytest.mark.parametrize("affine, before", [(False, None), *conv_cases.PROLOGUES])
-def test_every_type_has_a_tactic_that_upsamples(affine, before):
-    for dtype, tf32 in (("float16", False), ("bfloat16", False), ("float32", True), ("float32", False)):
-        prologue = dict(prologue_affine=affine, prologue_activation=before)
-        problem = changed(**UPSAMPLED, dtype=dtype, allow_tf32=tf32, **prologue)
+        problem = changed(**UPSAMPLED, **given)
         assert {t.family for t in tactics() if problem.why_not(t, **H200) is None} == {"generic", "upsample"}
         assert problem.default_tactic(**H200, multiprocessors=132, max_workspace_bytes=2**40).family == "upsample"
         assert problem.default_tactic(**AMPERE, multiprocessors=108, max_workspace_bytes=2**40).family == "upsample"
@@ -96,22 +101,16 @@ def changed(**fields) -> Problem:
         (dict(w_scale=True), r"has_w_scale; got 1, expected 0 where W has F16: scales are for 8-bit types"),
         (dict(dtype="int8", x_dtype="float16"), r"x_dtype; got F16, expected I8, which W has"),
         (dict(dtype="int8", x_dtype="float8_e4m3fn"), r"x_dtype; got F8E4M3, expected I8, which W has"),
-        (
-            dict(dtype="float8_e4m3fn", y_dtype="float8_e4m3fn"),
-            r"y_dtype; got F8E4M3, expected F16, BF16 or F32 where W has F8E4M3",
-        ),
+        (dict(E4M3, y_dtype="float8_e4m3fn"), r"y_dtype; got F8E4M3, expected F16, BF16 or F32 where W has F8E4M3"),
         (dict(dtype="int8", prologue_affine=True), r"prologue_affine; got 1, expected 0 where W has I8"),
         (dict(dtype="int8", prologue_activation="relu"), r"prologue_activation; got 1, expected 0 where W has I8"),
-        (dict(dtype="float8_e4m3fn", c=2**22), r"products of an output's sum; got more than 2\^27"),
+        (dict(E4M3, c=2**22), r"products of an output's sum; got more than 2\^27"),
         (dict(n=2**20, spatial=(2**10, 2**10)), r"X has more than 2\^40 elements"),
-        (dict(n=1, c=1, m=1, spatial=(32, 2**31 - 1)), r"spatial\[1\] with its padding; got 2147483649, expected less"),
+        (dict(ONES, spatial=(32, 2**31 - 1)), r"spatial\[1\] with its padding; got 2147483649, expected less"),
+        (dict(ONES, spatial=(32, 2**31 - 1), pool_pads=0, pads=1), rf"pooled size\[1\] {PADDED}; got 2147483648, {BELOW}"),
         (
-            dict(n=1, c=1, m=1, spatial=(32, 2**31 - 1), pool_pads=0, pads=1),
-            r"pooled size\[1\] with its padding; got 2147483648, expected less than 2\^31",
-        ),
-        (
-            dict(n=1, c=1, m=1, spatial=(1, 1), kernel_shape=2**16 - 1, pool_kernel_shape=1, pool_pads=0, pads=2**15 - 1),
-            r"taps of the kernel; got 4294836225, expected less than 2\^31",
+            dict(ONES | POINT, spatial=(1, 1), kernel_shape=2**16 - 1, pads=2**15 - 1),
+            f"taps of the kernel; got 4294836225, {BELOW}",
         ),
         (dict(upsample=2), r"pool_kernel\[0\]; got 2, expected 1 where X is upsampled: a problem pools or upsamples"),
         (dict(UPSAMPLED, upsample=(1, 2), pool_pads=(0, 0, 0, 1)), r"pool_pads\[1\]; got 1, expected 0 where X is upsampled"),
@@ -119,10 +118,7 @@ def changed(**fields) -> Problem:
         (dict(UPSAMPLED, upsample=5), r"upsample\[0\]; got 5, expected 0 or 1 \(none\) to 4"),
         (dict(UPSAMPLED, upsample=-1), r"upsample\[0\]; got -1, expected 0 or 1"),
         (dict(UPSAMPLED, spatial=(1, 8), kernel_shape=5), r"upsampled size\[0\]; got 2, expected at least the kernel"),
-        (
-            dict(UPSAMPLED, n=1, c=1, m=1, spatial=(1, 2**31 - 1)),
-            r"upsampled size\[1\] with its padding; got 4294967296, expected less than 2\^31",
-        ),
+        (dict(UPSAMPLED, **ONES, spatial=(1, 2**31 - 1)), rf"upsampled size\[1\] {PADDED}; got 4294967296, {BELOW}"),
         (dict(UPSAMPLED, n=2**17, c=1, m=1, spatial=(2**10, 2**11), upsample=4), r"Upsample\(X\) has more than 2\^40 elements"),
     ],
 )
@@ -161,74 +157,47 @@ def test_wrong_argument_is_named(fields, reason):
 @pytest.mark.parametrize(
     "name, fields, reason",  # on an H200, or the device among the fields
     [
-        ("direct_fused_sm75_f16_m64n64k32_s6", UPSAMPLED, r"upsampling of X; got some, expected none; use an upsample"),
+        (DIRECT, UPSAMPLED, r"upsampling of X; got some, expected none; use an upsample"),
         (UPSAMPLES, {}, r"upsampling of X; got none, expected some; use another tactic"),
         (UPSAMPLES, dict(UPSAMPLED, strides=(1, 2)), r"stride of dimension 1; got 2, expected 1; use the tactic generic"),
         (UPSAMPLES, dict(UPSAMPLED, dilations=(2, 1)), r"dilation of dimension 0; got 2, expected 1; use the tactic"),
         ("upsample_sm90a_f16_m128n128k64_s4_differences", dict(UPSAMPLED, residual=True), r"residual; got 1, expected 0"),
-        ("direct_fused_sm75_f16_m64n64k32_s6", dict(group=2), r"group; got 2, expected 1; use the tactic generic"),
-        ("direct_fused_sm75_f16_m64n64k32_s6", dict(dtype="bfloat16"), r"dtype; got BF16, expected F16"),
-        ("direct_fused_sm75_f16_m64n64k32_s6", dict(spatial=(9, 9, 9)), r"rank; got 3, expected 1 or 2"),
+        (DIRECT, dict(group=2), r"group; got 2, expected 1; use the tactic generic"),
+        (DIRECT, dict(dtype="bfloat16"), r"dtype; got BF16, expected F16"),
+        (DIRECT, dict(spatial=(9, 9, 9)), r"rank; got 3, expected 1 or 2"),
         ("direct_fused_sm80_bf16_m64n64k32_s6", dict(TURING, dtype="bfloat16"), r"compute capability; got 75, expected 80"),
         ("direct_gemm_sm80_tf32_m64n64k16_s4", dict(dtype="float32"), r"allow_tf32; got 0, expected 1"),
-        ("direct_fused_sm75_f16_m64n64k32_s6", dict(x_dtype="float32"), r"type of X; got F32, expected F16; use a few_channels"),
+        (DIRECT, dict(x_dtype="float32"), r"type of X; got F32, expected F16; use a few_channels"),
         ("direct_fused_sm90_f16_m64n64k32_s6_split8", dict(c=64), r"channel slices; got 2, expected at least 8"),
         ("direct_fused_sm75_f16_m128n256k32_s3", ADA, r"shared memory of a block; got 101376 bytes, expected at least"),
-        ("direct_fused_sm75_f16_m64n64k32_s6", dict(kernel_shape=11), r"taps of the kernel; got 121"),
+        (DIRECT, dict(kernel_shape=11), r"taps of the kernel; got 121"),
         ("filter_fused_sm75_f16_m64n64k32_s4", dict(pads=1, pool_pads=0), r"leading pads of dimension 0; got 1"),
         (
             "direct_gemm_sm90a_tf32x3_m64n64k16_s4",
             dict(dtype="float32", n=16, c=1, spatial=(2**13 - 1, 2**13 - 1)),
-            r"16-byte chunks of the tensor to convolve; got 4294967296, expected less than 2\^31",
+            f"16-byte chunks of the tensor to convolve; got 4294967296, {BELOW}",
         ),  # of 16 channels' halves
         (
             "direct_fused_sm90a_f16_m64n64k64_s5_1x1",
             dict(n=1, c=2**19, spatial=(2, 2), kernel_shape=1, strides=1, pool_pads=(0, 2**15) * 2, pool_dilations=(1, 2**15)),
             r"chunks between columns of a window; got 2147483648, expected at most 2\^30",
         ),
+        (FILTER, STEPS, r"pixels that Y sees along dimension 1; got 4295032830"),
         (
-            "filter_fused_sm75_f16_m64n64k32_s4",  # steps of 65535^2 pixels
+            FILTER,
             dict(
-                spatial=(32, 200000),
-                pool_kernel_shape=1,
-                pool_pads=0,
-                pool_strides=(1, 65535),
-                kernel_shape=(1, 2),
-                strides=1,
-                pads=(0, 65535, 0, 0),
-                dilations=(1, 65535),
-            ),
-            r"pixels that Y sees along dimension 1; got 4295032830",
-        ),
-        (
-            "filter_fused_sm75_f16_m64n64k32_s4",
-            dict(
-                n=1,
-                c=1,
-                m=1,
-                spatial=(1000, 1000),
-                kernel_shape=2,
-                pool_kernel_shape=20000,
-                pool_pads=30000,
-                dilations=30011,
-                strides=1,
+                ONES, spatial=(1000, 1000), kernel_shape=2, dilations=30011, strides=1, pool_kernel_shape=20000, pool_pads=30000
             ),
             r"taps of the fused filter; got 2501100121, expected at most 2\^30",
         ),
         (
             "direct_gemm_sm90a_f16_m64n64k64_s4",  # the middle tap, in X, is 2^31 elements from the first, in the padding
-            dict(
-                n=1, c=4096, spatial=(8, 4096), pool_kernel_shape=1, pool_pads=0, strides=1, dilations=(128, 1), pads=(128, 1) * 2
-            ),
+            dict(POINT, n=1, c=4096, spatial=(8, 4096), strides=1, dilations=(128, 1), pads=(128, 1) * 2),
             r"elements between a filter's first and last tap; got 429\d+, expected at most 2\^30",
         ),
+        (IM2COL, dict(strides=(2, 9)), r"stride, in width; got 9, expected 1 to 8; use a tactic without im2col"),
         (
-            "direct_gemm_sm90a_f16_m64n64k64_s8_im2col",
-            dict(strides=(2, 9)),
-            r"stride, in width; got 9, expected 1 to 8; use a tactic without im2col",
-        ),
-        (
-            "direct_gemm_sm90a_f16_m64n64k64_s8_im2col",
+            IM2COL,
             dict(spatial=(300, 8), dilations=(128, 1)),
             r"pixels from a window's first tap to its last, in height; got 256, expected 0 to 255",
         ),
@@ -238,26 +207,11 @@ def test_wrong_argument_is_named(fields, reason):
             r"padding before the first pixel, in height; got 129, expected 0 to 128",
         ),
         (
-            "direct_gemm_sm90a_f16_m64n64k64_s8_im2col",
-            dict(spatial=(8, 200), pool_kernel_shape=1, pool_pads=0, kernel_shape=(1, 131), strides=1),
+            IM2COL,
+            dict(POINT, spatial=(8, 200), kernel_shape=(1, 131), strides=1),
             r"last window's start from the last pixel on, in width; got -130, expected -128 to 127",
         ),
-        (
-            "direct_fused_sm75_f16_m128n128k32_s3",  # bytes of the pixels under a tile: past 2^63
-            dict(
-                n=1,
-                c=1,
-                m=8,
-                spatial=(1, 640000000),
-                pool_kernel_shape=(1, 60000),
-                pool_dilations=(1, 10600),
-                pool_pads=0,
-                pool_strides=(65535, 1),
-                kernel_shape=1,
-                strides=(28, 1),
-            ),
-            r"shared memory of a block; got 232448 bytes",
-        ),
+        ("direct_fused_sm75_f16_m128n128k32_s3", WINDOWS, r"shared memory of a block; got 232448 bytes"),
         (RS, dict(prologue_activation="leaky_relu", prologue_alpha=1.5), "slope of the prologue; got 1.5.*, expected at most 1"),
         (RS, dict(prologue_activation="leaky_relu", prologue_alpha=2**-25), "slope of the prologue; got 0.*, expected at most 1"),
         (
@@ -317,7 +271,7 @@ def test_images_of_floats_have_a_tactic(dtype, kernel, few):
 )
 def test_implicit_gemm_by_tma_activates_without_a_pass(fields, space):
     plain = dict(pool_kernel_shape=1, pool_pads=0, strides=1, pads=1)
-    assert bool(changed(**(plain | fields)).workspace_bytes("conv_avgpool_direct_gemm_sm90a_f16_m64n64k64_s8_im2col")) == space
+    assert bool(changed(**(plain | fields)).workspace_bytes(f"conv_avgpool_{IM2COL}")) == space
 
 
 def test_absurd_device_is_refused():
@@ -366,10 +320,8 @@ def test_struct_of_a_newer_caller_is_taken_if_the_rest_is_zero():
     for size in (8, 4097, 0x55555555):
         newer.old.struct_size = size
         assert lib.convpool_output_shape(pointer, None) == 1
-        assert (
-            f"struct_size; got {size}, expected {ctypes.sizeof(library.ProblemStruct)} or more, at most 4096"
-            in library.last_error()
-        )
+        known = ctypes.sizeof(library.ProblemStruct)
+        assert f"struct_size; got {size}, expected {known} or more, at most 4096" in library.last_error()
 
 
 def test_a_wrong_size_of_a_tactics_entry_is_told():
@@ -551,11 +503,7 @@ def test_a_measured_tactic_is_chosen_for_its_problem_and_device_only(tmp_path):
 def test_prologues_have_rows_of_their_own(tmp_path):
     """The library once found no row of a Silu or of scales by image: `convpool tune` measured them in vain."""
     slow = [dict(prologue_activation="relu"), dict(prologue_affine=1, n=62)]
-    none = [
-        dict(prologue_affine=True, prologue_activation="relu"),
-        dict(prologue_activation="silu"),
-        dict(prologue_affine=2, n=62),
-    ]
+    none = [dict(slow[0], prologue_affine=True), dict(prologue_activation="silu"), dict(prologue_affine=2, n=62)]
     path = tmp_path / "tuned.def"
     path.write_text("".join(row(SLOW, **fields) for fields in slow) + "".join(row(NONE, **fields) for fields in none))
     asked = [(LAYER | prologue, WHOLE_H200) for prologue in (*slow, dict(prologue_activation="leaky_relu"), *none)]
