@@ -21,100 +21,91 @@ from tests.support.rewriting import PAIR, POOL
 SCALES = {"s": np.float32(0.1), "z": np.int8(3), "lowest": np.int8(-128), "w8": np.ones((8, 16, 3, 3), np.int8)}
 UP = {"up": np.array([1, 1, 2, 2], np.float32)}
 HALF = {"half": np.array([1, 1, 0.5, 0.5], np.float32)}
+SOFTMAX = "h = Conv(x, w)\nr = Softmax<axis=1>(h)\n"
 MICROSOFT = ', "com.microsoft": 1, "com.microsoft.nchwc": 1'
 LOCAL = """<opset_import: ["": 17], domain: "local">
 clipped (a) => (b) { b = Clip(a) }"""
 
-SITUATIONS = {
-    "no convolution": ("y = Relu(x)", {}, "0 convolutions, 0 averages, 0 Resizes"),
-    "an average alone": (f"y = {POOL}(x)", {}, "0 convolutions, 1 average, 0 Resizes"),
-    "convolutions alone": ("h = Conv(x, w)\ny = Relu(h)", {}, "1 convolution, 0 averages, 0 Resizes"),
-    "the average in front": (f"p = {POOL}(x)\ny = Conv(p, w)", {}, "no average is computed from a convolution"),
+SITUATIONS: dict[str, tuple] = {  # nodes, words of the report, and constants
+    "no convolution": ("y = Relu(x)", "0 convolutions, 0 averages, 0 Resizes"),
+    "an average alone": (f"y = {POOL}(x)", "0 convolutions, 1 average, 0 Resizes"),
+    "convolutions alone": ("h = Conv(x, w)\ny = Relu(h)", "1 convolution, 0 averages, 0 Resizes"),
+    "the average in front": (f"p = {POOL}(x)\ny = Conv(p, w)", "no average is computed from a convolution"),
     "side by side": (
         f"h = Conv<pads=[1,1,1,1]>(x, w)\na = {POOL}(x)\nb = MaxPool<kernel_shape=[2,2], strides=[2,2]>(h)\n"
         "c = Concat<axis=1>(a, b)\ny = Relu(c)",
-        {},
         "no average is computed from a convolution",
     ),
-    "ReduceMean": ("y = ReduceMean<axes=[2,3]>(x)", {}, "0 convolutions, 1 average, 0 Resizes"),
-    "a Resize to one half": ('y = Resize<mode="linear">(x, , half)', HALF, "0 convolutions, 1 average, 1 Resize"),
-    "a Resize to twice the size": (
-        'h = Conv(x, w)\ny = Resize<mode="nearest">(h, , up)',
-        UP,
-        "1 convolution, 0 averages, 1 Resize",
-    ),
-    "Softmax": (f"h = Conv(x, w)\nr = Softmax<axis=1>(h)\ny = {POOL}(r)", {}, "Softmax 1 x"),
+    "ReduceMean": ("y = ReduceMean<axes=[2,3]>(x)", "0 convolutions, 1 average, 0 Resizes"),
+    "a Resize to one half": ('y = Resize<mode="linear">(x, , half)', "0 convolutions, 1 average, 1 Resize", HALF),
+    "a Resize to twice the size": ("h = Conv(x, w)\ny = Resize(h, , up)", "1 convolution, 0 averages, 1 Resize", UP),
+    "Softmax": (f"{SOFTMAX}y = {POOL}(r)", "Softmax 1 x"),
     "two kinds": (
-        f"h = Conv(x, w)\nr = Softmax<axis=1>(h)\np = {POOL}(r)\nk = Conv(p, v)\nm = CumSum(k, one)\ny = {POOL}(m)",
-        {"v": (32, 32, 1, 1), "one": np.int64(1)},
+        f"{SOFTMAX}p = {POOL}(r)\nk = Conv(p, v)\nm = CumSum(k, one)\ny = {POOL}(m)",
         "Softmax 1 x, CumSum 1 x",
+        {"v": (32, 32, 1, 1), "one": np.int64(1)},
     ),
     "twice the same": (
-        f"h = Conv(x, w)\nr = Softmax<axis=1>(h)\np = {POOL}(r)\nk = Conv(p, v)\nm = Softmax<axis=1>(k)\ny = {POOL}(m)",
-        {"v": (32, 32, 1, 1)},
+        f"{SOFTMAX}p = {POOL}(r)\nk = Conv(p, v)\nm = Softmax<axis=1>(k)\ny = {POOL}(m)",
         "Softmax 2 x",
+        {"v": (32, 32, 1, 1)},
     ),
     "behind something linear": (
         f"h = Conv(x, w)\ng = Mul(h, two)\nr = Softmax<axis=1>(g)\ny = {POOL}(r)",
-        {"two": np.float32(2)},
         "Softmax 1 x",
+        {"two": np.float32(2)},
     ),
     "a residual": (
         f"h = Conv<pads=[1,1,1,1]>(x, v)\ns = Add(h, x)\nr = Softmax<axis=1>(s)\ny = {POOL}(r)",
-        {"v": (16, 16, 3, 3)},
         "Softmax 1 x",
+        {"v": (16, 16, 3, 3)},
     ),
-    "MatMul": (f"h = Conv(x, w)\nr = MatMul(h, m)\ny = {POOL}(r)", {"m": (10, 12)}, "MatMul 1 x"),
-    "LRN": (f"h = Conv(x, w)\nr = LRN<size=3>(h)\ny = {POOL}(r)", {}, "LRN 1 x"),
-    "Where": (f"h = Conv(x, w)\nc = Greater(h, h)\nr = Where(c, h, h)\ny = {POOL}(r)", {}, "Where 1 x"),
-    "a transposed convolution": (f"h = ConvTranspose(x, v)\ny = {POOL}(h)", {"v": (16, 8, 3, 3)}, "ConvTranspose 1 x"),
-    "a custom operator": (f"h = Conv(x, w)\nr = my.Own(h)\ny = {POOL}(r)", {}, "my.Own 1 x"),
-    "MaxPool": ("h = Conv(x, w)\ny = MaxPool<kernel_shape=[2,2]>(h)", {}, "MaxPool follows a convolution 1 x"),
+    "MatMul": (f"h = Conv(x, w)\nr = MatMul(h, m)\ny = {POOL}(r)", "MatMul 1 x", {"m": (10, 12)}),
+    "LRN": (f"h = Conv(x, w)\nr = LRN<size=3>(h)\ny = {POOL}(r)", "LRN 1 x"),
+    "Where": (f"h = Conv(x, w)\nc = Greater(h, h)\nr = Where(c, h, h)\ny = {POOL}(r)", "Where 1 x"),
+    "a transposed convolution": (f"h = ConvTranspose(x, v)\ny = {POOL}(h)", "ConvTranspose 1 x", {"v": (16, 8, 3, 3)}),
+    "a custom operator": (f"h = Conv(x, w)\nr = my.Own(h)\ny = {POOL}(r)", "my.Own 1 x"),
+    "MaxPool": ("h = Conv(x, w)\ny = MaxPool<kernel_shape=[2,2]>(h)", "MaxPool follows a convolution 1 x"),
     "quantized, with an activation": (
         "q = QLinearConv(x8, s, z, w8, s, z, s, lowest)\nf = DequantizeLinear(q, s, lowest)\ny = GlobalAveragePool(f)",
-        SCALES,
         "QLinearConv 1 x",
+        SCALES,
     ),
     "FusedConv with an activation": (
         f'h = com.microsoft.FusedConv<activation="Relu", kernel_shape=[3,3]>(x, w)\ny = {POOL}(h)',
-        {},
         "com.microsoft.FusedConv 1 x",
     ),
     "in a branch": (
         f"y = If(flag) <then_branch = yes () => (float[a,b,c,d] a) {{ h = Conv(x, w) r = LRN<size=3>(h) a = {POOL}(r) }}, "
         f"else_branch = no () => (float[a,b,c,d] b) {{ b = {POOL}(x) }}>",
-        {},
         "1 convolution, 2 averages, 0 Resizes",
     ),
 }
-HELPED = {
+QUANTIZE = "next      run convpool with --lowering auto on the float model, and quantize the result"
+ORIGINAL = "next      the model was saved by onnxruntime, with operators of its own: optimize the original"
+HELPED: dict[str, tuple] = {  # nodes, words of the report, the step, and constants
     "quantized": (
         "q = QLinearConv(x8, s, z, w8, s, z, s, z)\nf = DequantizeLinear(q, s, z)\ny = GlobalAveragePool(f)",
-        SCALES,
         "QLinearConv 1 x",
-        "next      run convpool with --lowering auto on the float model, and quantize the result",
+        QUANTIZE,
+        SCALES,
     ),
     "dynamically quantized": (
         "q = ConvInteger(x8, w8, z, z)\nf = Cast<to=1>(q)\nm = Mul(f, s)\ny = GlobalAveragePool(m)",
-        SCALES,
         "ConvInteger 1 x",
-        "next      run convpool with --lowering auto on the float model, and quantize the result",
+        QUANTIZE,
+        SCALES,
     ),
     "FusedConv": (
         f"h = com.microsoft.FusedConv<kernel_shape=[3,3]>(x, w)\ny = {POOL}(h)",
-        {},
         "com.microsoft.FusedConv 1 x",
-        "next      the model was saved by onnxruntime, with operators of its own: optimize the original",
+        ORIGINAL,
     ),
 }
 
 
-def situation(body: str, constants: dict) -> onnx.ModelProto:
-    inputs = "float[1,16,12,12] x"
-    if "x8" in body:
-        inputs = "int8[1,16,12,12] x8"
-    if "If(" in body:
-        inputs += ", bool flag"
+def situation(body: str, constants: dict | None = None) -> onnx.ModelProto:
+    inputs = "int8[1,16,12,12] x8" if "x8" in body else "float[1,16,12,12] x" + ", bool flag" * ("If(" in body)
     return graph(body, constants, inputs=inputs, imports=f'{MICROSOFT}, "my": 1, "local": 1', functions=LOCAL)
 
 
@@ -129,26 +120,21 @@ def steps(lines: list[str]) -> list[str]:
     return [line for line in lines if line.startswith("next") and not line.startswith(("next      on a", "next      in "))]
 
 
-@pytest.mark.parametrize(("body", "constants", "words"), SITUATIONS.values(), ids=SITUATIONS)
-def test_an_empty_report_says_what_was_seen(body, constants, words, tmp_path, capsys):
-    onnx.save(situation(body, constants), tmp_path / "m.onnx")
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_an_empty_report_says_what_was_seen(name, tmp_path, capsys):
+    body, words, *constants = SITUATIONS[name]
+    onnx.save(situation(body, *constants), tmp_path / "m.onnx")
     lines = inspect(tmp_path / "m.onnx", capsys)
     assert lines[0] == "Nothing to rewrite: no convolution stands beside an average pooling or a resize."
     assert any(words in line for line in lines), lines
     assert lines[1].startswith("seen      ") and len(lines) <= 5 and steps(lines) == []
 
 
-@pytest.mark.parametrize(
-    ("domain", "op_type"),
-    [
-        (domain, op_type)
-        for domain in ("com.microsoft", "com.microsoft.nchwc")
-        for op_type in ("AveragePool", "Conv", "QLinearConv")
-    ],
-)
+@pytest.mark.parametrize("domain", ["com.microsoft", "com.microsoft.nchwc"])
+@pytest.mark.parametrize("op_type", ["AveragePool", "Conv", "QLinearConv"])
 @pytest.mark.parametrize("names", [([], ["y"]), ([""], ["y"]), (["x"], []), ([""], [""]), (["x", "", ""], ["y", ""])])
 def test_nodes_that_nobody_checks_end_no_report(domain, op_type, names, tmp_path, capsys):
-    model = situation("h = Conv(x, w)\ny = Relu(h)", {})
+    model = situation("h = Conv(x, w)\ny = Relu(h)")
     node = onnx.helper.make_node(op_type, [name.replace("x", "h") for name in names[0]], [name and "z" for name in names[1]])
     node.domain = domain
     model.graph.node.append(node)
@@ -156,18 +142,18 @@ def test_nodes_that_nobody_checks_end_no_report(domain, op_type, names, tmp_path
     assert inspect(tmp_path / "m.onnx", capsys)[0].startswith("Nothing to rewrite")
 
 
-@pytest.mark.parametrize(("body", "constants", "words", "step"), HELPED.values(), ids=HELPED)
-def test_an_empty_report_names_the_step_that_helps(body, constants, words, step, tmp_path, capsys):
-    onnx.save(situation(body, constants), tmp_path / "m.onnx")
+@pytest.mark.parametrize("name", HELPED)
+def test_an_empty_report_names_the_step_that_helps(name, tmp_path, capsys):
+    body, words, step, *constants = HELPED[name]
+    onnx.save(situation(body, *constants), tmp_path / "m.onnx")
     lines = inspect(tmp_path / "m.onnx", capsys)
     assert any(words in line for line in lines) and steps(lines) == [step]
 
 
 @pytest.mark.parametrize("level", ["ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL"])
 def test_the_original_of_a_model_saved_by_onnxruntime_has_the_pair(level, tmp_path, capsys):
-    original = graph(
-        f"{PAIR.replace('y =', 'p =')}\nr = Relu(p)\nk = Conv(r, v)\ny = GlobalAveragePool(k)", {"v": (32, 32, 3, 3)}
-    )
+    body = f"{PAIR.replace('y =', 'p =')}\nr = Relu(p)\nk = Conv(r, v)\ny = GlobalAveragePool(k)"
+    original = graph(body, {"v": (32, 32, 3, 3)})
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
     options.optimized_model_filepath = str(tmp_path / "saved.onnx")
@@ -175,29 +161,23 @@ def test_the_original_of_a_model_saved_by_onnxruntime_has_the_pair(level, tmp_pa
     onnxruntime.InferenceSession(original.SerializeToString(), options, providers=["CPUExecutionProvider"])
     lines = inspect(tmp_path / "saved.onnx", capsys)
     saved = any("nchwc" in node.domain for node in onnx.load(tmp_path / "saved.onnx").graph.node)
-    assert steps(lines) == (
-        ["next      the model was saved by onnxruntime, with operators of its own: optimize the original"] * saved
-    )
+    assert steps(lines) == [ORIGINAL] * saved
     assert convpool.optimize(original, check=0).report.summary.rewritten > 0
 
 
 CUMSUM = "a = CumSum(none, axis)\n"
 """An operator that the passes do not see through, and onnxruntime computes."""
-NONE = {"none": [0] * 8, "axis": np.int64(0), "rows": [0, 1], "zero": [0], "two": [2]}
+NONE = {"none": [0] * 8, "axis": np.int64(0)}
+SAME = POOL.replace("<", '<auto_pad="SAME_UPPER", ')
 PREPARED = {
-    "a mean over open sizes": ("h = Conv(x, w)\ny = GlobalAveragePool(h)", {}, "--fix-shape"),
-    "a mean in two steps": ("h = Conv(x, w)\na = ReduceMean<axes=[2]>(h)\ny = ReduceMean<axes=[3]>(a)", {}, "--fix-shape"),
-    "ceil_mode": (f"h = Conv<pads=[1,1,1,1]>(x, w)\ny = {POOL.replace('<', '<ceil_mode=1, ')}(h)", {}, "--fix-shape"),
-    "SAME_UPPER": (
-        'h = Conv<pads=[1,1,1,1]>(x, w)\ny = AveragePool<auto_pad="SAME_UPPER", kernel_shape=[2,2], strides=[2,2]>(h)',
-        {},
-        "--fix-shape",
-    ),
-    "a computed Pad": (f"h = Conv<pads=[1,1,1,1]>(x, w)\n{CUMSUM}p = Pad(h, a)\ny = {POOL}(p)", {}, "--fold"),
+    "a mean over open sizes": ("h = Conv(x, w)\ny = GlobalAveragePool(h)", "--fix-shape"),
+    "a mean in two steps": ("h = Conv(x, w)\na = ReduceMean<axes=[2]>(h)\ny = ReduceMean<axes=[3]>(a)", "--fix-shape"),
+    "ceil_mode": (f"h = Conv<pads=[1,1,1,1]>(x, w)\ny = {POOL.replace('<', '<ceil_mode=1, ')}(h)", "--fix-shape"),
+    "SAME_UPPER": (f"h = Conv<pads=[1,1,1,1]>(x, w)\ny = {SAME}(h)", "--fix-shape"),
+    "a computed Pad": (f"h = Conv<pads=[1,1,1,1]>(x, w)\n{CUMSUM}p = Pad(h, a)\ny = {POOL}(p)", "--fold"),
     "a Pad of sizes": (
         f"h = Conv<pads=[1,1,1,1]>(x, w)\ns = Shape(x)\nt = Sub(s, s)\nd = Concat<axis=0>(t, t)\na = CumSum(d, axis)\n"
         f"p = Pad(h, a)\ny = {POOL}(p)",
-        {},
         "--fold --fix-shape",
     ),
 }
@@ -221,9 +201,9 @@ def rewritten(path: Path, *words: str) -> int:
     [(name, target) for name in PREPARED for target in ("any", "cpu", *(("tensorrt", "cuda") if "mean" not in name else ()))],
 )
 def test_the_step_that_prepares_a_model_has_more_rewritten(name, target, tmp_path, capsys):
-    body, constants, option = PREPARED[name]
+    body, option = PREPARED[name]
     path = tmp_path / "a model.onnx"
-    onnx.save(graph(body, {**NONE, **constants}, inputs="float[N,16,H,W] x"), path)
+    onnx.save(graph(body, NONE, inputs="float[N,16,H,W] x"), path)
     (step,) = steps(inspect(path, capsys, "--target", target))
     words = shlex.split(step)
     words = words[words.index("convpool") + 1 :]
@@ -279,7 +259,7 @@ def test_a_model_is_quantized_after_convpool(form, tmp_path, capsys):
     model = graph(PAIR, outputs="float[1,32,6,6] y")
     onnx.save(quantized(model, tmp_path, form), tmp_path / "first.onnx")
     lines = inspect(tmp_path / "first.onnx", capsys)
-    assert steps(lines) == ["next      run convpool with --lowering auto on the float model, and quantize the result"]
+    assert steps(lines) == [QUANTIZE]
     assert lines[0].startswith("Nothing ")
     result = convpool.optimize(model, lowering="auto")
     assert result.report.summary.rewritten == 1
