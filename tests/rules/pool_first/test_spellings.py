@@ -5,6 +5,7 @@ The random models are right, stable, and have the pairs that the plain model has
 for each of the two models.  CONVPOOL_PROPERTY_CASES sets the number of cases.
 """
 
+import copy
 import functools
 import os
 from collections import Counter
@@ -30,15 +31,9 @@ from tests.support.rewriting import IF_BODY, IF_INPUTS, PAIR, POOL, assert_stabl
 ELEMENTWISE = ("Add", "Sub", "Mul", "Div", "Relu", "Identity", "Tanh", "Sigmoid", "LeakyRelu")
 
 
-def copy_of(model: onnx.ModelProto) -> onnx.ModelProto:
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    return result
-
-
 def in_long_domain(model: onnx.ModelProto, rng: np.random.Generator) -> onnx.ModelProto:
     """Some nodes, and perhaps the import, by the domain's long name."""
-    result = copy_of(model)
+    result = copy.deepcopy(model)
     for node in model_nodes(result):
         node.domain = "ai.onnx" if not node.domain and rng.random() < 0.8 else node.domain
     for entry in result.opset_import:
@@ -93,7 +88,7 @@ class _Turner:
     def add(self, node: onnx.NodeProto) -> None:
         rank = self.in_either(node)
         if rank:
-            made = copy_node(node)
+            made = copy.deepcopy(node)
             made.input[:] = [self.with_channels_last(name, rank) for name in node.input]
             made.output[:] = [f"{node.output[0]}_last"]
             self.nodes.append(made)
@@ -101,7 +96,7 @@ class _Turner:
             if node.output[0] in self.outputs:
                 self.transpose(made.output[0], node.output[0], to_channels_first(rank - 2))
             return
-        made = copy_node(node)
+        made = copy.deepcopy(node)
         for position, name in enumerate(node.input):
             if name in self.last:
                 first = f"{name}_first{len(self.nodes)}"
@@ -112,15 +107,9 @@ class _Turner:
                 self.with_channels_last(name, self.ranks[name])
 
 
-def copy_node(node: onnx.NodeProto) -> onnx.NodeProto:
-    made = onnx.NodeProto()
-    made.CopyFrom(node)
-    return made
-
-
 def with_channels_last(model: onnx.ModelProto) -> onnx.ModelProto:
     """Every map is kept with its channels last, and turned around whatever needs them first."""
-    turner, result = _Turner(model), copy_of(model)
+    turner, result = _Turner(model), copy.deepcopy(model)
     for node in model.graph.node:
         turner.add(node)
     del result.graph.node[:]
@@ -138,7 +127,7 @@ def with_channels_last(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def in_functions(model: onnx.ModelProto, rng: np.random.Generator, depth: int = 2) -> onnx.ModelProto:
     """Runs of nodes as functions, some with functions in them, some attributes of whose nodes are the call's."""
-    result = copy_of(model)
+    result = copy.deepcopy(model)
     result.ir_version = max(result.ir_version, 10)
     result.graph.ClearField("value_info")
     result.opset_import.append(helper.make_opsetid("local", 1))
@@ -166,12 +155,12 @@ def _as_calls(model, nodes, outputs, rng, depth) -> list[onnx.NodeProto]:
             found += run
             continue
         given = []
-        inner = [copy_node(node) for node in run]
+        inner = [copy.deepcopy(node) for node in run]
         for number, node in enumerate(inner):
             for attribute in node.attribute:
                 if attribute.type in (AttributeProto.INT, AttributeProto.INTS) and rng.random() < 0.5:
                     name = f"{attribute.name}{number}"
-                    given.append(AttributeProto.FromString(attribute.SerializeToString()))
+                    given.append(copy.deepcopy(attribute))
                     given[-1].name = name
                     kind, own = attribute.type, attribute.name
                     attribute.Clear()
@@ -282,8 +271,7 @@ def channels_last_pair(between: str, average: str, rank: int, size: int = 8) -> 
     for name, value in ({"FIRST": FIRST[rank], "LAST": LAST[rank]} | numbers).items():
         body = body.replace(name, str(value))
     dims = ",".join([str(size)] * rank)
-    dropped = "keepdims=0" in average
-    outputs = ",".join("abcde"[: 2 if dropped else rank + 2])
+    outputs = ",".join("abcde"[: 2 if "keepdims=0" in average else rank + 2])
     constants = {"w": (32, 16, *[3] * rank), "k": (32, 16, *[1] * rank), **NHWC}
     return graph(body, constants, inputs=f"float[1,{dims},16] x", outputs=f"float[{outputs}] y")
 
@@ -294,7 +282,7 @@ def test_transposes_between_the_parts_of_a_pair_vanish(rank, between, average):
     pairs = 2 if between in ("a residual", "the input") else 1
     result = rewrite(model, pairs, "fused" if rank == 3 else "auto")
     kept = 1 if "ReduceMean" in average else 2  # in front of the convolution, and behind the average
-    assert operators(result.graph).get("Transpose", 0) + ("keeps" in average) <= kept + ("keeps" in average)
+    assert operators(result.graph).get("Transpose", 0) <= kept
     assert not {"Identity", "BatchNormalization"} & set(operators(result.graph))
 
 
@@ -312,27 +300,24 @@ def test_a_pad_with_channels_last_becomes_the_convolution_s(opset):
     assert operators(rewrite(whole, 1, "fused").graph) == {"Relu": 1, "Transpose": 2, "Conv": 1}
 
 
+MIDDLE = "between convolution and pooling; got"
 STAYS = {
-    "a nonlinear node": ("q = Relu(p)", "AveragePool", "Relu 'q': between convolution and pooling; got Relu, expected linear"),
-    "one in front of a mean": (
-        "q = Tanh(p)",
-        "ReduceMean",
-        "Tanh 'q': between convolution and pooling; got Tanh, expected linear",
-    ),
+    "a nonlinear node": ("q = Relu(p)", "AveragePool", f"Relu 'q': {MIDDLE} Relu, expected linear"),
+    "one in front of a mean": ("q = Tanh(p)", "ReduceMean", f"Tanh 'q': {MIDDLE} Tanh, expected linear"),
     "another order": (
         "q = Transpose<perm=[0,2,1,3]>(p)",
         "AveragePool",
-        "Transpose 'q': between convolution and pooling; got Transpose, expected views that cancel",
+        f"Transpose 'q': {MIDDLE} Transpose, expected views that cancel",
     ),
     "another reader": ("q = Add(p, bias)\nz = Softmax(q)", "AveragePool", "Add 'q': output 'a' has 2 readers; got other readers"),
     "a node of one layout": ("q = LRN<size=3>(p)", "AveragePool", None),
 }
 
 
-@pytest.mark.parametrize(("what", "rank"), product(STAYS, (2,)))
-def test_transposes_stay_where_no_pair_appears(what, rank):
+@pytest.mark.parametrize("what", STAYS)
+def test_transposes_stay_where_no_pair_appears(what):
     between, average, reason = STAYS[what]
-    model = channels_last_pair(between, AVERAGES[average], rank)
+    model = channels_last_pair(between, AVERAGES[average], 2)
     if "z =" in between:
         model.graph.output.append(helper.make_tensor_value_info("z", 1, [None] * 4))
     result = convpool.optimize(model, check=0)
@@ -344,44 +329,39 @@ def test_transposes_stay_where_no_pair_appears(what, rank):
 LOCAL = '<domain: "local", opset_import: ["": 17, "local": 1]>'
 CONV = """<domain: "local", opset_import: ["": 17]> conv (a, k) => (b) { b = Conv<pads=[1,1,1,1]>(a, k) }"""
 MEAN = f"""<domain: "local", opset_import: ["": 17]> mean (a) => (b) {{ b = {POOL}(a) }}"""
+CALLED = "h = local.conv(x, w)\ny = POOL(h)"
 HALVES = {
-    "the convolution": ("h = local.conv(x, w)\ny = POOL(h)", CONV),
+    "the convolution": (CALLED, CONV),
     "the average": ("h = Conv<pads=[1,1,1,1]>(x, w)\ny = local.mean(h)", MEAN),
     "one each": ("h = local.conv(x, w)\ny = local.mean(h)", CONV + MEAN),
     "what is between": (
         "h = Conv<pads=[1,1,1,1]>(x, w)\nb = local.bias(h)\ny = POOL(b)",
-        """LOCAL bias (a) => (b) { c = Constant<value_floats=[2.0]>() b = Add(c, a) }""",
+        "LOCAL bias (a) => (b) { c = Constant<value_floats=[2.0]>() b = Add(c, a) }",
     ),
     "an attribute of the call": (
         "h = local.conv<p=[1,1,1,1]>(x, w)\ny = POOL(h)",
-        """LOCAL conv <p> (a, k) => (b) { b = Conv<pads: ints = @p>(a, k) }""",
+        "LOCAL conv <p> (a, k) => (b) { b = Conv<pads: ints = @p>(a, k) }",
     ),
     "an attribute of the call, both": (
         "y = local.both<p=[1,1,1,1]>(x, w)",
-        """LOCAL both <p> (a, k) => (b) { c = Conv<pads: ints = @p>(a, k) b = POOL(c) }""",
+        "LOCAL both <p> (a, k) => (b) { c = Conv<pads: ints = @p>(a, k) b = POOL(c) }",
     ),
-    "a default of an attribute": (
-        "h = local.conv(x, w)\ny = POOL(h)",
-        """LOCAL conv <p: ints = [1,1,1,1]> (a, k) => (b) { b = Conv<pads: ints = @p>(a, k) }""",
-    ),
-    "an optional input left out": (
-        "h = local.conv(x, w)\ny = POOL(h)",
-        """LOCAL conv (a, k, c) => (b) { b = Conv<pads=[1,1,1,1]>(a, k, c) }""",
-    ),
+    "a default of an attribute": (CALLED, "LOCAL conv <p: ints = [1,1,1,1]> (a, k) => (b) { b = Conv<pads: ints = @p>(a, k) }"),
+    "an optional input left out": (CALLED, "LOCAL conv (a, k, c) => (b) { b = Conv<pads=[1,1,1,1]>(a, k, c) }"),
     "a function in a function": (
         "h = local.outer(x, w)\ny = POOL(h)",
-        """LOCAL outer (a, k) => (b) { b = local.conv(a, k) }""" + CONV,
+        "LOCAL outer (a, k) => (b) { b = local.conv(a, k) }" + CONV,
     ),
     "a function's parts in two others": (
         "y = local.outer(x, w)",
-        """LOCAL outer (a, k) => (b) { c = local.conv(a, k) b = local.mean(c) }""" + CONV + MEAN,
+        "LOCAL outer (a, k) => (b) { c = local.conv(a, k) b = local.mean(c) }" + CONV + MEAN,
     ),
     "names of the model": (
         "b = Relu(x)\nh = local.conv(b, w)\ny = POOL(h)",
-        """LOCAL conv (x, w) => (y) { h = Identity(x) b = Identity(h) y = Conv<pads=[1,1,1,1]>(b, w) }""",
+        "LOCAL conv (x, w) => (y) { h = Identity(x) b = Identity(h) y = Conv<pads=[1,1,1,1]>(b, w) }",
     ),
     "a body in a function": (
-        "h = local.conv(x, w)\ny = POOL(h)",
+        CALLED,
         """LOCAL conv (a, k) => (b) {
           one = Constant<value_int=1>() yes = Cast<to=9>(one)
           r = If(yes) <then_branch = t () => (float[n,c,h,w] u) { u = Relu(a) },
