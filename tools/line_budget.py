@@ -15,9 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
-    "optimizer": 26400,
+    "optimizer": 26399,
     "plugin": 17423,
-    "tests": 36605,
+    "tests": 36604,
     "benchmarks": 8577,
     "tools": 952,
     "examples": 1167,

@@ -189,9 +189,11 @@ def suggested(model: ModelProto, known: Mapping[str, Sequence[int]]) -> dict[str
     return found
 
 
-def name_of(model: LoadedModel) -> str:
-    """The model's file as a shell takes it."""
-    return shlex.quote(str(model.path)) if model.path is not None else "MODEL.onnx"
+def name_of(model: LoadedModel, suffix: str = "") -> str:
+    """The model's file as a command takes it, or one beside it with another suffix."""
+    path = model.path or Path("MODEL.onnx")
+    name = str(path.with_suffix(suffix) if suffix else path)
+    return shlex.quote(f"./{name}" if name.startswith("-") else name)
 
 
 def _words(option: str, shapes: Mapping[str, Sequence[int]]) -> str:

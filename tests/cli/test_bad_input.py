@@ -11,6 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.external_data_helper import set_external_data
+from onnx.serialization import registry
 
 import convpool
 from convpool import interrupt
@@ -84,6 +85,8 @@ FILES = {
     "text": (b"this is no model, it is a sentence", "not an ONNX model"),
     "no graph": (onnx.ModelProto(ir_version=8).SerializeToString(), "not an ONNX model; it has no IR version or no graph"),
     "zeros": (bytes(1000), "not an ONNX model"),
+    "for Git LFS": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "git lfs pull"),
+    **{form: (registry.get(form).serialize_proto(good()), f"format='{form}'") for form in ("json", "textproto", "onnxtxt")},
     "protobuf of another kind": (helper.make_tensor("t", 1, [1], [1.0]).SerializeToString(), "not an ONNX model"),
 }
 
@@ -156,6 +159,10 @@ OPTIONS = {
     "report over the output": (["good.onnx", "-o", "x.onnx", "--report", "x.onnx"], "a model's name, which would be overwritten"),
     "report over the data": (["good.onnx", "--data", "other.npz", "--report", "other.npz"], "other.npz: --data, which would be"),
     "output over the data": (["good.onnx", "--data", "other.npz", "-o", "sub/../other.npz"], "--data, which would be"),
+    "output in the name of text": (
+        ["good.onnx", "-o", "out.json"],
+        "out.json: a name by which onnx reads json, expected one for",
+    ),
     "lowering": (["good.onnx", "--lowering", "best"], "best"),
     "negative check": (["good.onnx", "--check", "-1"], "-1"),
     "check that is no number": (["good.onnx", "--check", "many"], "many"),

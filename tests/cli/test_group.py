@@ -119,6 +119,9 @@ def test_inspect_tells_the_gain_and_what_to_run_and_writes_nothing(model, capsys
         "next      in TensorRT: convpool build in.onnx -o in.engine",
     ]
     assert os.listdir() == ["in.onnx"]
+    os.rename("in.onnx", "-in.onnx")
+    assert run(command, "convpool", ["inspect", "--", "-in.onnx"]) == 0
+    assert "convpool build ./-in.onnx -o ./-in.engine" in capsys.readouterr().out
     onnx.save(graph("h = Conv(x, w)\ny = MaxPool<kernel_shape=[2,2]>(h)"), model)
     assert run(command, "convpool", ["inspect", model]) == 0
     assert capsys.readouterr().out.splitlines() == [

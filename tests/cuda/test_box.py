@@ -74,13 +74,7 @@ def test_no_tensor_has_more_than_2_to_the_40_elements(lib, bits, layout):
 
 
 def test_bytes_of_another_structure_are_refused(lib):
-    for place, value, named in (
-        (0, 8, "struct_size"),
-        (4, 9, "rank"),
-        (12, 2, "layout"),
-        (116, 2, "sums"),
-        (132, 1, "reserved"),
-    ):
+    for place, value, named in ((0, 8, "struct_size"), (4, 9, "rank"), (12, 2, "layout"), (116, 2, "sums"), (132, 1, "reserved")):
         given = bytearray(problem())
         given[place] = value
         assert named in refusal(lib, bytes(given))[1]

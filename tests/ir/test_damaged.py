@@ -85,10 +85,7 @@ MODELS = {
     "no type": (lambda: with_tensor(data_type=0), "element type; got 0"),
     "strings": (lambda: with_tensor(data_type=TensorProto.STRING), "expected strings"),
     "negative size": (lambda: with_tensor(dims=[32, -16, 3, -3]), "expected no negative size"),
-    "a segment": (
-        lambda: with_tensor(segment=TensorProto.Segment(begin=0, end=3)),
-        "data; got a segment of them, expected all",
-    ),
+    "a segment": (lambda: with_tensor(segment=TensorProto.Segment(begin=0, end=3)), "data; got a segment of them, expected all"),
     "size beyond memory": (lambda: with_tensor(dims=[2**62, 2**62, 3, 3]), "expected at most 576460752303423488 elements"),
     "an input of 2^33": (lambda: with_input(2**33), r"input 'x': shape \[1, 16, 8589934592, 12\]; got \d+ bytes, expected"),
 }

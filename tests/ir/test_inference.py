@@ -307,11 +307,7 @@ def test_sizes_behind_convpools_own_operators(name, functions):
 
 
 @pytest.mark.parametrize(
-    ("node", "opset"),
-    [
-        ("GroupNormalization<num_groups=4>(x, g, g)", 21),
-        ("MeanVarianceNormalization(x)", 13),
-    ],
+    ("node", "opset"), [("GroupNormalization<num_groups=4>(x, g, g)", 21), ("MeanVarianceNormalization(x)", 13)]
 )
 def test_sizes_behind_normalizations_that_onnx_does_not_infer(node, opset):
     pooled = "AveragePool<kernel_shape=[2,2], strides=[2,2]>"

@@ -309,9 +309,12 @@ def test_stdout_takes_the_weights_along(tmp_path):
     assert done.returncode == 2 and "stdout, which takes no data file" in done.stderr and not done.stdout
 
 
-def test_unknown_layout(tmp_path):
+def test_unknown_layout_and_a_name_of_text(tmp_path):
+    result = convpool.optimize(make(tmp_path), check=0)
     with pytest.raises(OptionError, match="external_data: got 'two', expected one of auto, one, keep"):
-        convpool.optimize(make(tmp_path), check=0).save(tmp_path / "out.onnx", external_data="two")
+        result.save(tmp_path / "out.onnx", external_data="two")
+    with pytest.raises(OutputError, match="out.pbtxt: a name by which onnx reads textproto"):
+        result.save(tmp_path / "out.pbtxt")
 
 
 def test_zeros_are_copied_as_a_hole_and_not_left_out(tmp_path, monkeypatch):

@@ -296,6 +296,15 @@ def test_moving_to_a_domain_where_fused_variants_are_already():
     Session(LoadedModel(found, None, 0), optimize=False)
 
 
+def test_no_move_to_a_domain_with_another_function_of_the_name():
+    result = convpool.optimize(graph(PAIR), check=0)
+    result.model.functions.add(domain="mine", name="ConvAvgPool")
+    before = result.model.SerializeToString()
+    with pytest.raises(convpool.OptionError, match="domain 'mine': got another function 'ConvAvgPool'"):
+        result.move_to_domain("mine")
+    assert result.model.SerializeToString() == before and not domains.move_back(result.model)
+
+
 def change(found: onnx.ModelProto, what: str) -> None:
     (function,), node = found.functions, found.graph.node[-1]
     conv = next(n for n in function.node if n.op_type == "Conv")

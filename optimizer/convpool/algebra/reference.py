@@ -53,12 +53,7 @@ def upsample(x: np.ndarray, spec: UpsampleSpec) -> np.ndarray:
 
 
 def conv_avg_pool(
-    x: np.ndarray,
-    w: np.ndarray,
-    b: np.ndarray | None,
-    before: PoolSpec | UpsampleSpec,
-    spec: ConvSpec,
-    channels_last: int = 0,
+    x: np.ndarray, w: np.ndarray, b: np.ndarray | None, before: PoolSpec | UpsampleSpec, spec: ConvSpec, channels_last: int = 0
 ) -> np.ndarray:
     """The operators ai.convpool::ConvAvgPool and UpsampleConv, by their definition.
 

@@ -138,11 +138,7 @@ Shapes = dict[str, list[int]]
     "whose outputs agree. Not with --lowering or --layers.",
 )
 @click.option("--layers", is_flag=True, help="Keep intermediate tensors as outputs. convpool verify --layers compares them.")
-@click.option(
-    "--check",
-    **CHECK,
-    help="Compare the engine with onnxruntime on MODEL, on N sets of random inputs.",
-)
+@click.option("--check", **CHECK, help="Compare the engine with onnxruntime on MODEL, on N sets of random inputs.")
 @DATA
 @comparison_options(report="Write what was built and compared as JSON.")
 def build_command(

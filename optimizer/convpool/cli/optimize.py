@@ -36,7 +36,7 @@ from convpool.cli.table import make_console, show
 from convpool.errors import OptionError, OutputError, VerificationError
 from convpool.ir import schema
 from convpool.ir.files import check_output
-from convpool.ir.save import LAYOUTS
+from convpool.ir.save import LAYOUTS, check_model_output
 from convpool.options import OF_CHAINS, PASS_OF_SWITCH, PASSES, TARGETS, ended
 from convpool.types import Layout
 
@@ -125,11 +125,7 @@ EXAMPLES = (
     help="Also run this rule. The list of rules is below.",
 )
 @click.option("--disable", multiple=True, type=click.Choice(tuple(PASSES)), metavar="NAME", help="Do not run this rule.")
-@click.option(
-    "--check",
-    **CHECK,
-    help="Compare the result with MODEL in onnxruntime on N sets of random inputs.",
-)
+@click.option("--check", **CHECK, help="Compare the result with MODEL in onnxruntime on N sets of random inputs.")
 @click.option("--no-check", is_flag=True, help="Do not compare the result with MODEL.")
 @DATA
 @click.option(
@@ -239,7 +235,7 @@ def command(
             options["enable" if value else "disable"] += (rule,)
     read = {"--data": [Path(options["data"])] if options["data"] else [], "weights of the model": loaded.weight_files}
     if out is not None and not dry_run:
-        check_output(out, read)
+        check_model_output(out, read)
     if report_path and report_path != "-":
         check_output(Path(report_path), {"a model's name": [Path(path) for path in (model, out) if path and path != "-"], **read})
     console = make_console(stderr=out is None or report_path == "-")

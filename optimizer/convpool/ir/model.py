@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
 import tempfile
 from collections import Counter
@@ -312,10 +313,9 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
     result = None
     try:
         result = infer_elsewhere(probe)
-        while notes.part_branches(probe, result):
-            result = infer_elsewhere(probe)
-        while notes.drop_windows(probe, result):
-            result = infer_elsewhere(probe)
+        for changes in (notes.part_branches, notes.drop_windows):
+            while changes(probe, result):
+                result = infer_elsewhere(probe)
         if notes.fill_in(probe, result, taken):
             result = infer_elsewhere(probe)
     except _INFERENCE_ERRORS:
@@ -346,6 +346,16 @@ def _read_file(path: Path) -> bytes:
         raise ModelError(f"{path}: cannot be read; {getattr(error, 'strerror', None) or error}") from error
 
 
+_TEXT = "ONNX as text, expected its binary form; onnx.load(file, format={!r}) and onnx.save convert it"
+_TEXTS = {
+    rb"version https://git-lfs": "a pointer of Git LFS, expected an ONNX model; get it with git lfs pull",
+    rb'\s*{\s*"': _TEXT.format("json"),
+    rb"\s*ir_version": _TEXT.format("textproto"),
+    rb"\s*<\s*ir_version": _TEXT.format("onnxtxt"),
+}
+"""The beginnings of files that hold no binary model, with what these are."""
+
+
 def _parse(data: bytes, where: str) -> ModelProto:
     if not data:
         raise ModelError(f"{where}: empty; expected an ONNX model")
@@ -353,7 +363,8 @@ def _parse(data: bytes, where: str) -> ModelProto:
     try:
         model.ParseFromString(data)
     except (DecodeError, RuntimeError) as error:
-        raise ModelError(f"{where}: truncated, or not an ONNX model") from error
+        what = next((what for start, what in _TEXTS.items() if re.match(start, data)), "truncated, or not an ONNX model")
+        raise ModelError(f"{where}: {what}") from error
     if not model.ir_version or not model.HasField("graph"):
         raise ModelError(f"{where}: not an ONNX model; it has no IR version or no graph")
     return model
@@ -487,10 +498,6 @@ def _fill_in(noted: TensorShapeProto, known: TensorShapeProto) -> None:
 
 def static_shapes(model: ModelProto) -> dict[str, list[int]]:
     """The shapes of the inputs whose sizes are all known, by name."""
-    found = {}
-    for value in model.graph.input:
-        kind = value.type.tensor_type
-        sizes = [dim.dim_value for dim in kind.shape.dim]
-        if kind.HasField("shape") and all(size > 0 for size in sizes):
-            found[value.name] = sizes
-    return found
+    kinds = {value.name: value.type.tensor_type for value in model.graph.input}
+    shapes = {name: [dim.dim_value for dim in kind.shape.dim] for name, kind in kinds.items() if kind.HasField("shape")}
+    return {name: sizes for name, sizes in shapes.items() if all(size > 0 for size in sizes)}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import filecmp
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from copy import deepcopy
 from functools import cached_property
@@ -19,6 +19,7 @@ from typing import IO
 
 from google.protobuf.message import DecodeError, EncodeError
 from onnx import ModelProto, TensorProto
+from onnx.serialization import registry
 
 from convpool.errors import ModelError, OptionError, OutputError
 from convpool.ir.files import (
@@ -54,9 +55,8 @@ def serialize(model: ModelProto) -> bytes:
     try:
         return model.SerializeToString()
     except (EncodeError, ValueError) as error:
-        raise ModelError(
-            f"model: too large for one file; got over {PROTOBUF_LIMIT_BYTES} bytes, expected less; give it external data"
-        ) from error
+        text = f"model: too large for one file; got over {PROTOBUF_LIMIT_BYTES} bytes, expected less; give it external data"
+        raise ModelError(text) from error
 
 
 def self_contained(proto: ModelProto, base_dir: Path | None = None) -> ModelProto:
@@ -70,6 +70,13 @@ def self_contained(proto: ModelProto, base_dir: Path | None = None) -> ModelProt
     return copy
 
 
+def check_model_output(path: Path, others: Mapping[str, Iterable[Path]] | None = None) -> None:
+    """`check_output` of a model, whose name may not stand for one of onnx's text formats.  Raises OutputError."""
+    check_output(path, others)
+    if (form := registry.get_format_from_file_extension(path.suffix)) not in (None, "protobuf"):
+        raise OutputError(f"{path}: a name by which onnx reads {form}, expected one for a binary model, as {path.stem}.onnx")
+
+
 def save(model: LoadedModel, out: Path, new_constants: Iterable[str] = (), layout: str = "auto") -> list[Path]:
     """Write a model atomically, and give all the files that it needs, itself first.
 
@@ -79,7 +86,7 @@ def save(model: LoadedModel, out: Path, new_constants: Iterable[str] = (), layou
     """
     if layout not in LAYOUTS:
         raise OptionError(f"external_data: got {layout!r}, expected one of {', '.join(LAYOUTS)}")
-    check_output(out)
+    check_model_output(out)
     model.check_data()
     proto, base_dir = model.proto, model.base_dir
     originals = set(map(os.path.realpath, model.weight_files))
@@ -182,20 +189,15 @@ class _Placer:
         if not moving:
             return
         with unfinished(self._out.parent, self._out.name) as new:
-            places: list[Place] = []
-            shared: dict[Place, Place] = {}
-            for tensor in moving:
-                known = place_of(tensor) if is_external(tensor) else None
-                place = shared.get(known) if known else None
-                if place is None:
-                    place = self._append(new.file, tensor)
-                    if known:
-                        shared[known] = place
-                places.append(place)
+            keys = [place_of(tensor) if is_external(tensor) else number for number, tensor in enumerate(moving)]
+            places: dict[Place | int, Place] = {}  # tensors that share bytes go on to
+            for key, tensor in zip(keys, moving, strict=True):
+                if key not in places:
+                    places[key] = self._append(new.file, tensor)
             new.file.truncate()
             location = self._settle(new, _names(f"{self._out.name}.data"))
-        for tensor, place in zip(moving, places, strict=True):
-            refer_to(tensor, Place(location, place.offset, place.length))
+        for key, tensor in zip(keys, moving, strict=True):
+            refer_to(tensor, Place(location, places[key].offset, places[key].length))
 
     def _append(self, file: IO[bytes], tensor: TensorProto) -> Place:
         length = place_of(tensor).length if is_external(tensor) else len(tensor.raw_data)

@@ -37,7 +37,7 @@ from convpool.algebra.parts import (
     function_perms,
     to_channels_first,
 )
-from convpool.errors import ModelError
+from convpool.errors import ModelError, OptionError
 from convpool.ir.protos import model_nodes, named, opset_of
 
 _WINDOW = ("kernel_shape", "strides", "pads", "dilations")
@@ -377,11 +377,13 @@ def move_to_domain(model: ModelProto, domain: str, source: str = DOMAIN) -> bool
     """Give the model's nodes of these operators and their functions another domain, for runtimes that look for it there.
 
     source: the domain that they have.  Functions that the domain has already, of an earlier move, stay.  Returns whether there
-    was anything to move.
+    was anything to move.  Raises OptionError where the domain has another function of an operator's name.
     """
     nodes = [node for node in model_nodes(model) if node.domain == source and node.op_type in OP_TYPES]
     if domain == source or not nodes:
         return False
+    if (name := _clash(model, domain, source)) is not None:
+        raise OptionError(f"domain {domain!r}: got another function {name!r}, expected none or convpool's; give another domain")
     for node in nodes:
         node.domain = domain
     known = {function.name for function in model.functions if function.domain == domain}
@@ -403,6 +405,13 @@ def move_to_domain(model: ModelProto, domain: str, source: str = DOMAIN) -> bool
     return True
 
 
+def _clash(model: ModelProto, domain: str, source: str) -> str | None:
+    """The name of a function of `source` that does something else in `domain`."""
+    there = {function.name: function for function in model.functions if function.domain == domain}
+    moving = (function for function in model.functions if function.domain == source)
+    return next((found.name for found in moving if not _same(found, there.get(found.name, found))), None)
+
+
 def move_back(model: ModelProto) -> bool:
     """Undo `move_to_domain`, for domains with nothing but these operators as defined here; whether there were any."""
     opset = opset_of(model.opset_import)
@@ -412,14 +421,18 @@ def move_back(model: ModelProto) -> bool:
         used, names = {node.op_type for node in model_nodes(model) if node.domain == domain}, {f.name for f in found}
         if used <= names <= set(OP_TYPES) and all(_is_ours(function, opset) for function in found):
             ours.append(domain)
-    return any([move_to_domain(model, DOMAIN, domain) for domain in ours])
+    return any([_clash(model, DOMAIN, domain) is None and move_to_domain(model, DOMAIN, domain) for domain in ours])
 
 
 def _is_ours(function: FunctionProto, opset: int) -> bool:
     """Return True if a function computes what the operator of its name does."""
     (own,) = functions_for({function.name}, opset, {function.name} if permutes(function) else ())
-    same = all(list(getattr(own, part)) == list(getattr(function, part)) for part in ("input", "output", "attribute"))
-    return same and [_meaning(node) for node in own.node] == [_meaning(node) for node in function.node]
+    return _same(own, function)
+
+
+def _same(one: FunctionProto, other: FunctionProto) -> bool:
+    same = all(list(getattr(one, part)) == list(getattr(other, part)) for part in ("input", "output", "attribute"))
+    return same and [_meaning(node) for node in one.node] == [_meaning(node) for node in other.node]
 
 
 def _meaning(node: NodeProto) -> tuple[Any, ...]:

@@ -32,9 +32,7 @@ class Launch(ctypes.Structure):
     """A kernel launch that the pretended runtime saw."""
 
     _fields_ = library.fields(
-        (ctypes.c_void_p, "function"),
-        (ctypes.c_uint, "grid threads cluster"),
-        (ctypes.c_size_t, "shared_bytes"),
+        (ctypes.c_void_p, "function"), (ctypes.c_uint, "grid threads cluster"), (ctypes.c_size_t, "shared_bytes")
     )
 
 

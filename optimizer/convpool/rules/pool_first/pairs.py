@@ -24,18 +24,7 @@ from convpool.ir.protos import label
 from convpool.ir.schema import VERSION
 from convpool.report import Log
 from convpool.rules.base import Plan, Reject, Rule, Site
-from convpool.rules.convs import (
-    ConvLeaf,
-    JoinTree,
-    Moved,
-    OpaqueLeaf,
-    Pooling,
-    Tree,
-    conv_leaves,
-    folded,
-    macs,
-    tree_nodes,
-)
+from convpool.rules.convs import ConvLeaf, JoinTree, Moved, OpaqueLeaf, Pooling, Tree, conv_leaves, folded, macs, tree_nodes
 from convpool.rules.pool_first.averages import Candidate
 from convpool.rules.pool_first.trace import ShapeNodes, rewire
 from convpool.rules.seen import verdict_of
