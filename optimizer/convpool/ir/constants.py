@@ -57,7 +57,6 @@ class Constant:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The sizes."""
         return tuple(self.tensor.dims)
 
     @property

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
@@ -102,20 +103,17 @@ def check_functions(model: ModelProto) -> int:
         if key in calls:
             raise ModelError(f"function '{function.domain}::{function.name}': defined twice; expected once")
         calls[key] = _called(function)
-    nodes: dict[Key, int] = {}  # that a call stands for, at most MAX_NODES + 1; 0: on the way from the one begun with
-    for start in calls:
-        way = [(start, iter(calls[start]))] if start not in nodes else []
-        while way:
-            key, called = way[-1]
-            nodes[key] = 0
-            following = next((name for name in called if name in calls and not nodes.get(name)), None)
-            if following is None:
-                nodes[key] = _expanded(calls[key], nodes)
-                way.pop()
-            elif following in nodes:
-                raise ModelError(f"function '{following[0]}::{following[1]}': it calls itself; got a circle, expected none")
-            else:
-                way.append((following, iter(calls[following])))
+    callers: TopologicalSorter[Key] = TopologicalSorter(dict.fromkeys(calls, ()))
+    for key, called in calls.items():
+        for name in filter(calls.__contains__, called):
+            callers.add(name, key)
+    nodes: dict[Key, int] = {}  # that a call stands for, at most MAX_NODES + 1
+    try:
+        for key in reversed([*callers.static_order()]):
+            nodes[key] = _expanded(calls[key], nodes)
+    except CycleError as error:
+        domain, name, _ = error.args[1][-1]
+        raise ModelError(f"function '{domain}::{name}': it calls itself; got a circle, expected none") from error
     count = _expanded(_called(model.graph), nodes) if nodes else 0
     if count > MAX_NODES:
         raise ModelError(f"functions: their calls stand for too many nodes; got more than {MAX_NODES}, expected no more")
@@ -205,11 +203,6 @@ class LoadedModel:
         """The files of its external data."""
         return [self.base_dir / name for name in self.data_files] if self.base_dir is not None else []
 
-    @property
-    def has_external_data(self) -> bool:
-        """True if any tensor lies in an external file."""
-        return bool(self.data_files)
-
 
 def load(source: object, base_dir: Path | None = None) -> LoadedModel:
     """Load and check a model: a path, serialised bytes, a ModelProto (used as it is, not copied), a gs.Graph, or what this gave.
@@ -264,7 +257,7 @@ def check(loaded: LoadedModel, what: str, full: bool = False, inferred: ModelPro
         probe = deepcopy(model)
         _fill_missing_shapes(probe, inferred or loaded.inferred)
     try:
-        if loaded.has_external_data:
+        if loaded.data_files:
             _check_with_stand_ins(probe)
         else:
             onnx.checker.check_model(probe)

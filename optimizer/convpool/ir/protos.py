@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from copy import deepcopy
+from graphlib import CycleError, TopologicalSorter
 from typing import Any, TypeVar
 
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, helper
@@ -183,20 +185,15 @@ def _order(nodes: Sequence[NodeProto]) -> list[int] | None:
     needs = [{producer[name] for name in _read_names(node) if name in producer} for node in nodes]
     if all(other < index for index, others in enumerate(needs) for other in others):
         return None
-    readers: dict[int, list[int]] = {}
-    for index, others in enumerate(needs):
-        for other in others:
-            readers.setdefault(other, []).append(index)
-    open_needs = [len(others) for others in needs]
-    ready = [index for index, count in enumerate(open_needs) if not count]
-    order: list[int] = []
+    sorter: TopologicalSorter[int] = TopologicalSorter(dict(enumerate(needs)))
+    with suppress(CycleError):
+        sorter.prepare()
+    ready, order = sorted(sorter.get_ready()), []
     while ready:
-        index = heapq.heappop(ready)
-        order.append(index)
-        for reader in readers.get(index, ()):
-            open_needs[reader] -= 1
-            if not open_needs[reader]:
-                heapq.heappush(ready, reader)
+        order.append(heapq.heappop(ready))
+        sorter.done(order[-1])
+        for index in sorter.get_ready():
+            heapq.heappush(ready, index)
     rest = sorted(set(range(len(nodes))) - set(order))
     order += rest
     return order if order != list(range(len(nodes))) else None

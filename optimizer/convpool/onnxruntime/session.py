@@ -92,7 +92,7 @@ def _source(model: Model) -> tuple[Any, Path | None]:
     if isinstance(model, os.PathLike):
         return os.fspath(model), None
     loaded = load(model)
-    return serialize(loaded.proto), loaded.base_dir if loaded.has_external_data else None
+    return serialize(loaded.proto), loaded.base_dir if loaded.data_files else None
 
 
 @contextmanager
