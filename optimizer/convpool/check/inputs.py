@@ -289,6 +289,7 @@ def input_sets(
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Iterator[tuple[Arrays, list[object], str]]:
     """The sets of inputs, what `run` gives, and a remark; more sets follow, with other floats, until something is `compared`."""
+    count = count if data is None else 1
     for number in range(count):
         if progress is not None:
             progress(number + 1, count, "checking")

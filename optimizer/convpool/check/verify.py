@@ -26,20 +26,7 @@ from functools import partial
 import numpy as np
 from onnx import TensorProto
 
-from convpool.check.inputs import (
-    HALF_TYPES,
-    Arrays,
-    InputMaker,
-    float_types,
-    input_sets,
-    load_arrays,
-    noisy,
-    outputs_of_others,
-    overhang,
-    shapes_of,
-    to_float32,
-    typed_inputs,
-)
+from convpool.check import inputs
 from convpool.check.judge import (
     FLOAT32_TOLERANCE,
     PRECISION_TOLERANCES,
@@ -64,7 +51,7 @@ def compare_runners(
     second: Runner,
     *,
     check: int = 1,
-    data: Arrays | None = None,
+    data: inputs.Arrays | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     precision: str | None = None,
     rtol: float | None = None,
@@ -97,10 +84,10 @@ def compare_runners(
     done, notes = 0, [""]
     small: dict[str, str] = {}
 
-    def run(arrays: Arrays) -> list[object]:
+    def run(arrays: inputs.Arrays) -> list[object]:
         return list(_numbers(names, first.run(arrays)))
 
-    for arrays, wanted, note in input_sets(maker, 1 if data is not None else check, data, run, lambda: judge.compared):
+    for arrays, wanted, note in inputs.input_sets(maker, check, data, run, lambda: judge.compared):
         given = _numbers(names, second.run(arrays))
         judge.add(wanted, given)
         for name, r, y in zip(names, wanted, given, strict=True) if rtol is None and atol is None else ():
@@ -109,23 +96,25 @@ def compare_runners(
     ranges = [runner.ranges() for runner in (first, second)]
     elsewhere = maker.elsewhere(arrays, second.model, run, ranges) if arrays else None
     if elsewhere is not None:
-        where = f"at {shapes_text(shapes_of(elsewhere[0]))}"
+        where = f"at {shapes_text(inputs.shapes_of(elsewhere[0]))}"
         try:
             result = second.run(elsewhere[0])
         except ConvpoolError as error:
             raise VerificationError(f"verification: the first runs {where}, but not the second: {error}") from error
         judge.add(elsewhere[1], _numbers(names, result), how=where)
-    others = outputs_of_others(maker, done, data, run) if arrays else None
+    others = inputs.outputs_of_others(maker, done, data, run) if arrays else None
     if others is not None:
         judge.vary(wanted, others)
     notes += [*small.values(), *(getattr(runner, "note", "") for runner in (first, second))]
     notes += ["" if arrays else "the model has no inputs"]
-    verdict = judge.verdict(f"the first in {first.runtime}", done, shapes_of(arrays), may_be_empty=not arrays)
-    other_shapes = shapes_of(elsewhere[0]) if elsewhere is not None else {}
+    verdict = judge.verdict(f"the first in {first.runtime}", done, inputs.shapes_of(arrays), may_be_empty=not arrays)
+    other_shapes = inputs.shapes_of(elsewhere[0]) if elsewhere is not None else {}
     return replace(verdict, input_scale=maker.scale, notes=list(filter(None, notes)), other_shapes=other_shapes)
 
 
-def _input_maker(first: Runner, second: Runner, data: Arrays | None, shapes: dict[str, Sequence[int]], seed: int) -> InputMaker:
+def _input_maker(
+    first: Runner, second: Runner, data: inputs.Arrays | None, shapes: dict[str, Sequence[int]], seed: int
+) -> inputs.InputMaker:
     """Inputs by the model among the two, which says what is open, else by the data, or the types of the first."""
     if data is None:
         ranges = {**second.ranges(), **first.ranges()}
@@ -133,8 +122,8 @@ def _input_maker(first: Runner, second: Runner, data: Arrays | None, shapes: dic
     model = first.model or second.model
     if model is None:
         types = first.input_types if data is None else {name: array.dtype for name, array in data.items()}
-        model = typed_inputs(types, shapes if data is None else shapes_of(data))
-    return InputMaker(model, data, shapes, seed)
+        model = inputs.typed_inputs(types, shapes if data is None else inputs.shapes_of(data))
+    return inputs.InputMaker(model, data, shapes, seed)
 
 
 def _numbers(names: Sequence[str], outputs: Outputs) -> list[np.ndarray]:
@@ -222,7 +211,7 @@ def verify(
     prepare()
     first, second = load(original), load(optimized)
     try:
-        return compare_models(first, second, max(check, 1), load_arrays(data), dict(input_shapes or {}), rtol, atol, seed)
+        return compare_models(first, second, max(check, 1), inputs.load_arrays(data), dict(input_shapes or {}), rtol, atol, seed)
     except MemoryError as error:
         raise ModelError(NO_MEMORY) from error
 
@@ -231,7 +220,7 @@ def compare_models(
     original: LoadedModel,
     optimized: LoadedModel,
     check: int,
-    data: Arrays | None,
+    data: inputs.Arrays | None,
     input_shapes: dict[str, Sequence[int]],
     rtol: float | None,
     atol: float | None,
@@ -239,9 +228,9 @@ def compare_models(
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Verification:
     """`verify` on loaded models.  progress: called with (number, count, "checking") before each set of inputs."""
-    maker = InputMaker(original.proto, data, input_shapes, seed)
-    types = float_types(original.proto)
-    narrow = sorted(types & set(HALF_TYPES))
+    maker = inputs.InputMaker(original.proto, data, input_shapes, seed)
+    types = inputs.float_types(original.proto)
+    narrow = sorted(types & set(inputs.HALF_TYPES))
     original, optimized, native, exact = _references(original, optimized, types)
     reference = exact or native
     default_rtol, relative_atol = TOLERANCES[narrow[-1]] if narrow else FLOAT32_TOLERANCE
@@ -253,7 +242,7 @@ def compare_models(
     candidate: OnnxruntimeRunner | None = None
     done, notes, run = 0, [""], partial(_values, (reference, native))
 
-    def add(arrays: Arrays, given: list, how: str = "") -> tuple:
+    def add(arrays: inputs.Arrays, given: list, how: str = "") -> tuple:
         """Judge one set of inputs.  how: said of one that differs.  The originals' outputs, and what gives more of them."""
         nonlocal candidate
         candidate = candidate or _candidate(optimized, native.optimize)
@@ -263,30 +252,30 @@ def compare_models(
         try:
             result = candidate.values(arrays)
         except ModelError as error:
-            why = overhang(original.proto, shapes_of(arrays)) or error
+            why = inputs.overhang(original.proto, inputs.shapes_of(arrays)) or error
             raise VerificationError(f"verification: the original runs{how}, but not the result: {why}") from error
         judge.add(wanted, result, own, again, nudge, how.strip())
         return wanted, own, again, nudge
 
-    for arrays, given, note in input_sets(maker, 1 if data is not None else check, data, run, lambda: judge.compared, progress):
+    for arrays, given, note in inputs.input_sets(maker, check, data, run, lambda: judge.compared, progress):
         done, notes = done + 1, [note]
         wanted, own, again, nudge = add(arrays, given)
     elsewhere = maker.elsewhere(arrays, optimized.proto, run) if arrays else None
     if elsewhere is not None:
-        add(*elsewhere, f" at {shapes_text(shapes_of(elsewhere[0]))}")
+        add(*elsewhere, f" at {shapes_text(inputs.shapes_of(elsewhere[0]))}")
     both = None if native.optimize else _with_optimisations(original, optimized, arrays)
     if both is not None:
         usual, result = both
         own_judge.add(wanted, usual, own, again, nudge)
         if own_judge.verdict("", 1, {}).passed:
             judge.add(wanted, result, own, again, nudge, "with onnxruntime's graph optimisations")
-    others = outputs_of_others(maker, done, data, reference.values) if arrays else None
+    others = inputs.outputs_of_others(maker, done, data, reference.values) if arrays else None
     if others is not None:
         judge.vary(wanted, others)
     what = "the original in onnxruntime" + (", in float32" if exact else "")
     notes += [runner.note for runner in dict.fromkeys((reference, native))] + ["" if arrays else "the model has no inputs"]
-    verdict = judge.verdict(what, done, shapes_of(arrays), may_be_empty=not arrays)
-    other_shapes = shapes_of(elsewhere[0]) if elsewhere is not None else {}
+    verdict = judge.verdict(what, done, inputs.shapes_of(arrays), may_be_empty=not arrays)
+    other_shapes = inputs.shapes_of(elsewhere[0]) if elsewhere is not None else {}
     return replace(verdict, input_scale=maker.scale, notes=list(filter(None, notes)), other_shapes=other_shapes)
 
 
@@ -297,12 +286,12 @@ def _references(
     native = OnnxruntimeRunner(original, "the original")
     exact = None
     if types - {TensorProto.FLOAT}:
-        wide = LoadedModel(to_float32(original), original.base_dir, 0)
+        wide = LoadedModel(inputs.to_float32(original), original.base_dir, 0)
         exact = OnnxruntimeRunner(wide, "the original in float32")
         # Without kernels for a type, or a numpy type to feed it by, float32 has to speak for both.
         if native.error or TensorProto.BFLOAT16 in types:
             native, original = exact, wide
-            optimized = LoadedModel(to_float32(optimized), optimized.base_dir, 0)
+            optimized = LoadedModel(inputs.to_float32(optimized), optimized.base_dir, 0)
     for runner in (native, exact):
         if runner is not None:
             runner.check()
@@ -317,13 +306,13 @@ def _candidate(optimized: LoadedModel, optimize: bool) -> OnnxruntimeRunner:
     return candidate
 
 
-def _values(runners: Sequence[OnnxruntimeRunner], arrays: Arrays) -> list[object]:
+def _values(runners: Sequence[OnnxruntimeRunner], arrays: inputs.Arrays) -> list[object]:
     """The outputs of each of these in order, of one that is there twice once."""
     return [value for runner in dict.fromkeys(runners) for value in runner.values(arrays)]
 
 
 def _with_optimisations(
-    original: LoadedModel, optimized: LoadedModel, arrays: Arrays
+    original: LoadedModel, optimized: LoadedModel, arrays: inputs.Arrays
 ) -> tuple[list[object], list[object]] | None:
     """Run both with onnxruntime's graph optimisations; None where these do not take the original.
 
@@ -341,17 +330,17 @@ def _with_optimisations(
         ) from error
 
 
-def unchanged(model: LoadedModel, data: Arrays | None, input_shapes: dict[str, Sequence[int]], seed: int) -> Verification:
+def unchanged(model: LoadedModel, data: inputs.Arrays | None, input_shapes: dict[str, Sequence[int]], seed: int) -> Verification:
     """The outcome where the result is the original: nothing to compare, but unusable input is still refused."""
-    InputMaker(model.proto, data, input_shapes, seed)
+    inputs.InputMaker(model.proto, data, input_shapes, seed)
     if not passes_full_check(model):
         OnnxruntimeRunner(model, "the original").check()
     return Verification(True, "the original, unchanged", 0, {})
 
 
-def _nudged_runs(reference: OnnxruntimeRunner, arrays: Arrays, seed: int, share: float) -> list[list[object]]:
+def _nudged_runs(reference: OnnxruntimeRunner, arrays: inputs.Arrays, seed: int, share: float) -> list[list[object]]:
     """The reference's outputs for inputs whose floats differ by a random part of a share of theirs, NUDGED_RUNS times."""
     runs = []
     for number in range(NUDGED_RUNS):
-        runs.append(reference.values(noisy(arrays, share, np.random.default_rng([seed, number]))))
+        runs.append(reference.values(inputs.noisy(arrays, share, np.random.default_rng([seed, number]))))
     return runs

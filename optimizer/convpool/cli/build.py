@@ -17,19 +17,7 @@ from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from convpool.check.inputs import load_arrays
-from convpool.cli.group import (
-    ACCUMULATION,
-    CHECK,
-    DATA,
-    SHAPE,
-    NamedShape,
-    SectionedCommand,
-    StepBar,
-    comparison_options,
-    complete_file,
-    run,
-    write_report,
-)
+from convpool.cli import group
 from convpool.cli.table import make_console, show_verification
 from convpool.errors import OptionError
 from convpool.ir.files import check_output
@@ -46,7 +34,7 @@ Shapes = dict[str, list[int]]
 @click.command(
     "build",
     short_help="Build a TensorRT engine and check it.",
-    cls=SectionedCommand,
+    cls=group.SectionedCommand,
     sections={
         "Output": ("output", "layers", "report_path", "quiet"),
         "Engine": (
@@ -67,7 +55,7 @@ Shapes = dict[str, list[int]]
         "convpool build model.onnx -o model.engine --opt-shape image:8x3x224x224 --max-shape image:32x3x224x224",
     ),
 )
-@click.argument("model", shell_complete=complete_file)
+@click.argument("model", shell_complete=group.complete_file)
 @click.option("-o", "--output", required=True, metavar="ENGINE", help="Where to write the engine.")
 @click.option(
     "--precision",
@@ -79,11 +67,11 @@ Shapes = dict[str, list[int]]
 @click.option(
     "--min-shape",
     "least",
-    **SHAPE,
+    **group.SHAPE,
     help="Smallest shape of an input with dynamic sizes. Default: --opt-shape. Repeat it for more inputs.",
 )
-@click.option("--opt-shape", "typical", **SHAPE, help="Shape that the engine is tuned for. Default: --max-shape.")
-@click.option("--max-shape", "largest", **SHAPE, help="Largest shape. Default: --opt-shape.")
+@click.option("--opt-shape", "typical", **group.SHAPE, help="Shape that the engine is tuned for. Default: --max-shape.")
+@click.option("--max-shape", "largest", **group.SHAPE, help="Largest shape. Default: --opt-shape.")
 @click.option("--timing-cache", metavar="FILE", help="Read layer timings from this file, and add new ones to it.")
 @click.option(
     "--workspace-mib",
@@ -130,7 +118,7 @@ Shapes = dict[str, list[int]]
     f"or more if the result has at most {DEFAULT_LIMITS.plain_results:,} numbers. "
     "Only on GPUs of compute capability 9.0, with TensorRT 8.6 or 9.",
 )
-@click.option("--accumulation", **ACCUMULATION)
+@click.option("--accumulation", **group.ACCUMULATION)
 @click.option(
     "--autotune",
     is_flag=True,
@@ -138,15 +126,15 @@ Shapes = dict[str, list[int]]
     "whose outputs agree. Not with --lowering or --layers.",
 )
 @click.option("--layers", is_flag=True, help="Keep intermediate tensors as outputs. convpool verify --layers compares them.")
-@click.option("--check", **CHECK, help="Compare the engine with onnxruntime on MODEL, on N sets of random inputs.")
-@DATA
-@comparison_options(report="Write what was built and compared as JSON.")
+@click.option("--check", **group.CHECK, help="Compare the engine with onnxruntime on MODEL, on N sets of random inputs.")
+@group.DATA
+@group.comparison_options(report="Write what was built and compared as JSON.")
 def build_command(
     model: str,
     output: str,
-    least: tuple[NamedShape, ...],
-    typical: tuple[NamedShape, ...],
-    largest: tuple[NamedShape, ...],
+    least: tuple[group.NamedShape, ...],
+    typical: tuple[group.NamedShape, ...],
+    largest: tuple[group.NamedShape, ...],
     report_path: str | None,
     quiet: bool,
     **given: Any,
@@ -173,7 +161,7 @@ def build_command(
     outputs = [Path(path) for path in (output, report_path, given["timing_cache"]) if path and path != "-"]
     for number, path in enumerate(outputs):
         check_output(path, {**read, "another output": outputs[:number]})
-    with StepBar(SpinnerColumn(), TextColumn("building"), TimeElapsedColumn(), hidden=quiet) as bar:
+    with group.StepBar(SpinnerColumn(), TextColumn("building"), TimeElapsedColumn(), hidden=quiet) as bar:
 
         def tell(phase: str, done: int, total: int) -> None:
             bar.update(done, None, f"{phase} {done}/{total}" if total else phase)
@@ -185,7 +173,7 @@ def build_command(
             built, mismatch = build(original, options), None
         except EngineMismatchError as error:
             built, mismatch = error.built, error
-    write_report(report_path, json_text({"model": model, "engine": output, **built.report.to_dict()}))
+    group.write_report(report_path, json_text({"model": model, "engine": output, **built.report.to_dict()}))
     if not quiet:
         _show(built.report)
     if mismatch is not None:
@@ -204,7 +192,7 @@ def _options(profile: Profile | None, progress: Progress, *, no_plugin: bool, wo
 
 def main() -> None:
     """Entry point of convpool-build."""
-    sys.exit(run(build_command, "convpool-build"))
+    sys.exit(group.run(build_command, "convpool-build"))
 
 
 def _profile(least: Shapes, typical: Shapes, largest: Shapes) -> Profile | None:

@@ -16,22 +16,7 @@ import click
 from convpool.algebra.expand import FORMS
 from convpool.algebra.lowering import REQUESTS
 from convpool.api import OptimizeResult, optimize
-from convpool.cli.group import (
-    ACCUMULATION,
-    CHECK,
-    DATA,
-    SEED,
-    SHAPE,
-    STEPS,
-    NamedShape,
-    SectionedCommand,
-    StepBar,
-    Tolerance,
-    complete_file,
-    load_model,
-    run,
-    write_report,
-)
+from convpool.cli import group
 from convpool.cli.table import make_console, show
 from convpool.errors import OptionError, OutputError, VerificationError
 from convpool.ir import schema
@@ -69,18 +54,18 @@ EXAMPLES = (
 @click.command(
     "optimize",
     short_help="Rewrite a model and check the result.",
-    cls=SectionedCommand,
+    cls=group.SectionedCommand,
     sections=SECTIONS,
     lists={"Rules, and what each rewrites": PASSES},
     examples=EXAMPLES,
 )
-@click.argument("model", shell_complete=complete_file)
+@click.argument("model", shell_complete=group.complete_file)
 @click.argument("others", nargs=-1, metavar="")
 @click.option(
     "-o",
     "--output",
     metavar="OUT",
-    shell_complete=complete_file,
+    shell_complete=group.complete_file,
     help="Where to write the result; '-' is stdout, and MODEL's own name replaces MODEL. "
     "Default: beside MODEL, with .convpool.onnx in place of .onnx.",
 )
@@ -125,13 +110,13 @@ EXAMPLES = (
     help="Also run this rule. The list of rules is below.",
 )
 @click.option("--disable", multiple=True, type=click.Choice(tuple(PASSES)), metavar="NAME", help="Do not run this rule.")
-@click.option("--check", **CHECK, help="Compare the result with MODEL in onnxruntime on N sets of random inputs.")
+@click.option("--check", **group.CHECK, help="Compare the result with MODEL in onnxruntime on N sets of random inputs.")
 @click.option("--no-check", is_flag=True, help="Do not compare the result with MODEL.")
-@DATA
+@group.DATA
 @click.option(
     "--input-shape",
     "shapes",
-    **SHAPE,
+    **group.SHAPE,
     help="Shape of an input with dynamic sizes, for the check, for times and for plain_conv. Repeat it for more "
     "inputs. The sizes stay dynamic in the result.",
 )
@@ -151,7 +136,7 @@ EXAMPLES = (
 @click.option(
     "--fix-shape",
     "fix_shapes",
-    **SHAPE,
+    **group.SHAPE,
     help="Give an input with dynamic sizes this shape in the result. Repeat it for more inputs. Sizes of the same name in other "
     "inputs are fixed too.",
 )
@@ -161,7 +146,7 @@ EXAMPLES = (
     default=None,
     help="Store what is computed from constants, and remove Identity nodes. Sizes that are fixed count as constants.",
 )
-@click.option("--accumulation", **ACCUMULATION)
+@click.option("--accumulation", **group.ACCUMULATION)
 @click.option(
     "--domain",
     default=schema.DOMAIN,
@@ -180,9 +165,9 @@ EXAMPLES = (
 @click.option("--skip-unchanged", is_flag=True, help="Write no copy of a model in which nothing changes.")
 @click.option("--dry-run", is_flag=True, help="Do everything except writing the model.")
 @click.option("--report", "report_path", metavar="FILE.json", help="Write the report as JSON; '-' is stdout.")
-@click.option("--rtol", type=Tolerance(), help="Relative tolerance of the check. Default: by type.")
-@click.option("--atol", type=Tolerance(), help="Absolute tolerance of the check. Default: by type and output.")
-@SEED
+@click.option("--rtol", type=group.Tolerance(), help="Relative tolerance of the check. Default: by type.")
+@click.option("--atol", type=group.Tolerance(), help="Absolute tolerance of the check. Default: by type and output.")
+@group.SEED
 @click.option(
     "-v", "--verbose", is_flag=True, help="Also show pairs left unchanged, the errors of every output, and all operators."
 )
@@ -200,7 +185,7 @@ def command(
     skip_unchanged: bool,
     no_check: bool,
     check: int,
-    shapes: tuple[NamedShape, ...],
+    shapes: tuple[group.NamedShape, ...],
     domain: str,
     **options: Any,
 ) -> None:
@@ -227,7 +212,7 @@ def command(
     if domain == "" or f"{domain}.".startswith("ai.onnx."):
         raise OptionError(f"--domain: got {domain!r}, where ONNX has its own operators; expected another, as trt.plugins")
     options["fix_shapes"] = dict(options["fix_shapes"])
-    loaded = load_model(model)
+    loaded = group.load_model(model)
     for line in ended(options, options=True):
         click.echo(f"convpool optimize: {line}", err=True)
     for name, rule in PASS_OF_SWITCH.items():
@@ -240,7 +225,7 @@ def command(
         check_output(Path(report_path), {"a model's name": [Path(path) for path in (model, out) if path and path != "-"], **read})
     console = make_console(stderr=out is None or report_path == "-")
     try:
-        with StepBar(*STEPS, hidden=quiet) as progress:
+        with group.StepBar(*group.STEPS, hidden=quiet) as progress:
             result = optimize(
                 loaded, check=0 if no_check else check, input_shapes=dict(shapes), progress=progress.update, **options
             )
@@ -248,11 +233,11 @@ def command(
         if error.report is not None:
             if not quiet:
                 show(error.report, console, verbose=verbose)
-            write_report(report_path, error.report.to_json())
+            group.write_report(report_path, error.report.to_json())
         raise
     result.move_to_domain(domain)
     result.report.options["skip_unchanged"] = skip_unchanged
-    write_report(report_path, result.report.to_json())
+    group.write_report(report_path, result.report.to_json())
     skipped = skip_unchanged and not result.changed
     written = [] if dry_run or skipped else _write(result, out, external_data)
     if not quiet:
@@ -263,7 +248,7 @@ def command(
 
 def main() -> None:
     """Entry point; turns exceptions into exit statuses and one line on stderr."""
-    sys.exit(run(command, "convpool-optimize"))
+    sys.exit(group.run(command, "convpool-optimize"))
 
 
 def _check_stdout(external_data: Layout, skip_unchanged: bool, report_path: str | None) -> None:

@@ -13,19 +13,8 @@ from dataclasses import dataclass, field
 
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, defs, helper
 
+from convpool.ir import protos
 from convpool.ir.model import check_functions
-from convpool.ir.protos import (
-    STANDARD_DOMAINS,
-    Key,
-    all_nodes,
-    key_of,
-    label,
-    model_nodes,
-    opset_of,
-    subgraphs,
-    training_graphs,
-    value_names,
-)
 from convpool.ir.schema import is_own
 
 Call = tuple[str, ...]
@@ -51,19 +40,19 @@ def inlined(model: ModelProto, calls: Container[Call] | None = None) -> Inlined 
     convpool's own functions stay, those whose operators have other versions than the model's, and those of the standard domain:
     onnxruntime runs the operator of the name.  Functions that nothing calls any more go.
     """
-    functions = {key_of(function): function for function in model.functions}
-    usable = {k for k, f in functions.items() if k[0] not in STANDARD_DOMAINS and not is_own(f) and _fits(f, model)}
-    if not any(key_of(node) in usable for node in model_nodes(model)) or check_functions(model) > MAX_NODES:
+    functions = {protos.key_of(function): function for function in model.functions}
+    usable = {k for k, f in functions.items() if k[0] not in protos.STANDARD_DOMAINS and not is_own(f) and _fits(f, model)}
+    if not any(protos.key_of(node) in usable for node in protos.model_nodes(model)) or check_functions(model) > MAX_NODES:
         return None
     result = Inlined(ModelProto())
     result.model.CopyFrom(model)
     _Inliner(result, {key: functions[key] for key in usable}, calls).run(result.model.graph)
-    kept = {key_of(node) for graph in training_graphs(model) for node in graph.node}
-    before, after = (set(map(key_of, model_nodes(one))) for one in (model, result.model))
-    while gone := [i for i, function in enumerate(result.model.functions) if key_of(function) in before - after - kept]:
+    kept = {protos.key_of(node) for graph in protos.training_graphs(model) for node in graph.node}
+    before, after = (set(map(protos.key_of, protos.model_nodes(one))) for one in (model, result.model))
+    while gone := [i for i, function in enumerate(result.model.functions) if protos.key_of(function) in before - after - kept]:
         for index in reversed(gone):
             del result.model.functions[index]
-        after = set(map(key_of, model_nodes(result.model)))
+        after = set(map(protos.key_of, protos.model_nodes(result.model)))
     return result
 
 
@@ -72,9 +61,12 @@ def _fits(function: FunctionProto, model: ModelProto) -> bool:
     theirs = {entry.domain: entry.version for entry in function.opset_import}
     ours = {entry.domain: entry.version for entry in model.opset_import}
     other = {domain for domain, version in theirs.items() if ours.get(domain, version) != version}
-    other &= {node.domain for node in all_nodes(function)} - {*STANDARD_DOMAINS, *(entry.domain for entry in model.functions)}
-    old, new = opset_of(function.opset_import), opset_of(model.opset_import)
-    nodes = [node for node in all_nodes(function) if node.domain in STANDARD_DOMAINS]
+    other &= {node.domain for node in protos.all_nodes(function)} - {
+        *protos.STANDARD_DOMAINS,
+        *(entry.domain for entry in model.functions),
+    }
+    old, new = protos.opset_of(function.opset_import), protos.opset_of(model.opset_import)
+    nodes = [node for node in protos.all_nodes(function) if node.domain in protos.STANDARD_DOMAINS]
     return not other and (old == new or all(_since(node, old) == _since(node, new) for node in nodes))
 
 
@@ -88,9 +80,9 @@ def _since(node: NodeProto, opset: int) -> int | None:
 class _Inliner:
     """Replaces calls in one model, from the outside inwards."""
 
-    def __init__(self, result: Inlined, functions: dict[Key, FunctionProto], calls: Container[Call] | None) -> None:
+    def __init__(self, result: Inlined, functions: dict[protos.Key, FunctionProto], calls: Container[Call] | None) -> None:
         self._result, self._functions, self._calls = result, functions, calls
-        self._names = value_names(result.model)
+        self._names = protos.value_names(result.model)
 
     def run(self, graph: GraphProto, around: Call = ()) -> None:
         """Replace the calls of a graph and of the bodies in it.  around: the call that the graph comes from."""
@@ -100,10 +92,10 @@ class _Inliner:
 
     def _replaced(self, node: NodeProto, name: str, around: Call, path: str = "") -> Iterator[NodeProto]:
         """Yield a node's final replacement.  name: its first output in the function of `path`."""
-        call, function = (*around, name), self._functions.get(key_of(node))
+        call, function = (*around, name), self._functions.get(protos.key_of(node))
         if function is None or self._calls is not None and call not in self._calls:
             copy = deepcopy(node)
-            for _, _, graph in subgraphs(copy):
+            for _, _, graph in protos.subgraphs(copy):
                 self.run(graph, around)
             if around:
                 self._result.calls[copy.name] = around
@@ -129,19 +121,19 @@ class _Inliner:
                 handed_on.append((name, wanted))
         for inner in function.node:
             copy = deepcopy(inner)
-            self._rename(copy, label(node), names, values)
+            self._rename(copy, protos.label(node), names, values)
             yield copy, _first(inner)
         for name, wanted in handed_on:
-            yield helper.make_node("Identity", [names[name]], [wanted], name=self._fresh(f"{label(node)}/{name}")), wanted
+            yield helper.make_node("Identity", [names[name]], [wanted], name=self._fresh(f"{protos.label(node)}/{name}")), wanted
 
     def _rename(self, node: NodeProto, around: str, names: dict[str, str], values: dict[str, AttributeProto]) -> None:
         """Give a node of a function its names in the call, and the attributes that it refers to.
 
         around: the call's name.  names: of the tensors; what the node gives comes to them.  values: the attributes.
         """
-        node.name = self._fresh(f"{around}/{label(node)}")
+        node.name = self._fresh(f"{around}/{protos.label(node)}")
         node.input[:] = [names.get(name, name) for name in node.input]
-        for _, _, graph in subgraphs(node):
+        for _, _, graph in protos.subgraphs(node):
             own = [value.name for value in (*graph.input, *graph.initializer)]
             own += [tensor.values.name for tensor in graph.sparse_initializer]
             inside = names | {name: self._fresh(f"{around}/{name}") for name in own}

@@ -28,22 +28,9 @@ from onnx import FunctionProto, GraphProto, ModelProto, TensorProto, TensorShape
 
 from convpool.errors import ModelError, OutputError, first_line
 from convpool.ir import inference as notes
-from convpool.ir import schema
+from convpool.ir import protos, schema
 from convpool.ir.files import Stamp, check_external_data, check_unchanged, external_size, is_external, read_in, tensor_bytes
 from convpool.ir.inference import infer_elsewhere
-from convpool.ir.protos import (
-    Key,
-    all_nodes,
-    graphs_within,
-    in_default_domain,
-    in_order,
-    key_of,
-    label,
-    model_nodes,
-    ops_of,
-    opset_of,
-    tensors,
-)
 
 MAX_NODES = 500_000
 """Most nodes once functions are expanded.  onnx's checker takes half a minute for these; large models have 20,000."""
@@ -67,11 +54,11 @@ def _strings(model: ModelProto) -> Iterator[str | bytes]:
         for value in _values(holder):
             yield value.name
             yield from (dim.dim_param for dim in value.type.tensor_type.shape.dim)
-    for node in model_nodes(model):
+    for node in protos.model_nodes(model):
         yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
         for attribute in node.attribute:
             yield from (attribute.name, attribute.ref_attr_name)
-    for tensor in tensors(model):
+    for tensor in protos.tensors(model):
         yield tensor.name
         for entry in tensor.external_data:
             yield from (entry.key, entry.value)
@@ -97,17 +84,17 @@ def check_functions(model: ModelProto) -> int:
     Raises ModelError for functions that older onnx crashes on, or that keep every onnx busy for minutes: two of one name, one
     that calls itself, directly or not, and calls that stand for more than MAX_NODES nodes.
     """
-    calls: dict[Key, Counter[Key]] = {}
+    calls: dict[protos.Key, Counter[protos.Key]] = {}
     for function in model.functions:
-        key = key_of(function)
+        key = protos.key_of(function)
         if key in calls:
             raise ModelError(f"function '{function.domain}::{function.name}': defined twice; expected once")
         calls[key] = _called(function)
-    callers: TopologicalSorter[Key] = TopologicalSorter(dict.fromkeys(calls, ()))
+    callers: TopologicalSorter[protos.Key] = TopologicalSorter(dict.fromkeys(calls, ()))
     for key, called in calls.items():
         for name in filter(calls.__contains__, called):
             callers.add(name, key)
-    nodes: dict[Key, int] = {}  # that a call stands for, at most MAX_NODES + 1
+    nodes: dict[protos.Key, int] = {}  # that a call stands for, at most MAX_NODES + 1
     try:
         for key in reversed([*callers.static_order()]):
             nodes[key] = _expanded(calls[key], nodes)
@@ -120,17 +107,17 @@ def check_functions(model: ModelProto) -> int:
     return count
 
 
-def _called(holder: GraphProto | FunctionProto) -> Counter[Key]:
-    return Counter(map(key_of, all_nodes(holder)))
+def _called(holder: GraphProto | FunctionProto) -> Counter[protos.Key]:
+    return Counter(map(protos.key_of, protos.all_nodes(holder)))
 
 
-def _expanded(called: Counter[Key], nodes: Mapping[Key, int]) -> int:
+def _expanded(called: Counter[protos.Key], nodes: Mapping[protos.Key, int]) -> int:
     """Nodes that these stand for once functions are expanded, at most MAX_NODES + 1."""
     return min(MAX_NODES + 1, 1 + sum(count * nodes.get(name, 1) for name, count in called.items()))
 
 
 def _holders(model: ModelProto) -> Iterator[GraphProto | FunctionProto]:
-    return chain.from_iterable(graphs_within(holder) for holder in (model.graph, *model.functions))
+    return chain.from_iterable(protos.graphs_within(holder) for holder in (model.graph, *model.functions))
 
 
 def _values(holder: GraphProto | FunctionProto) -> list[ValueInfoProto]:
@@ -141,7 +128,7 @@ def _values(holder: GraphProto | FunctionProto) -> list[ValueInfoProto]:
 
 def check_tensors(model: ModelProto) -> None:
     """Raise ModelError for a stored tensor of an unknown type, or whose data does not fill its shape."""
-    for tensor in tensors(model):
+    for tensor in protos.tensors(model):
         needed, where = tensor_bytes(tensor), f"tensor '{tensor.name}'"
         if tensor.HasField("segment"):
             raise ModelError(f"{where}: data; got a segment of them, expected all")
@@ -188,7 +175,7 @@ class LoadedModel:
             return None
         try:
             data = self.source if isinstance(self.source, bytes) else _read_file(self.source)
-            same = in_order(in_default_domain(_parse(data, str(self.path)))) == self.proto
+            same = protos.in_order(protos.in_default_domain(_parse(data, str(self.path)))) == self.proto
         except ModelError:
             return None
         return data if same else None
@@ -225,18 +212,18 @@ def load(source: object, base_dir: Path | None = None) -> LoadedModel:
             raise ModelError(f"model: got {type(source).__name__}, expected a path, bytes, ModelProto or gs.Graph")
         model = LoadedModel(graphsurgeon.export_onnx(source), base_dir, 0)
     check_strings(model.proto)
-    model.proto = in_default_domain(model.proto)
+    model.proto = protos.in_default_domain(model.proto)
     newest = onnx.defs.onnx_opset_version()
     for part in (model.proto, *model.proto.functions):
-        if opset_of(part.opset_import) > newest:
-            raise ModelError(f"model: opset; got {opset_of(part.opset_import)}, expected at most {newest}; update onnx")
+        if protos.opset_of(part.opset_import) > newest:
+            raise ModelError(f"model: opset; got {protos.opset_of(part.opset_import)}, expected at most {newest}; update onnx")
     check_functions(model.proto)
     schema.check_meaning(model.proto)
     check_types(model.proto)
     check_tensors(model.proto)
     model.data_files = check_external_data(model.proto, model.base_dir)
     model.size_bytes = (model.size_bytes or model.proto.ByteSize()) + external_size(model.proto)
-    model.proto = in_order(model.proto)
+    model.proto = protos.in_order(model.proto)
     _check_convolutions(model.proto.graph, inferred=False)
     model.inferred = infer_shapes(model.proto)
     check(model, "the model")
@@ -381,7 +368,7 @@ def _check_convolutions(
         for attribute in node.attribute:
             for body in (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs:
                 _check_convolutions(body, inferred=inferred, outer=shapes)
-    for node in ops_of(graph.node, "Conv"):
+    for node in protos.ops_of(graph.node, "Conv"):
         if len(node.input) < 2:
             continue
         x, w = shapes.get(node.input[0]), shapes.get(node.input[1])
@@ -398,7 +385,7 @@ def _check_convolutions(
             wrong = f"bias; got shape {list(bias)}, expected [{w[0]}]"
         else:
             continue
-        raise ModelError(f"Conv '{label(node)}': {wrong}")
+        raise ModelError(f"Conv '{protos.label(node)}': {wrong}")
 
 
 def _typed_values(model: ModelProto) -> Iterator[ValueInfoProto]:
@@ -428,7 +415,7 @@ def _check_with_stand_ins(model: ModelProto) -> None:
     probe = deepcopy(model)
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "weights").touch()
-        for tensor in tensors(probe):
+        for tensor in protos.tensors(probe):
             if tensor.data_location == TensorProto.EXTERNAL:
                 del tensor.external_data[:]
                 tensor.external_data.add(key="location", value="weights")
@@ -459,14 +446,14 @@ def with_sizes(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> ModelP
         for dim in value.type.tensor_type.shape.dim:
             if len(sizes.get(dim.dim_param, ())) == 1:
                 (dim.dim_value,) = sizes[dim.dim_param]
-    for graph in graphs_within(fixed.graph):
+    for graph in protos.graphs_within(fixed.graph):
         for value in _noted(graph, fixed):
             for dim in value.type.tensor_type.shape.dim:
                 if not dim.dim_param or dim.dim_param in sizes:
                     dim.Clear()
     inferred = infer_shapes(fixed)
     if inferred is not None:
-        for graph, typed in zip(graphs_within(fixed.graph), graphs_within(inferred.graph), strict=True):
+        for graph, typed in zip(protos.graphs_within(fixed.graph), protos.graphs_within(inferred.graph), strict=True):
             known = {value.name: value.type.tensor_type for value in (*typed.value_info, *typed.input, *typed.output)}
             for value in _noted(graph, fixed):
                 if value.type.tensor_type.HasField("shape") and value.name in known and known[value.name].HasField("shape"):

@@ -22,19 +22,7 @@ from onnx import ModelProto, TensorProto
 from onnx.serialization import registry
 
 from convpool.errors import ModelError, OptionError, OutputError
-from convpool.ir.files import (
-    NewFile,
-    Place,
-    check_output,
-    external_size,
-    is_external,
-    place_of,
-    read_in,
-    refer_to,
-    replacing,
-    unfinished,
-    write_atomically,
-)
+from convpool.ir import files
 from convpool.ir.model import LoadedModel
 from convpool.ir.protos import tensors
 
@@ -64,15 +52,15 @@ def self_contained(proto: ModelProto, base_dir: Path | None = None) -> ModelProt
     if (size := _whole_bytes(proto)) > PROTOBUF_LIMIT_BYTES:
         raise ModelError(f"model: too large without data files; got {size} bytes, expected at most {PROTOBUF_LIMIT_BYTES}")
     copy = deepcopy(proto)
-    for tensor in filter(is_external, tensors(copy)):
+    for tensor in filter(files.is_external, tensors(copy)):
         assert base_dir is not None, "checked when the model was loaded"
-        read_in(tensor, base_dir)
+        files.read_in(tensor, base_dir)
     return copy
 
 
 def check_model_output(path: Path, others: Mapping[str, Iterable[Path]] | None = None) -> None:
     """`check_output` of a model, whose name may not stand for one of onnx's text formats.  Raises OutputError."""
-    check_output(path, others)
+    files.check_output(path, others)
     if (form := registry.get_format_from_file_extension(path.suffix)) not in (None, "protobuf"):
         raise OutputError(f"{path}: a name by which onnx reads {form}, expected one for a binary model, as {path.stem}.onnx")
 
@@ -96,9 +84,9 @@ def save(model: LoadedModel, out: Path, new_constants: Iterable[str] = (), layou
     try:
         may_stay = layout != "one" and (in_place or not sources)
         if may_stay and (unchanged := model.unchanged_bytes()) is not None:
-            write_atomically(out, unchanged)
+            files.write_atomically(out, unchanged)
             return _needed(proto, out)
-        with replacing(out) as new, _Placer(out, base_dir, set() if in_place else originals, new) as placer:
+        with files.replacing(out) as new, _Placer(out, base_dir, set() if in_place else originals, new) as placer:
             if layout == "auto" and _whole_bytes(proto) <= INLINE_LIMIT_BYTES:
                 proto = self_contained(proto, base_dir) if sources else proto
             else:
@@ -119,7 +107,7 @@ def referred(path: Path) -> set[str]:
     try:
         if path.is_file():
             model.ParseFromString(path.read_bytes())
-        external = filter(is_external, tensors(model))
+        external = filter(files.is_external, tensors(model))
         return {os.path.normpath(entry.value) for tensor in external for entry in tensor.external_data if entry.key == "location"}
     except (OSError, DecodeError, RuntimeError, ValueError, TypeError):  # names that are no UTF-8 raise, or are bytes
         return set()
@@ -130,16 +118,19 @@ def _same_name(first: Path, second: Path) -> bool:
 
 
 def _needed(proto: ModelProto, out: Path) -> list[Path]:
-    return [out, *dict.fromkeys(out.parent / place_of(tensor).location for tensor in filter(is_external, tensors(proto)))]
+    return [
+        out,
+        *dict.fromkeys(out.parent / files.place_of(tensor).location for tensor in filter(files.is_external, tensors(proto))),
+    ]
 
 
 def _whole_bytes(proto: ModelProto) -> int:
-    return proto.ByteSize() + external_size(proto)
+    return proto.ByteSize() + files.external_size(proto)
 
 
 def _sources(proto: ModelProto, base_dir: Path | None) -> dict[str, Path]:
     """The data files of a model by location."""
-    locations = dict.fromkeys(place_of(tensor).location for tensor in filter(is_external, tensors(proto)))
+    locations = dict.fromkeys(files.place_of(tensor).location for tensor in filter(files.is_external, tensors(proto)))
     return {location: (base_dir / location).resolve() for location in locations} if base_dir is not None else {}
 
 
@@ -151,7 +142,7 @@ class _Placer:
     Deletes what it made unless the model was settled.
     """
 
-    def __init__(self, out: Path, base_dir: Path | None, avoided: set[str], model: NewFile) -> None:
+    def __init__(self, out: Path, base_dir: Path | None, avoided: set[str], model: files.NewFile) -> None:
         """avoided: files that are not used even if they hold the same: the original's, which may go away."""
         self._out, self._base_dir, self._avoided, self._model = out, base_dir, avoided, model
         self._created: list[Path] = []
@@ -173,43 +164,43 @@ class _Placer:
     def copy_files(self, proto: ModelProto, sources: dict[str, Path]) -> None:
         """Copy the data files `sources` beside the model, and refer to the copies."""
         places = {location: self._copy(source, location) for location, source in sources.items()}
-        for tensor in filter(is_external, tensors(proto)):
-            place = place_of(tensor)
-            refer_to(tensor, Place(places[place.location], place.offset, place.length))
+        for tensor in filter(files.is_external, tensors(proto)):
+            place = files.place_of(tensor)
+            files.refer_to(tensor, files.Place(places[place.location], place.offset, place.length))
 
     def write_one(self, proto: ModelProto, names: set[str] | None) -> None:
         """Move the tensors `names` to one data file; None: all external ones, and those of EXTERNAL_THRESHOLD_BYTES."""
 
         def moves(tensor: TensorProto) -> bool:
-            if is_external(tensor):
+            if files.is_external(tensor):
                 return names is None
             return len(tensor.raw_data) >= EXTERNAL_THRESHOLD_BYTES and (names is None or tensor.name in names)
 
         moving = [tensor for tensor in tensors(proto) if moves(tensor)]
         if not moving:
             return
-        with unfinished(self._out.parent, self._out.name) as new:
-            keys = [place_of(tensor) if is_external(tensor) else number for number, tensor in enumerate(moving)]
-            places: dict[Place | int, Place] = {}  # tensors that share bytes go on to
+        with files.unfinished(self._out.parent, self._out.name) as new:
+            keys = [files.place_of(tensor) if files.is_external(tensor) else number for number, tensor in enumerate(moving)]
+            places: dict[files.Place | int, files.Place] = {}  # tensors that share bytes go on to
             for key, tensor in zip(keys, moving, strict=True):
                 if key not in places:
                     places[key] = self._append(new.file, tensor)
             new.file.truncate()
             location = self._settle(new, _names(f"{self._out.name}.data"))
         for key, tensor in zip(keys, moving, strict=True):
-            refer_to(tensor, Place(location, places[key].offset, places[key].length))
+            files.refer_to(tensor, files.Place(location, places[key].offset, places[key].length))
 
-    def _append(self, file: IO[bytes], tensor: TensorProto) -> Place:
-        length = place_of(tensor).length if is_external(tensor) else len(tensor.raw_data)
+    def _append(self, file: IO[bytes], tensor: TensorProto) -> files.Place:
+        length = files.place_of(tensor).length if files.is_external(tensor) else len(tensor.raw_data)
         if length >= PAGE_BYTES:
             file.seek(-file.tell() % PAGE_BYTES, os.SEEK_CUR)
         offset = file.tell()
-        if is_external(tensor):
+        if files.is_external(tensor):
             assert self._base_dir is not None
-            _copy_bytes(self._base_dir / place_of(tensor).location, place_of(tensor).offset, length, file)
+            _copy_bytes(self._base_dir / files.place_of(tensor).location, files.place_of(tensor).offset, length, file)
         else:
             file.write(tensor.raw_data)
-        return Place("", offset, length)
+        return files.Place("", offset, length)
 
     def _copy(self, source: Path, location: str) -> str:
         folder = self._out.parent / Path(location).parent
@@ -218,12 +209,12 @@ class _Placer:
                 with suppress(FileExistsError):  # somebody else was faster
                     parent.mkdir()
                     self._created.append(parent)
-        with unfinished(folder, self._out.name) as new:
+        with files.unfinished(folder, self._out.name) as new:
             _copy_bytes(source, 0, source.stat().st_size, new.file)
             new.file.truncate()
             return self._settle(new, _copies(location, self._out.stem))
 
-    def _settle(self, new: NewFile, locations: Iterator[str]) -> str:
+    def _settle(self, new: files.NewFile, locations: Iterator[str]) -> str:
         """Give a data file the first name that suits.  The location."""
         new.file.flush()
         for location in locations:

@@ -33,20 +33,7 @@ from convpool.ir.index import Scope
 from convpool.ir.protos import is_op, label
 from convpool.report import Log
 from convpool.rules.base import Context, Plan, Reject, Rule, Site, reject
-from convpool.rules.cuda_chain.layouts import (
-    To,
-    channels_last,
-    fixed_ends,
-    groups_of,
-    joined,
-    ports_of,
-    rank_of,
-    reads_any,
-    same_in_memory,
-    turn,
-    turn_us,
-    turning,
-)
+from convpool.rules.cuda_chain import layouts
 from convpool.rules.pool_first.rule import pair_sites
 from convpool.rules.pool_first.trace import upstream
 
@@ -59,7 +46,7 @@ class LayoutPlan(Plan):
     nodes: tuple[int, ...]
     read_too: frozenset[str]
     """Tensors that something needs as they were too."""
-    to: To = to_channels_last
+    to: layouts.To = to_channels_last
 
     operator_version = schema.VERSION
 
@@ -77,15 +64,15 @@ class ChannelsLast(Rule):
 
     def sites(self, scope: Scope, context: Context) -> Iterator[Site]:
         """A scope, named by its first such node."""
-        found = ports_of(scope)
+        found = layouts.ports_of(scope)
         if found:
             yield Site(scope, min(found))
 
     def check(self, site: Site, context: Context) -> LayoutPlan | Reject:
-        scope, ports = site.scope, ports_of(site.scope)
+        scope, ports = site.scope, layouts.ports_of(site.scope)
         if site.scope.depth:
             return reject(scope, site.root, "layout in a body", "a node of the operator there", "one in the main graph")
-        last = channels_last(scope, ports, context.options.limits)
+        last = layouts.channels_last(scope, ports, context.options.limits)
         if not last:
             return reject(
                 scope, site.root, "layout", "channels first at less cost", "channels last between nodes of the operator"
@@ -104,13 +91,14 @@ class ChannelsLast(Rule):
             log.beside(site.scope.path, site.scope.nodes[site.root].output[0], (verdict,))
 
 
-def plan_of(scope: Scope, ports: Collection[int], tensors: frozenset[str], to: To = to_channels_last) -> LayoutPlan:
+def plan_of(scope: Scope, ports: Collection[int], tensors: frozenset[str], to: layouts.To = to_channels_last) -> LayoutPlan:
     """How `tensors`, whole groups, get their other layout.  ports: nodes of the operator with channels first."""
-    _, read = fixed_ends(scope, ports, to)
+    _, read = layouts.fixed_ends(scope, ports, to)
     nodes = [
         index
         for index, node in enumerate(scope.nodes)
-        if (index in ports or joined(scope, index, to) or reads_any(scope, index, to)) and tensors & {*node.input, *node.output}
+        if (index in ports or layouts.joined(scope, index, to) or layouts.reads_any(scope, index, to))
+        and tensors & {*node.input, *node.output}
     ]
     return LayoutPlan(scope, tensors, tuple(nodes), frozenset(tensors & read), to)
 
@@ -120,7 +108,7 @@ class Turner:
 
     def __init__(self, plan: LayoutPlan, edit: Edit) -> None:
         self._plan, self._edit, self._scope, self._to = plan, edit, plan.scope, plan.to
-        self._back: To = to_channels_first if plan.to is to_channels_last else to_channels_last
+        self._back: layouts.To = to_channels_first if plan.to is to_channels_last else to_channels_last
         self._made: dict[str, str] = {}
         """Names of the tensors in the other layout."""
         self._known: dict[str, str] = {}
@@ -155,7 +143,7 @@ class Turner:
     def _gives(self, index: int) -> bool:
         """Return True if a node can give its result in either layout; a Reshape only reads what is the same in both."""
         node = self._scope.nodes[index]
-        return schema.is_operator(node) or is_op(node, "Transpose") or joined(self._scope, index, self._to) is not None
+        return schema.is_operator(node) or is_op(node, "Transpose") or layouts.joined(self._scope, index, self._to) is not None
 
     def _enters(self, node: NodeProto) -> bool:
         """Return True if a node transposes a tensor in the other layout to one of the plan's."""
@@ -165,8 +153,8 @@ class Turner:
         """Return True if a node is a Transpose of one of the plan's tensors to the other layout."""
         return self._turns(node, self._to) and self._of_plan(node) == (True, False)
 
-    def _turns(self, node: NodeProto, to: To) -> bool:
-        perm = turning(node)
+    def _turns(self, node: NodeProto, to: layouts.To) -> bool:
+        perm = layouts.turning(node)
         return perm is not None and perm == to(len(perm) - 2)
 
     def _of_plan(self, node: NodeProto) -> tuple[bool, bool]:
@@ -188,7 +176,7 @@ class Turner:
             rank = next(
                 (len(s) for name in node.input if (s := self._scope.info(name).shape) and len(s) > len(shape)), len(shape)
             )
-            turn(self._edit, index, rank, x, y, self._to)
+            layouts.turn(self._edit, index, rank, x, y, self._to)
             positions = set(range(len(node.input)))
         nodes = self._edit.nodes[before:]
         for item in nodes:
@@ -209,7 +197,7 @@ class Turner:
         shape = self._scope.info(name).shape or ()
         perm = (self._back if back else self._to)(len(shape) - 2)
         sizes = [shape[axis] for axis in (range(len(shape)) if back else perm)]
-        if same_in_memory(self._scope, name, self._to) and all(isinstance(size, int) for size in sizes[1:]):
+        if layouts.same_in_memory(self._scope, name, self._to) and all(isinstance(size, int) for size in sizes[1:]):
             wanted = np.array([0, *sizes[1:]], np.int64)
             constant = self._edit.shared(("shape", *wanted.tolist()), lambda: wanted, f"{target}_shape")
             self._edit.nodes.append(helper.make_node("Reshape", [source, constant], [target]))
@@ -236,8 +224,8 @@ class ChannelsFirst(Rule):
     def sites(self, scope: Scope, context: Context) -> Iterator[GroupSite]:
         """The groups that save Transposes."""
         sites = [site for site in pair_sites(scope) if self._convolutions is None or site.convolution in self._convolutions]
-        groups = groups_of(scope, {}, to_channels_first) if sites else {}
-        given, read = fixed_ends(scope, (), to_channels_first) if sites else (set(), set())
+        groups = layouts.groups_of(scope, {}, to_channels_first) if sites else {}
+        given, read = layouts.fixed_ends(scope, (), to_channels_first) if sites else (set(), set())
         seen: set[int] = set()
         for site in sites:
             way = [scope.nodes[index].output[0] for index in upstream(scope, site.tensor)]
@@ -258,15 +246,15 @@ class ChannelsFirst(Rule):
 
 def _saves(scope: Scope, tensors: set[str], ends: set[str]) -> bool:
     """Return True if condition (1) holds.  ends: tensors whose giver, or readers, do not change."""
-    if any((rank_of(scope, name) or 0) < 3 for name in tensors):
+    if any((layouts.rank_of(scope, name) or 0) < 3 for name in tensors):
         return False
-    gone, new = [], [turn_us(scope, name, to_channels_first) for name in tensors & ends]
+    gone, new = [], [layouts.turn_us(scope, name, to_channels_first) for name in tensors & ends]
     for node in scope.nodes:
-        if not is_op(node, "Transpose") or (perm := turning(node)) is None:
+        if not is_op(node, "Transpose") or (perm := layouts.turning(node)) is None:
             continue
         x, y = (name in tensors for name in (node.input[0], node.output[0]))
         if (x, y) == (False, True) and perm == to_channels_last(len(perm) - 2):
-            gone.append(turn_us(scope, node.output[0], to_channels_first))
+            gone.append(layouts.turn_us(scope, node.output[0], to_channels_first))
         elif (x, y) == (True, False) and perm == to_channels_first(len(perm) - 2):
-            gone.append(turn_us(scope, node.input[0], to_channels_first))
+            gone.append(layouts.turn_us(scope, node.input[0], to_channels_first))
     return len(new) <= len(gone) and sum(new) < sum(gone)

@@ -36,24 +36,8 @@ from convpool.algebra.lowering import (
 from convpool.algebra.parts import IDENTITY, holds, keeps, outside
 from convpool.ir.index import Scope, spatial_size
 from convpool.ir.protos import AttributeReference, attributes, is_op, label
+from convpool.rules import convs
 from convpool.rules.base import BETWEEN, Context, Plan, Reject, reject, rejection
-from convpool.rules.convs import (
-    ConvLeaf,
-    JoinTree,
-    OpaqueLeaf,
-    Pooling,
-    Tree,
-    channel_count,
-    conv_leaves,
-    conv_rank,
-    folded_exactly,
-    moved_pads,
-    obstacles_of,
-    opaque_leaves,
-    pads_upstream,
-    walk,
-    zero_pads,
-)
 from convpool.rules.linear import is_used
 from convpool.rules.pool_first.averages import average_of, candidates, recognise
 from convpool.rules.pool_first.pairs import PairPlan, PairRule, PairSite
@@ -83,14 +67,14 @@ class PoolFirst(PairRule):
         shapes = shape_nodes_of(scope, pooling, tree)
         if isinstance(shapes, Reject):
             return shapes
-        for leaf in conv_leaves(tree):
+        for leaf in convs.conv_leaves(tree):
             if leaf.weight is not None and np.isinf(leaf.weight.array()).any():
                 # Of a map of both signs it makes infinities of both signs, whose mean is NaN.
                 return reject(scope, leaf.node, "weights", "infinity", "finite numbers")
         tree = _unfold_overflow(tree)
         if pooling.spec is None:
-            size = spatial_size(scope, pooling.input, conv_leaves(tree)[0].conv.rank)
-            if size is None and isinstance(tree, ConvLeaf) and tree.size is not None:
+            size = spatial_size(scope, pooling.input, convs.conv_leaves(tree)[0].conv.rank)
+            if size is None and isinstance(tree, convs.ConvLeaf) and tree.size is not None:
                 size = tree.conv.output_size(tree.size)  # where shape inference gave none
             pooling = pooling if size is None else replace(pooling, spec=whole_map(size))
         return choose(PairPlan(scope, _pattern(scope, pooling, tree), pooling, tree, shapes=shapes), context)
@@ -122,13 +106,13 @@ def moved_convolutions(site: PairSite) -> set[int]:
         found = _traced(site)
     except AttributeReference:
         return set()
-    return {leaf.node for leaf in conv_leaves(found[1])} if isinstance(found, tuple) else set()
+    return {leaf.node for leaf in convs.conv_leaves(found[1])} if isinstance(found, tuple) else set()
 
 
-def _traced(site: PairSite) -> tuple[Pooling, Tree] | Reject | None:
+def _traced(site: PairSite) -> tuple[convs.Pooling, convs.Tree] | Reject | None:
     """The average and the convolutions that it could stand before: conditions (2) and (3)."""
     scope = site.scope
-    rank = conv_rank(scope, site.conv)
+    rank = convs.conv_rank(scope, site.conv)
     if isinstance(rank, Reject):
         return rank
     pooling = recognise(scope, site.averages, rank)
@@ -146,7 +130,7 @@ def _traced(site: PairSite) -> tuple[Pooling, Tree] | Reject | None:
     return (pooling, tree) if merged is None else merged
 
 
-def _before_split(scope: Scope, pooling: Pooling, rank: int) -> Pooling:
+def _before_split(scope: Scope, pooling: convs.Pooling, rank: int) -> convs.Pooling:
     """The one average of a tensor that a Split divides into parts, all averaged alike; else `pooling` as it is.
 
     conv - Split +- average         conv - average - Split +-
@@ -170,35 +154,35 @@ def _before_split(scope: Scope, pooling: Pooling, rank: int) -> Pooling:
     return replace(pooling, nodes=nodes, input=node.input[0], split=index, parts=parts)
 
 
-def _pad_of_opaque(scope: Scope, tree: Tree, pool: PoolSpec | None) -> Reject | None:
+def _pad_of_opaque(scope: Scope, tree: convs.Tree, pool: PoolSpec | None) -> Reject | None:
     """Why a tensor cannot be pooled as it is: onnxruntime would merge the Pad that gives it into the pooling, and fail."""
     if pool is None:
         return None
-    for leaf in opaque_leaves(tree):
-        _, pads, nodes = zero_pads(scope, leaf.tensor, pool.rank)
+    for leaf in convs.opaque_leaves(tree):
+        _, pads, nodes = convs.zero_pads(scope, leaf.tensor, pool.rank)
         if any(pad >= k for pad, k in zip(pads, pool.kernel_shape * 2, strict=True)):
             expected = f"less than {list(pool.kernel_shape)}, as onnxruntime demands"
             return reject(scope, nodes[-1], "Pad that the pooling would follow", list(pads), expected)
     return None
 
 
-def _pattern(scope: Scope, pooling: Pooling, tree: Tree) -> str:
+def _pattern(scope: Scope, pooling: convs.Pooling, tree: convs.Tree) -> str:
     middle = ""
-    if isinstance(tree, JoinTree):
+    if isinstance(tree, convs.JoinTree):
         middle = "concat_" if is_op(scope.nodes[tree.node], "Concat") else "add_"
     return f"conv_{middle}{SUFFIXES.get(pooling.kind, pooling.kind)}"
 
 
-def _unfold_overflow(tree: Tree) -> Tree:
+def _unfold_overflow(tree: convs.Tree) -> convs.Tree:
     """Let affine maps move behind the pooling where their type cannot hold the folded weights."""
-    if isinstance(tree, JoinTree):
+    if isinstance(tree, convs.JoinTree):
         return replace(tree, children=tuple(_unfold_overflow(child) for child in tree.children))
-    if not isinstance(tree, ConvLeaf) or tree.affine is IDENTITY:
+    if not isinstance(tree, convs.ConvLeaf) or tree.affine is IDENTITY:
         return tree
     assert tree.weight is not None
     dtype = helper.tensor_dtype_to_np_dtype(tree.weight.data_type)
     with np.errstate(over="ignore", invalid="ignore"):
-        weight, bias = folded_exactly(tree)
+        weight, bias = convs.folded_exactly(tree)
         if keeps(weight, dtype) and (bias is None or holds(bias, dtype)):
             return tree
     return replace(tree, affine=IDENTITY, behind=(*tree.folded, *tree.behind))
@@ -232,7 +216,7 @@ def choose(plan: PairPlan, context: Context) -> PairPlan | Reject:
         attempts += BY_COST
     for attempt in attempts:
         lowerings = []
-        for leaf in conv_leaves(plan.tree):
+        for leaf in convs.conv_leaves(plan.tree):
             found, reason = _of_leaf(plan, leaf, attempt, context)
             failure = failure or reason
             if found is None:
@@ -251,14 +235,14 @@ def _fallback(plan: PairPlan, failure: Reject | None, context: Context) -> Rejec
     """Why a convolution of a plan is not the operator, where that is asked for.  failure: of the attempts before the plan's."""
     if context.options.lowering != "convavgpool":
         return None
-    for leaf, lowering in zip(conv_leaves(plan.tree), plan.lowerings, strict=True):
+    for leaf, lowering in zip(convs.conv_leaves(plan.tree), plan.lowerings, strict=True):
         if lowering.name != "convavgpool":
             found = _lowering(plan, leaf, "convavgpool", context.main_opset)
             return found if isinstance(found, Reject) else failure
     return None
 
 
-def _of_leaf(plan: PairPlan, leaf: ConvLeaf, attempt: Attempt, context: Context) -> tuple[Lowering | None, Reject | None]:
+def _of_leaf(plan: PairPlan, leaf: convs.ConvLeaf, attempt: Attempt, context: Context) -> tuple[Lowering | None, Reject | None]:
     """The lowering that an attempt comes to for one convolution, and the first reason against a better one."""
     refusal = without_kernel(leaf.conv, plan.pooling.spec) if attempt.spare_direct else None
     usable: list[Lowering] = []
@@ -281,26 +265,26 @@ def _of_leaf(plan: PairPlan, leaf: ConvLeaf, attempt: Attempt, context: Context)
     return min(usable, key=lambda found: lowering_cost(found, leaf.layer, size, bytes_).time), reason
 
 
-def _lowering(plan: PairPlan, leaf: ConvLeaf, name: str, main_opset: int) -> Lowering | Reject:
+def _lowering(plan: PairPlan, leaf: convs.ConvLeaf, name: str, main_opset: int) -> Lowering | Reject:
     """`lowering.lower`, or why not: a Pad would be merged into the box mean, or the type cannot hold the fused weights."""
     scope, spec = plan.scope, plan.pooling.spec
-    found = lower(leaf.layer, spec, name, obstacles_of(scope, leaf.conv, main_opset, spec))
+    found = lower(leaf.layer, spec, name, convs.obstacles_of(scope, leaf.conv, main_opset, spec))
     if isinstance(found, Refusal):
         return rejection(scope, leaf.node, found)
     if found.pool is not None and (merged := _pad_in_front(scope, leaf, found.pool)) is not None:
         return merged
     if found.name == "fused" and leaf.weight is not None and leaf.weight.data_type == TensorProto.FLOAT16:
         assert spec is not None
-        weight, _ = folded_exactly(leaf)
+        weight, _ = convs.folded_exactly(leaf)
         if not keeps(weight / spec.taps, np.dtype(np.float16)):
             return rejection(scope, leaf.node, outside("fused weights"))
     return found
 
 
-def _pad_in_front(scope: Scope, leaf: ConvLeaf, box: PoolSpec) -> Reject | None:
+def _pad_in_front(scope: Scope, leaf: convs.ConvLeaf, box: PoolSpec) -> Reject | None:
     """Why a Pad in front keeps the box mean from standing before a convolution."""
-    for where, pad, orders in pads_upstream(scope, leaf.input):
-        pads = None if pad is None else moved_pads(where, pad, orders, box.rank)
+    for where, pad, orders in convs.pads_upstream(scope, leaf.input):
+        pads = None if pad is None else convs.moved_pads(where, pad, orders, box.rank)
         if pad is not None and (pads is None or fills_window(pads, box)):
             condition = f"Pad '{label(where.nodes[pad])}' in front of the box mean"
             got = "pads that reach its window, or unknown ones"
@@ -311,7 +295,7 @@ def _pad_in_front(scope: Scope, leaf: ConvLeaf, box: PoolSpec) -> Reject | None:
 def _judge(plan: PairPlan, lowerings: list[Lowering]) -> PairPlan | Reject:
     """Condition (6), over all of the tree; sizes that the model leaves open are taken as nominal ones."""
     scope, spec = plan.scope, plan.pooling.spec
-    leaves = conv_leaves(plan.tree)
+    leaves = convs.conv_leaves(plan.tree)
     bytes_ = _item_bytes(scope, leaves[0])
     before, after, priced = Cost(), Cost(), []
     for leaf, found in zip(leaves, lowerings, strict=True):
@@ -325,13 +309,17 @@ def _judge(plan: PairPlan, lowerings: list[Lowering]) -> PairPlan | Reject:
     window = spec or whole_map(full)
     pooled = window.output_size(full)
     channels = leaves[0].weight_shape[0]
-    before += pool_cost(window, channel_count(scope, plan.pooling.input) or channels, full, bytes_)
+    before += pool_cost(window, convs.channel_count(scope, plan.pooling.input) or channels, full, bytes_)
     # Joins, and nodes that go behind the pooling.
-    steps = sum(len(item.behind) + isinstance(item, JoinTree) for item in walk(plan.tree) if not isinstance(item, OpaqueLeaf))
+    steps = sum(
+        len(item.behind) + isinstance(item, convs.JoinTree)
+        for item in convs.walk(plan.tree)
+        if not isinstance(item, convs.OpaqueLeaf)
+    )
     before += affine_cost(steps, channels, full, bytes_)
     after += affine_cost(steps, channels, pooled, bytes_)
-    for opaque in opaque_leaves(plan.tree):
-        after += pool_cost(window, channel_count(scope, opaque.tensor) or channels, full, bytes_)
+    for opaque in convs.opaque_leaves(plan.tree):
+        after += pool_cost(window, convs.channel_count(scope, opaque.tensor) or channels, full, bytes_)
     if after.macs > ENOUGH * before.macs or after.time >= before.time:
         got = (
             f"{after.macs:,} of {before.macs:,} multiply-adds, and {after.additions:,} additions in place of {before.additions:,}"
@@ -341,6 +329,6 @@ def _judge(plan: PairPlan, lowerings: list[Lowering]) -> PairPlan | Reject:
     return replace(plan, lowerings=tuple(priced))
 
 
-def _item_bytes(scope: Scope, leaf: ConvLeaf) -> int:
+def _item_bytes(scope: Scope, leaf: convs.ConvLeaf) -> int:
     elem_type = scope.info(scope.nodes[leaf.node].input[1]).elem_type
     return helper.tensor_dtype_to_np_dtype(elem_type).itemsize if elem_type else 4

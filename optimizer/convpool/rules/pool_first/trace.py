@@ -37,19 +37,8 @@ from convpool.ir.constants import FOLDABLE
 from convpool.ir.edit import Edit
 from convpool.ir.index import Dim, Scope
 from convpool.ir.protos import attributes, is_op, ops_of
+from convpool.rules import convs
 from convpool.rules.base import BETWEEN, Reject, reject, rejection
-from convpool.rules.convs import (
-    ConvLeaf,
-    JoinTree,
-    Moved,
-    OpaqueLeaf,
-    Pooling,
-    Tree,
-    conv_leaf,
-    conv_leaves,
-    tree_nodes,
-    with_pads_in_front,
-)
 from convpool.rules.linear import JOINS, NONLINEAR, Step, linear_step, op_of
 from convpool.rules.sizes import same_size
 
@@ -93,7 +82,7 @@ DEPTH_LIMIT = 100
 """Nodes on a way from the pooling that are looked at: below a join, what lies further back is pooled as it is."""
 
 
-def trace(scope: Scope, tensor: str, rank: int, inside: frozenset[int] = frozenset(), depth: int = 0) -> Tree | Reject:
+def trace(scope: Scope, tensor: str, rank: int, inside: frozenset[int] = frozenset(), depth: int = 0) -> convs.Tree | Reject:
     """The tree of convolutions behind `tensor` as a Tree, or a Reject.
 
     inside: nodes of the average itself, which may read `tensor` any number of times; depth: nodes from the average.
@@ -106,8 +95,8 @@ def trace(scope: Scope, tensor: str, rank: int, inside: frozenset[int] = frozens
     if others is not None:
         return reject(scope, index, f"output '{tensor}' {others}", "other readers", "only the pooling")
     if is_op(node, "Conv"):
-        leaf = conv_leaf(scope, index, rank)
-        return leaf if isinstance(leaf, Reject) else with_pads_in_front(scope, leaf)
+        leaf = convs.conv_leaf(scope, index, rank)
+        return leaf if isinstance(leaf, Reject) else convs.with_pads_in_front(scope, leaf)
     if depth == DEPTH_LIMIT:
         return reject(scope, index, "nodes between convolution and pooling", f"over {DEPTH_LIMIT}", "fewer")
     step = linear_step(scope, index, rank)
@@ -135,13 +124,13 @@ def other_reader(scope: Scope, tensor: str, inside: frozenset[int]) -> str | Non
     return None if len(readers) == 1 or readers and set(readers) <= inside else others
 
 
-def _with_step(scope: Scope, tree: Tree, step: Step) -> Tree | Reject:
+def _with_step(scope: Scope, tree: convs.Tree, step: Step) -> convs.Tree | Reject:
     """`tree` with one more linear node behind it."""
-    if isinstance(tree, OpaqueLeaf):
+    if isinstance(tree, convs.OpaqueLeaf):
         raise AssertionError("trace returns opaque leaves only below joins")
     nodes = (*tree.nodes, *step.before, step.node)
     if step.pads is not None and any(step.pads):
-        if isinstance(tree, JoinTree) or tree.behind:
+        if isinstance(tree, convs.JoinTree) or tree.behind:
             return reject(scope, step.node, "Pad behind nodes that move", list(step.pads), "Pad next to a convolution")
         conv_node = scope.nodes[tree.node]
         has_bias = len(conv_node.input) > 2 and bool(conv_node.input[2])
@@ -149,14 +138,14 @@ def _with_step(scope: Scope, tree: Tree, step: Step) -> Tree | Reject:
         return rejection(scope, step.node, conv) if isinstance(conv, Refusal) else replace(tree, conv=conv, nodes=nodes)
     if step.affine is IDENTITY:
         return replace(tree, nodes=nodes)
-    moved = Moved(step.node, step.operand, step.result, step.channels)
-    if isinstance(tree, ConvLeaf) and not tree.behind and _foldable(scope, tree, step):
+    moved = convs.Moved(step.node, step.operand, step.result, step.channels)
+    if isinstance(tree, convs.ConvLeaf) and not tree.behind and _foldable(scope, tree, step):
         assert step.affine is not None
         return replace(tree, affine=step.affine.after(tree.affine), folded=(*tree.folded, moved), nodes=nodes)
     return replace(tree, behind=(*tree.behind, moved), nodes=nodes)
 
 
-def _foldable(scope: Scope, leaf: ConvLeaf, step: Step) -> bool:
+def _foldable(scope: Scope, leaf: convs.ConvLeaf, step: Step) -> bool:
     conv = scope.nodes[leaf.node]
     constant_bias = leaf.bias is not None or len(conv.input) < 3 or not conv.input[2]
     if step.affine is None or leaf.weight is None or not constant_bias:
@@ -164,7 +153,7 @@ def _foldable(scope: Scope, leaf: ConvLeaf, step: Step) -> bool:
     return step.affine.fits(leaf.weight_shape[0])
 
 
-def _join(scope: Scope, index: int, rank: int, depth: int) -> JoinTree | Reject:
+def _join(scope: Scope, index: int, rank: int, depth: int) -> convs.JoinTree | Reject:
     node = scope.nodes[index]
     if is_op(node, "Concat"):
         axis = attributes(node).get("axis", 1) % (rank + 2)
@@ -177,10 +166,10 @@ def _join(scope: Scope, index: int, rank: int, depth: int) -> JoinTree | Reject:
         child = trace(scope, name, rank, depth=depth + 1)
         if isinstance(child, Reject):
             failures.append(child)
-            child = OpaqueLeaf(name)
+            child = convs.OpaqueLeaf(name)
         children.append(child)
-    tree = JoinTree(index, tuple(children), nodes=(index,))
-    return tree if conv_leaves(tree) else failures[0]
+    tree = convs.JoinTree(index, tuple(children), nodes=(index,))
+    return tree if convs.conv_leaves(tree) else failures[0]
 
 
 SLICE_OPSET = 10
@@ -209,9 +198,9 @@ class ShapeNodes:
         return self.dying | {item.node for item in self.kept}
 
 
-def shape_nodes_of(scope: Scope, pooling: Pooling, tree: Tree) -> ShapeNodes | Reject:
+def shape_nodes_of(scope: Scope, pooling: convs.Pooling, tree: convs.Tree) -> ShapeNodes | Reject:
     """Plan Shapes that read what a rewrite removes; a Reject if the open size is only there."""
-    own = {*pooling.nodes, *tree_nodes(tree)}
+    own = {*pooling.nodes, *convs.tree_nodes(tree)}
     gone = {name for node in own for name in scope.nodes[node].output} - {pooling.output, *pooling.parts}
     readers = {reader for name in gone for reader in scope.readers.get(name, ())} - own
     found = sorted(reader for reader in readers if _replaceable(scope, reader))
@@ -225,7 +214,7 @@ def shape_nodes_of(scope: Scope, pooling: Pooling, tree: Tree) -> ShapeNodes | R
         sizes = scope.sizes(scope.nodes[node].output[0])
         assert sizes is not None
         named = [name for name in sizes if not isinstance(name, int)]
-        inputs = [leaf.input for leaf in conv_leaves(tree) if (scope.info(leaf.input).shape or (None,))[0] in named]
+        inputs = [leaf.input for leaf in convs.conv_leaves(tree) if (scope.info(leaf.input).shape or (None,))[0] in named]
         if named and not inputs:
             return reject(scope, node, "open size", named[0], "that of a convolution's input")
         kept.append(ShapeNode(node, sizes, inputs[0] if named else None))

@@ -16,26 +16,16 @@ from convpool.ir.protos import is_op, label
 from convpool.report import Log, SiteReport
 from convpool.rules.base import Reject, Rule
 from convpool.rules.convs import macs
+from convpool.rules.resampling import plans
 from convpool.rules.resampling.emit import Emitter
 from convpool.rules.resampling.maps import Applied, Leaf, Source
-from convpool.rules.resampling.plans import (
-    NODE,
-    OPERATOR,
-    SPELLINGS,
-    Group,
-    ResizePlan,
-    ResizeSite,
-    channels_in,
-    is_known,
-    is_whole,
-)
 from convpool.rules.seen import verdict_of
 
 
 class ResizeRule(Rule):
     """A rule whose sites are ResizeSites.  pattern: what a report calls them."""
 
-    needs: ClassVar[Collection[str]] = SPELLINGS
+    needs: ClassVar[Collection[str]] = plans.SPELLINGS
     pattern: ClassVar[str] = "resize_conv"
 
     def report(self, scope: Scope, conv: int, resize: int, lowering: str | None, **values: Any) -> SiteReport:
@@ -43,7 +33,7 @@ class ResizeRule(Rule):
         names = {"conv": label(scope.nodes[conv]), "pool": label(scope.nodes[resize])}
         return self.site_report(scope, self.pattern, lowering, **names, **values)
 
-    def kept(self, site: ResizeSite, verdict: Reject | None, times: dict[str, float] | None, log: Log) -> None:
+    def kept(self, site: plans.ResizeSite, verdict: Reject | None, times: dict[str, float] | None, log: Log) -> None:
         """One report with the reason, unless the site is of nodes that an earlier round made."""
         scope = site.scope
         if any(
@@ -60,7 +50,7 @@ class ResizeRule(Rule):
 class MovingRule(ResizeRule):
     """A rule whose plans are ResizePlans."""
 
-    def apply(self, plan: ResizePlan, edit: Edit) -> None:
+    def apply(self, plan: plans.ResizePlan, edit: Edit) -> None:
         scope, leaf = plan.scope, plan.leaf
         old = scope.nodes[leaf.node]
         emitter = Emitter(edit, leaf.conv.rank, plan.output, self.names[0])
@@ -69,7 +59,7 @@ class MovingRule(ResizeRule):
         for group, weight, bias in self._weights(plan):
             maps = [emitter.joined("Add", [emitter.source(source) for source in sources]) for _, _, sources in group.ranges]
             x = emitter.joined("Concat", maps)
-            if group.form == OPERATOR and weight is not None:
+            if group.form == plans.OPERATOR and weight is not None:
                 results = [emitter.operator(x, weight, bias, leaf.conv, group.resample, *results)]
             else:
                 results.append(_convolution(emitter, plan, group, x, weight, bias, behind))
@@ -80,10 +70,10 @@ class MovingRule(ResizeRule):
         edit.replace(leaf.node, plan.own)
         edit.drop_unread(plan.passed)
 
-    def _weights(self, plan: ResizePlan) -> Iterator[tuple[Group, np.ndarray | None, np.ndarray | None]]:
+    def _weights(self, plan: plans.ResizePlan) -> Iterator[tuple[plans.Group, np.ndarray | None, np.ndarray | None]]:
         """The weights and the bias of each group; None for weights that stay, and where there is no bias."""
         leaf = plan.leaf
-        if leaf.weight is None or not is_known(plan.scope, leaf) or plan.lowering == NODE:
+        if leaf.weight is None or not plans.is_known(plan.scope, leaf) or plan.lowering == plans.NODE:
             yield plan.groups[0], None, None
             return
         array = leaf.weight.array()
@@ -93,23 +83,23 @@ class MovingRule(ResizeRule):
             array, bias = fold(array, bias, plan.affine)
             array, bias = array.astype(dtype), None if bias is None else bias.astype(dtype)
         large = [group for group in plan.groups if not group.form]
-        joined = Group(tuple(item for group in large for item in _at_full_size(group, plan.scope)), None)
+        joined = plans.Group(tuple(item for group in large for item in _at_full_size(group, plan.scope)), None)
         # What is convolved at the size of the result comes last, so that runtimes fuse the sum into that convolution; but for a
         # node of UpsampleConv, which adds it as its residual.
         moved, whole = [group for group in plan.groups if group.form], [joined] if large else []
-        ordered = [*whole, *moved] if moved[0].form == OPERATOR else [*moved, *whole]
+        ordered = [*whole, *moved] if moved[0].form == plans.OPERATOR else [*moved, *whole]
         for group in ordered:
-            part = array if is_whole(group, channels_in(leaf)) else array[:, group.channels]
+            part = array if plans.is_whole(group, plans.channels_in(leaf)) else array[:, group.channels]
             yield group, part, bias if group is ordered[-1] else None
 
-    def rewritten(self, plan: ResizePlan, outputs: list[str], times: dict[str, float] | None, log: Log) -> None:
+    def rewritten(self, plan: plans.ResizePlan, outputs: list[str], times: dict[str, float] | None, log: Log) -> None:
         counts: dict[str, Any] = {"macs_before": plan.macs_before, "macs_after": plan.macs_after, "times_us": times}
         operator = UPSAMPLING_OP_TYPE if plan.operator_version else None
         found = self.report(plan.scope, plan.leaf.node, plan.resize, plan.lowering, operator=operator, **counts)
         log.rewritten(found, outputs[-1] if operator else None)
 
 
-def _at_full_size(group: Group, scope: Scope) -> Iterator[tuple[int, int, tuple[Source, ...]]]:
+def _at_full_size(group: plans.Group, scope: Scope) -> Iterator[tuple[int, int, tuple[Source, ...]]]:
     """The ranges of a group that is convolved at the size of the result."""
     for first, count, sources in group.ranges:
         found = group.resample
@@ -123,8 +113,8 @@ def _at_full_size(group: Group, scope: Scope) -> Iterator[tuple[int, int, tuple[
 
 def _convolution(
     emitter: Emitter,
-    plan: ResizePlan,
-    group: Group,
+    plan: plans.ResizePlan,
+    group: plans.Group,
     x: str,
     weight: np.ndarray | None,
     bias: np.ndarray | None,
@@ -134,7 +124,7 @@ def _convolution(
     conv, old = plan.leaf.conv, plan.scope.nodes[plan.leaf.node]
     if weight is None:
         assert group.resample is not None
-        if group.form == NODE and group.resample.up is not None:
+        if group.form == plans.NODE and group.resample.up is not None:
             return emitter.node(x, list(old.input[1:]), conv, group.resample.up)
         return emitter.kept(x, list(old.input[1:]), conv, group.resample, behind)
     if group.resample is None and plan.skip_is_node:

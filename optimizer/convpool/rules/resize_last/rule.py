@@ -30,19 +30,10 @@ from convpool.ir.protos import is_op
 from convpool.report import Log
 from convpool.rules.base import Context, Plan, Reject, reject
 from convpool.rules.convs import ConvLeaf, conv_leaf, conv_rank
+from convpool.rules.resampling import plans
 from convpool.rules.resampling.emit import Emitter
 from convpool.rules.resampling.maps import Walk
 from convpool.rules.resampling.moving import MovingRule, ResizeRule
-from convpool.rules.resampling.plans import (
-    ResizePlan,
-    ResizeSite,
-    is_pointwise,
-    planned,
-    resize_sites,
-    with_activations,
-    with_forms,
-    with_nodes_behind,
-)
 from convpool.rules.resampling.resize import Resample, recognise
 
 
@@ -51,10 +42,10 @@ class ResizeLast(MovingRule):
 
     names = ("resize_last",)
 
-    def sites(self, scope: Scope, context: Context) -> Iterator[ResizeSite]:
-        return resize_sites(scope, pointwise=True)
+    def sites(self, scope: Scope, context: Context) -> Iterator[plans.ResizeSite]:
+        return plans.resize_sites(scope, pointwise=True)
 
-    def check(self, site: ResizeSite, context: Context) -> ResizePlan | Reject | None:
+    def check(self, site: plans.ResizeSite, context: Context) -> plans.ResizePlan | Reject | None:
         leaf = _pointwise(site.scope, site.root)
         if not isinstance(leaf, ConvLeaf):
             return leaf
@@ -63,10 +54,10 @@ class ResizeLast(MovingRule):
         if not found.resampled:
             return next(iter(walk.rejects), None)
         picks = all(part.resample.picks for part in found.resampled if part.resample is not None)
-        plan = _infinite(site.scope, leaf, picks=picks) or planned(site, leaf, found, found.nodes, context)
-        if isinstance(plan, ResizePlan):
-            plan = with_forms(with_nodes_behind(plan), context)
-        return with_activations(plan) if isinstance(plan, ResizePlan) else plan
+        plan = _infinite(site.scope, leaf, picks=picks) or plans.planned(site, leaf, found, found.nodes, context)
+        if isinstance(plan, plans.ResizePlan):
+            plan = plans.with_forms(plans.with_nodes_behind(plan), context)
+        return plans.with_activations(plan) if isinstance(plan, plans.ResizePlan) else plan
 
 
 def _pointwise(scope: Scope, index: int) -> ConvLeaf | Reject:
@@ -116,14 +107,14 @@ class ResizeFirst(ResizeRule):
     needs = ("Resize", "Upsample")
     pattern = "conv_resize"
 
-    def sites(self, scope: Scope, context: Context) -> Iterator[ResizeSite]:
+    def sites(self, scope: Scope, context: Context) -> Iterator[plans.ResizeSite]:
         for index, node in enumerate(scope.nodes):
             if is_op(node, "Resize", "Upsample"):
                 conv = scope.made_by(node.input[0], "Conv")
-                if conv is not None and is_pointwise(scope, conv):
-                    yield ResizeSite(scope, conv, index)
+                if conv is not None and plans.is_pointwise(scope, conv):
+                    yield plans.ResizeSite(scope, conv, index)
 
-    def check(self, site: ResizeSite, context: Context) -> ShrinkPlan | Reject | None:
+    def check(self, site: plans.ResizeSite, context: Context) -> ShrinkPlan | Reject | None:
         """A plan if it is exact and saves; None for a Resize that does not make the map smaller."""
         scope = site.scope
         leaf = _pointwise(scope, site.root)

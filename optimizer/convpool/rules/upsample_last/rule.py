@@ -27,37 +27,12 @@ from convpool.algebra.parts import MAX_UPSAMPLE
 from convpool.ir.index import Scope
 from convpool.ir.protos import attributes
 from convpool.ir.schema import UPSAMPLING_OPSET
+from convpool.rules import convs
 from convpool.rules.base import Context, Plan, Reject, reject, rejection
-from convpool.rules.convs import (
-    KERNEL_TYPES,
-    RANK,
-    ConvLeaf,
-    against_node,
-    channel_count,
-    conv_leaf,
-    conv_rank,
-    padded,
-    pads_upstream,
-    zero_pads,
-)
 from convpool.rules.linear import pad_numbers
+from convpool.rules.resampling import plans
 from convpool.rules.resampling.maps import Applied, Leaf, Map, Part, Walk, inputs_of
 from convpool.rules.resampling.moving import MovingRule
-from convpool.rules.resampling.plans import (
-    OPERATOR,
-    ResizePlan,
-    ResizeSite,
-    as_operator,
-    channels_in,
-    channels_out,
-    is_conv_first,
-    is_known,
-    planned,
-    resize_sites,
-    with_activations,
-    with_forms,
-    with_nodes_behind,
-)
 from convpool.rules.resampling.resize import first_apart
 
 OPERATOR_CHANNELS, OPERATOR_MULTIPLE = 32, 8
@@ -72,41 +47,41 @@ class UpsampleLast(MovingRule):
     names = ("upsample_last",)
     has_alternatives = True
 
-    def sites(self, scope: Scope, context: Context) -> Iterator[ResizeSite]:
+    def sites(self, scope: Scope, context: Context) -> Iterator[plans.ResizeSite]:
         """The convolutions of a scope; in a graph of PyTorch's 1x1 ones too."""
         for pointwise in (False, True) if context.options.for_torch else (False,):
-            yield from resize_sites(scope, pointwise=pointwise)
+            yield from plans.resize_sites(scope, pointwise=pointwise)
 
-    def check(self, site: ResizeSite, context: Context) -> ResizePlan | Reject | None:
+    def check(self, site: plans.ResizeSite, context: Context) -> plans.ResizePlan | Reject | None:
         found = _exact(site, context)
-        if not isinstance(found, ResizePlan):
+        if not isinstance(found, plans.ResizePlan):
             return found
-        plan, refused = with_nodes_behind(found), None
+        plan, refused = plans.with_nodes_behind(found), None
         if _asks_for_operator(plan, context):
             refused = _against_operator(plan, context)
             if refused is None:
-                return as_operator(replace(plan, skip_is_node=_skip_is_node(plan, context)), OPERATOR)
-        formed = with_forms(plan, context)
-        return with_activations(formed) if isinstance(formed, ResizePlan) else refused or formed
+                return plans.as_operator(replace(plan, skip_is_node=_skip_is_node(plan, context)), plans.OPERATOR)
+        formed = plans.with_forms(plan, context)
+        return plans.with_activations(formed) if isinstance(formed, plans.ResizePlan) else refused or formed
 
-    def alternatives(self, site: ResizeSite, context: Context) -> dict[str, Plan]:
+    def alternatives(self, site: plans.ResizeSite, context: Context) -> dict[str, Plan]:
         """A plan for each form, by the forms of its parts."""
         found: dict[str, Plan] = {}
         for form in FORMS:
             plan = self.check(site, replace(context, options=replace(context.options, upsampling=form)))
-            if isinstance(plan, ResizePlan) and plan.lowering == form:
+            if isinstance(plan, plans.ResizePlan) and plan.lowering == form:
                 found[form] = plan
         return found
 
 
-def _asks_for_operator(plan: ResizePlan, context: Context) -> bool:
+def _asks_for_operator(plan: plans.ResizePlan, context: Context) -> bool:
     """Return True if the target has the plugin, and the convolution cannot go in front of the upsampling as it is."""
     options = context.options
     with_plugin = "cpu" not in options.devices and options.lowering == "convavgpool" and options.upsampling is None
-    return with_plugin and not is_conv_first(plan)
+    return with_plugin and not plans.is_conv_first(plan)
 
 
-def _against_operator(plan: ResizePlan, context: Context) -> Reject | None:
+def _against_operator(plan: plans.ResizePlan, context: Context) -> Reject | None:
     """The reason why a convolution becomes no node of UpsampleConv.
 
     The plugin has a fast kernel for one upsampled map of two axes, one group, strides and dilations of 1, and at least
@@ -115,23 +90,23 @@ def _against_operator(plan: ResizePlan, context: Context) -> Reject | None:
     """
     scope, leaf, conv = plan.scope, plan.leaf, plan.leaf.conv
     resampled = [group for group in plan.groups if group.resample is not None]
-    m, c = channels_out(leaf), len(resampled[0].channels)
-    apart = sum(len(group.channels) for group in plan.groups) == channels_in(leaf)
+    m, c = plans.channels_out(leaf), len(resampled[0].channels)
+    apart = sum(len(group.channels) for group in plan.groups) == plans.channels_in(leaf)
     if len(resampled) > 1 or not apart or len(plan.groups) > 1 and c < m:
         got = f"{len(resampled)} of {len(plan.groups)}, {c} to {m} channels"
         expected = "one, as wide as the result where another map stands beside it, for this target"
         return reject(scope, leaf.node, "upsampled maps", got, expected)
-    if leaf.weight is None or not is_known(scope, leaf):
+    if leaf.weight is None or not plans.is_known(scope, leaf):
         return reject(scope, leaf.node, "weights", "computed, or an input that a caller may override", "a constant")
-    if leaf.weight.data_type not in KERNEL_TYPES:
+    if leaf.weight.data_type not in convs.KERNEL_TYPES:
         kind = TensorProto.DataType.Name(leaf.weight.data_type)
         return reject(scope, leaf.node, "type", kind, "float16, bfloat16 or float32")
     if scope.opset < UPSAMPLING_OPSET:
         return reject(scope, leaf.node, "opset", scope.opset, f"at least {UPSAMPLING_OPSET}, for this target")
-    if (found := against_node(scope, conv, context.main_opset)) is not None:
+    if (found := convs.against_node(scope, conv, context.main_opset)) is not None:
         return rejection(scope, leaf.node, found)
-    if conv.rank != RANK:
-        return reject(scope, leaf.node, "spatial axes", conv.rank, f"{RANK}, for this target")
+    if conv.rank != convs.RANK:
+        return reject(scope, leaf.node, "spatial axes", conv.rank, f"{convs.RANK}, for this target")
     if any(d != 1 for d in conv.dilations) or min(conv.pads) < 0:
         got = f"dilations {list(conv.dilations)}, pads {list(conv.pads)}"
         return reject(scope, leaf.node, "window", got, "dilations of 1 and no crop, for this target")
@@ -149,24 +124,24 @@ def has_fast_kernel(*channels: int) -> bool:
     return not any(n < OPERATOR_CHANNELS or n % OPERATOR_MULTIPLE for n in channels)
 
 
-def _skip_is_node(plan: ResizePlan, context: Context) -> bool:
+def _skip_is_node(plan: plans.ResizePlan, context: Context) -> bool:
     """Return True if what stands beside an UpsampleConv is to be a ConvAvgPool: in a chain, with no Pad in front."""
     sources = [source for group in plan.groups if group.resample is None for _, _, found in group.ranges for source in found]
     channels = sum(len(group.channels) for group in plan.groups if group.resample is None)
     if not context.enabled("chain_conv") or channels % OPERATOR_MULTIPLE:
         return False
-    return not any(True for source in sources for name in inputs_of(source) for _ in pads_upstream(plan.scope, name))
+    return not any(True for source in sources for name in inputs_of(source) for _ in convs.pads_upstream(plan.scope, name))
 
 
-def _exact(site: ResizeSite, context: Context) -> ResizePlan | Reject | None:
+def _exact(site: plans.ResizeSite, context: Context) -> plans.ResizePlan | Reject | None:
     """The plan without forms: conditions (1) to (7)."""
-    scope, rank = site.scope, conv_rank(site.scope, site.root)
+    scope, rank = site.scope, convs.conv_rank(site.scope, site.root)
     if isinstance(rank, Reject):
         return rank
-    leaf = conv_leaf(scope, site.root, rank)
+    leaf = convs.conv_leaf(scope, site.root, rank)
     if isinstance(leaf, Reject):
         return leaf
-    name, pads, passed = zero_pads(scope, leaf.input, rank)
+    name, pads, passed = convs.zero_pads(scope, leaf.input, rank)
     walk = Walk(scope, rank, whole=True)
     found = walk.map(name)
     edges: Reject | None = None
@@ -175,7 +150,7 @@ def _exact(site: ResizeSite, context: Context) -> ResizePlan | Reject | None:
         pads = moved or pads
     if not found.resampled:
         return edges or next(iter(walk.rejects), None)
-    leaf = padded(leaf, pads)
+    leaf = convs.padded(leaf, pads)
     conv = leaf.conv
     if any(stride != 1 for stride in conv.strides):
         return reject(scope, site.root, "strides", list(conv.strides), "1 on every axis")
@@ -186,10 +161,10 @@ def _exact(site: ResizeSite, context: Context) -> ResizePlan | Reject | None:
             return wrong
     if covers_zeros_only(conv):
         return reject(scope, site.root, "pads", list(conv.pads), f"less than the kernel's extent, {list(conv.extents)}")
-    return planned(site, leaf, found, found.nodes | set(passed), context)
+    return plans.planned(site, leaf, found, found.nodes | set(passed), context)
 
 
-def _dilated(scope: Scope, leaf: ConvLeaf, up: UpsampleSpec) -> Reject | None:
+def _dilated(scope: Scope, leaf: convs.ConvLeaf, up: UpsampleSpec) -> Reject | None:
     """Condition (3)."""
     conv = leaf.conv
     for d, s, k in zip(conv.dilations, up.factors, conv.kernel_shape, strict=True):
@@ -218,7 +193,7 @@ def _edges(
         apart = first_apart(scope, before, rank)
         if apart is not None and mode == "edge":
             whole, missing = apart
-            inner = Map((Part(0, channel_count(scope, whole.input), Leaf(whole.input), whole),), whole.nodes)
+            inner = Map((Part(0, convs.channel_count(scope, whole.input), Leaf(whole.input), whole),), whole.nodes)
     if not inner.resampled:
         return found, None, None, passed
     if isinstance(numbers, Reject):
