@@ -88,7 +88,7 @@ $(VENV)/.demo: $(VENV)/.made $(PYTHON_SOURCES)
 # pip says nothing while it compiles.  Where there is a CUDA toolkit, the build folder stays, with the programs of the tests: these
 # would else compile the kernels a second time.
 $(VENV)/.cuda: $(VENV)/.test $(CUDA_SOURCES)
-	@echo "Compiling the CUDA library: about 11 minutes on 2 cores. CONVPOOL_CUDA_ARCHITECTURES=90 compiles for one architecture."
+	@echo "Compiling the CUDA library: about 6 minutes on 2 cores. CONVPOOL_CUDA_ARCHITECTURES=90 compiles for one architecture."
 ifeq ($(NVCC),)
 	$(INSTALL) ./plugin
 else

@@ -30,7 +30,7 @@ def main(path: Path | None = None) -> None:
         make_report(path)
     report = json.loads(path.read_text())
 
-    # "sites": one entry for each candidate, a convolution with the average behind it.
+    # "sites": one entry for each candidate, a convolution with the average or Resize beside it.
     for site in report["sites"]:
         print(f"{site['conv']} -> {site['pool']}: {site['status']} {site['operator'] or site['lowering'] or ''}")
     kept = Counter(site["obstacle"] or site["reason"] for site in report["sites"] if site["status"] == "rejected")
