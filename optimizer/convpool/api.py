@@ -160,14 +160,14 @@ def optimize(
             or pooling matches one; so is a Concat.
         enable: Names of rules (`convpool.options.RULES`) to add to the target's.
         disable: Names of rules to leave out.
-        fuse_pool_conv: Run that pass or not, as by enable and disable.  Default: the target's
-            choice; so for the six below.
-        stem: Run the pass image_conv.
-        plain_conv: Run the pass plain_conv.
-        prologue: Run the pass fuse_prologue.
-        epilogue: Run the pass fuse_epilogue.
-        concat: Run the pass chain_concats.
-        fold: Run the pass fold.
+        fuse_pool_conv: Run that rule or not.  Ends with release 0.3, as do the five below: use
+            enable and disable.
+        stem: Run the rule image_conv.
+        plain_conv: Run the rule plain_conv.
+        prologue: Run the rule fuse_prologue.
+        epilogue: Run the rule fuse_epilogue.
+        concat: Run the rule chain_concats.
+        fold: Run the rule fold, as `--fold` does.
         accumulation: Type in which kernels sum pooling windows of float16 and bfloat16, for all
             nodes of the operator in the result: "default", float32, or "packed", that type where a
             kernel can.  Packed is faster; its largest error in float16 is 3.9e-4 to 5.4e-4 of the
