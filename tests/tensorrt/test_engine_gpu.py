@@ -77,7 +77,7 @@ def test_two_contexts_take_turns(layer):
     for one, x, shape in zip(engines, inputs, shapes, strict=True):
         output, size = next(iter(shape.items()))
         found = np.empty(size, np.float32)
-        one.memory.download(found, one._loaded.buffers[output].memory, None)
+        one.memory.download(found, one._loaded.buffers[output][0], None)
         one.memory.synchronize(None)
         wanted = reference(model, {name: x})
         assert np.abs(found - wanted).max() <= 2e-6 * np.abs(wanted).max()
@@ -177,7 +177,7 @@ def test_runs_are_captured_into_a_graph(layer):
     engine.execute()
     assert cuda.cuStreamEndCapture(stream, ctypes.byref(graph)) == 0
     assert cuda.cuGraphInstantiateWithFlags(ctypes.byref(executable), graph, ctypes.c_ulonglong(0)) == 0
-    buffer = engine._loaded.buffers[output].memory
+    buffer = engine._loaded.buffers[output][0]
     engine.memory.upload(buffer, np.full(size, np.nan, np.float32), None)
     assert cuda.cuGraphLaunch(executable, stream) == 0
     found = np.empty(size, np.float32)

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""convpool-build: engines from models.
-
-Exit status as convpool-optimize's: 0 done; 1 the outputs disagree, no engine written; 2 unusable model, option or
-installation, one line on stderr.
-"""
+"""convpool-build: engines from models."""
 
 from __future__ import annotations
 

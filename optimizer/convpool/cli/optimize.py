@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""convpool-optimize: the command line of `convpool.optimize`.
-
-Exit status: 0 written, also when nothing matched; 1 original and result disagree, nothing written; 2 unusable model,
-option or output, one line on stderr, nothing written.
-"""
+"""convpool-optimize: the command line of `convpool.optimize`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""convpool-verify: the comparison of any two of models and engines.
-
-Exit status as convpool-optimize's: 0 the outputs agree; 1 they differ; 2 unusable file, option or installation, one line
-on stderr.
-"""
+"""convpool-verify: the comparison of any two of models and engines."""
 
 from __future__ import annotations
 

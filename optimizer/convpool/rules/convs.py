@@ -51,16 +51,6 @@ class Pooling:
 
 
 @dataclass(frozen=True)
-class Moved:
-    """A node that goes behind the pooling, or a Gather of `channels`; numbers of its input and output that carry the data."""
-
-    node: int
-    operand: int
-    result: int = 0
-    channels: Ints = ()
-
-
-@dataclass(frozen=True)
 class ConvLeaf:
     """A convolution whose output only the pooling reads, with what stood between already in it.
 
@@ -76,10 +66,10 @@ class ConvLeaf:
     weight_shape: Ints
     size: Ints | None
     affine: Affine = IDENTITY
-    behind: tuple[Moved, ...] = ()
+    behind: tuple[Step, ...] = ()
     nodes: tuple[int, ...] = ()
     """The convolution and the nodes between it and the join or pooling, all of which go."""
-    folded: tuple[Moved, ...] = ()
+    folded: tuple[Step, ...] = ()
     """The nodes whose effect is in `affine`."""
     passed: tuple[int, ...] = ()
     """Pads in front of the convolution, which reads from before them: nearest first, and they may have other readers."""
@@ -103,7 +93,7 @@ class JoinTree:
 
     node: int
     children: tuple[Tree, ...]
-    behind: tuple[Moved, ...] = ()
+    behind: tuple[Step, ...] = ()
     nodes: tuple[int, ...] = ()
 
 
@@ -248,20 +238,16 @@ def conv_leaf(scope: Scope, index: int, rank: int) -> ConvLeaf | Reject:
     )
 
 
-def sized_leaf(scope: Scope, index: int) -> ConvLeaf | None:
-    """Convolution `index`, None where a size of it is unknown."""
+def macs(scope: Scope, index: int) -> int | None:
+    """Multiply-adds of convolution `index` for one sample, None where its sizes are unknown."""
     rank = conv_rank(scope, index)
     try:
         leaf = conv_leaf(scope, index, rank) if isinstance(rank, int) else None
     except AttributeReference:
         return None
-    return leaf if isinstance(leaf, ConvLeaf) and leaf.size is not None else None
-
-
-def macs(scope: Scope, index: int) -> int | None:
-    """Multiply-adds of convolution `index` for one sample, None where its sizes are unknown."""
-    leaf = sized_leaf(scope, index)
-    return None if leaf is None or leaf.size is None else conv_cost(leaf.conv, leaf.weight_shape, leaf.size, 4).macs
+    if not isinstance(leaf, ConvLeaf) or leaf.size is None:
+        return None
+    return conv_cost(leaf.conv, leaf.weight_shape, leaf.size, 4).macs
 
 
 def constant_leaf(scope: Scope, index: int, context: Context) -> ConvLeaf | Reject:

@@ -51,12 +51,6 @@ class TensorInfo:
 
 
 @dataclass
-class _Buffer:
-    memory: Any
-    size_bytes: int
-
-
-@dataclass
 class _Loaded:
     """The deserialised engine with its context, and the runtime that must outlive both."""
 
@@ -66,7 +60,8 @@ class _Loaded:
     memory: PycudaMemory
     inputs: dict[str, TensorInfo]
     outputs: dict[str, TensorInfo]
-    buffers: dict[str, _Buffer] = field(default_factory=dict)
+    buffers: dict[str, tuple[Any, int]] = field(default_factory=dict)
+    """Memory and its bytes, by tensor."""
     given: dict[str, Any] = field(default_factory=dict)
     """The inputs that the next runs read, which must not go before."""
     profile: int = 0
@@ -159,7 +154,7 @@ class Engine:
         shapes = self.bind(inputs, stream)
         self.execute(stream)
         loaded = self._loaded
-        buffers = {name: loaded.buffers[name].memory for name in shapes}
+        buffers = {name: loaded.buffers[name][0] for name in shapes}
         if on_device:
             return buffers
         active = stream or loaded.memory.stream
@@ -290,10 +285,9 @@ class Engine:
 
     def _buffer(self, name: str, size_bytes: int) -> Any:
         loaded = self._loaded
-        held = loaded.buffers.get(name)
-        if held is None or held.size_bytes < size_bytes:
-            held = loaded.buffers[name] = _Buffer(loaded.memory.allocate(size_bytes), size_bytes)
-        return held.memory
+        if name not in loaded.buffers or loaded.buffers[name][1] < size_bytes:
+            loaded.buffers[name] = loaded.memory.allocate(size_bytes), size_bytes
+        return loaded.buffers[name][0]
 
 
 def _tensor_infos(trt: ModuleType, engine: Any) -> tuple[dict[str, TensorInfo], dict[str, TensorInfo]]:

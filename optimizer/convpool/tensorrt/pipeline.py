@@ -13,7 +13,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import time
-from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -211,13 +210,8 @@ def _first_that_agrees(
 def _report(
     engine: Engine, options: BuildOptions, seconds: float, verification: Verification | None, tuning: Tuning | None
 ) -> BuildReport:
-    by_plugin, by_tensorrt = _shares(engine.built_from, options.plugin)
-    size = len(engine.plan)
+    nodes = sorted(engine.built_from.items())
+    ours = {name: count for name, count in nodes if options.plugin and name in schema.OP_TYPES}
+    others = {name: count for name, count in nodes if name not in ours}
     asked = options.precision, options.plugin, options.accumulation
-    return BuildReport(*asked, seconds, size, by_plugin, by_tensorrt, verification, tuning)
-
-
-def _shares(nodes: Counter[str], plugin: bool) -> tuple[dict[str, int], dict[str, int]]:
-    """How many nodes of each operator the plugin runs, and how many TensorRT."""
-    ours = {name: count for name, count in sorted(nodes.items()) if plugin and name in schema.OP_TYPES}
-    return ours, {name: count for name, count in sorted(nodes.items()) if name not in ours}
+    return BuildReport(*asked, seconds, len(engine.plan), ours, others, verification, tuning)

@@ -29,20 +29,8 @@ from convpool.ir.edit import Edit
 from convpool.ir.index import Scope
 from convpool.ir.protos import attributes, is_op, known_attributes, label
 from convpool.report import Log
+from convpool.rules import convs
 from convpool.rules.base import Context, NodePlan, Plan, Reject, Rule, Site, reject, rejection
-from convpool.rules.convs import (
-    KERNEL_TYPES,
-    POINT,
-    RANK,
-    WINDOW,
-    ConvLeaf,
-    Pooling,
-    against_node,
-    constant_leaf,
-    macs,
-    pads_upstream,
-    with_pads_in_front,
-)
 from convpool.rules.cuda_chain.layouts import Ports, channels_last, ports_of
 from convpool.rules.fuse_pool_conv import whole_windows
 from convpool.rules.neighbours.patterns import mapped_by
@@ -84,11 +72,11 @@ class ChainConv(PairRule):
             return leaf
         if site.first:
             return reject(scope, index, "layout", "other nodes before and behind it", "nodes of the operator")
-        leaf = with_pads_in_front(scope, leaf)
-        if any(True for _ in pads_upstream(scope, leaf.input)):
+        leaf = convs.with_pads_in_front(scope, leaf)
+        if any(True for _ in convs.pads_upstream(scope, leaf.input)):
             return reject(scope, index, "Pad in front", "pads that the convolution cannot take", "none")
-        pooling = Pooling(index, (), leaf.input, scope.nodes[index].output[0], PATTERN, WINDOW)
-        return PairPlan(scope, PATTERN, pooling, leaf, (operator_lowering(pooling, leaf, macs(scope, index)),))
+        pooling = convs.Pooling(index, (), leaf.input, scope.nodes[index].output[0], PATTERN, convs.WINDOW)
+        return PairPlan(scope, PATTERN, pooling, leaf, (operator_lowering(pooling, leaf, convs.macs(scope, index)),))
 
 
 @dataclass(frozen=True)
@@ -123,19 +111,19 @@ class ChainPool(Rule):
         key = (plan.elem_type, channels)
 
         def eye() -> np.ndarray:
-            return np.eye(channels).reshape(channels, *(1,) * RANK, channels).astype(dtype)
+            return np.eye(channels).reshape(channels, *(1,) * convs.RANK, channels).astype(dtype)
 
         identity = edit.shared(("identity", *key), eye, f"{old.output[0]}_identity")
         zeros = edit.shared(("zeros", *key), lambda: np.zeros(channels, dtype), f"{old.output[0]}_bias")
-        edit.nodes.append(schema.make_node([old.input[0], identity, zeros], old.output[0], plan.window, POINT, old.name))
+        edit.nodes.append(schema.make_node([old.input[0], identity, zeros], old.output[0], plan.window, convs.POINT, old.name))
         edit.replace(plan.node, plan.own)
 
     def rewritten(self, plan: PoolPlan, outputs: list[str], times: dict[str, float] | None, log: Log) -> None:
         node = plan.scope.nodes[plan.node]
         shape = plan.scope.info(node.output[0]).shape or (None,)
         known = [dim for dim in shape[2:] if isinstance(dim, int)]
-        macs = math.prod(known) * plan.channels**2 if len(known) == RANK else None
-        values = {"pool": label(node), "macs_before": 0, "macs_after": macs, "operator": OP_TYPE}
+        count = math.prod(known) * plan.channels**2 if len(known) == convs.RANK else None
+        values = {"pool": label(node), "macs_before": 0, "macs_after": count, "operator": OP_TYPE}
         log.rewritten(self.site_report(plan.scope, PATTERN, "convavgpool", **values), outputs[0])
 
 
@@ -145,7 +133,7 @@ class ShortcutPlan(Plan):
 
     resize: int
     up: UpsampleSpec
-    leaf: ConvLeaf
+    leaf: convs.ConvLeaf
     passed: frozenset[int]
 
     operator_version = schema.UPSAMPLING_VERSION
@@ -223,13 +211,13 @@ def _shortcut(scope: Scope, index: int, context: Context) -> ShortcutPlan | None
         or not context.enabled("chain_upsample")
     ):
         return None
-    found, conv = recognise(scope, index, RANK), scope.producer.get(node.input[0])
+    found, conv = recognise(scope, index, convs.RANK), scope.producer.get(node.input[0])
     if not isinstance(found, Resample) or found.up is None or max(found.up.factors) > MAX_UPSAMPLE or conv is None:
         return None
     if not is_op(scope.nodes[conv], "Conv") or scope.other_readers(found.input) is not None:
         return None
     leaf = _conv(scope, conv, context)
-    if isinstance(leaf, Reject) or leaf.weight is None or leaf.conv != POINT or scope.opset < schema.UPSAMPLING_OPSET:
+    if isinstance(leaf, Reject) or leaf.weight is None or leaf.conv != convs.POINT or scope.opset < schema.UPSAMPLING_OPSET:
         return None
     if leaf.bias is None and any(scope.nodes[conv].input[2:]) or leaf.weight_shape[0] % chunk(leaf.weight.data_type):
         return None
@@ -261,7 +249,7 @@ def chain(scope: Scope, context: Context) -> frozenset[int]:
 def _stays(scope: Scope, index: int, item: Ports, last: frozenset[str]) -> bool:
     """Condition (5)."""
     ends, node = (item.x in last, item.y in last), scope.nodes[index]
-    if is_op(node, "Conv") and mapped_by(scope, item.x, RANK) is not None:
+    if is_op(node, "Conv") and mapped_by(scope, item.x, convs.RANK) is not None:
         return True
     return any(ends) if is_op(node, "Conv", "Resize") else all(ends)
 
@@ -270,18 +258,18 @@ def _may_be_taken(scope: Scope, index: int, context: Context) -> bool:
     """Return True if a node is a convolution or pooling that conditions (2) to (4) admit."""
     node = scope.nodes[index]
     if is_op(node, "Conv"):
-        return (scope.path, node.output[0]) in context.originals and isinstance(_conv(scope, index, context), ConvLeaf)
+        return (scope.path, node.output[0]) in context.originals and isinstance(_conv(scope, index, context), convs.ConvLeaf)
     return is_op(node, "AveragePool") and isinstance(_pooling(scope, index, context), PoolPlan)
 
 
-def _conv(scope: Scope, index: int, context: Context) -> ConvLeaf | Reject:
+def _conv(scope: Scope, index: int, context: Context) -> convs.ConvLeaf | Reject:
     """A convolution, or which of conditions (3) and (4) fails."""
-    leaf = constant_leaf(scope, index, context)
+    leaf = convs.constant_leaf(scope, index, context)
     if isinstance(leaf, Reject):
         return leaf
     assert leaf.weight is not None
     kind = leaf.weight.data_type
-    if kind not in KERNEL_TYPES:
+    if kind not in convs.KERNEL_TYPES:
         return reject(scope, index, "type", TensorProto.DataType.Name(kind), "float16, bfloat16 or float32")
     channels, multiple, limits = leaf.weight_shape[1], chunk(kind), context.options.limits
     of_image = channels <= limits.image_channels and channels * leaf.conv.taps <= limits.filter_elements
@@ -299,17 +287,17 @@ def _pooling(scope: Scope, index: int, context: Context) -> PoolPlan | Reject:
     """Conditions (3) and (4) of a pooling."""
     node, limits = scope.nodes[index], context.options.limits
     info = scope.info(node.input[0])
-    if len(attributes(node)["kernel_shape"]) != RANK:
-        return reject(scope, index, "spatial axes", len(attributes(node)["kernel_shape"]), RANK)
-    window = whole_windows(scope, index, RANK)
+    if len(attributes(node)["kernel_shape"]) != convs.RANK:
+        return reject(scope, index, "spatial axes", len(attributes(node)["kernel_shape"]), convs.RANK)
+    window = whole_windows(scope, index, convs.RANK)
     if isinstance(window, Reject):
         return window
     if any(window.pads):
         return reject(scope, index, "pads", list(window.pads), "none")
-    if (found := against_node(scope, POINT, context.main_opset, window)) is not None:
+    if (found := convs.against_node(scope, convs.POINT, context.main_opset, window)) is not None:
         return rejection(scope, index, found)
-    channels = info.shape[1] if info.shape is not None and len(info.shape) == RANK + 2 else None
-    if info.elem_type not in KERNEL_TYPES:
+    channels = info.shape[1] if info.shape is not None and len(info.shape) == convs.RANK + 2 else None
+    if info.elem_type not in convs.KERNEL_TYPES:
         return reject(scope, index, "type", TensorProto.DataType.Name(info.elem_type), "float16, bfloat16 or float32")
     multiple = chunk(info.elem_type)
     if not isinstance(channels, int) or channels > limits.pool_channels or channels % multiple:

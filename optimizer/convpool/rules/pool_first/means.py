@@ -44,20 +44,6 @@ from convpool.ir.protos import attributes, is_op, known_attributes
 from convpool.rules import linear
 from convpool.rules.base import Reject, reject
 from convpool.rules.convs import Pooling
-from convpool.rules.linear import (
-    MAX_CHAIN,
-    NONLINEAR,
-    VIEWS,
-    WHOLE_AXIS,
-    Step,
-    View,
-    axes_of,
-    joined,
-    known_step,
-    op_of,
-    viewed,
-    whole,
-)
 
 SUMMING = ("Add", "Sum", "Mean", "Mul", "Div")
 """Operators that a mean of Slices is written with."""
@@ -207,7 +193,7 @@ def _stacked(scope: Scope, index: int) -> dict[str, int] | None:
     unsqueezes = [scope.made_by(name, "Unsqueeze") for name in names]
     found = {scope.nodes[item].input[0]: item for item in unsqueezes if item is not None}
     axis = (known_attributes(scope.nodes[concat]) or {}).get("axis")
-    axes = {axes_of(scope, item, known_attributes(scope.nodes[item]) or {}) for item in (index, *found.values())}
+    axes = {linear.axes_of(scope, item, known_attributes(scope.nodes[item]) or {}) for item in (index, *found.values())}
     return found if len(found) == len(names) > 1 and axes == {(axis,)} else None
 
 
@@ -276,7 +262,7 @@ def _slice_ranges(scope: Scope, name: str, base: str, rank: int, size: Ints, nod
         for start, end, axis, step in zip(*known, strict=True):
             axis %= rank + 2
             if axis < 2:
-                if start != 0 or step != 1 or end < WHOLE_AXIS:
+                if start != 0 or step != 1 or end < linear.WHOLE_AXIS:
                     return None
             elif step < 1:
                 return None
@@ -300,7 +286,7 @@ def recognise_reduction(scope: Scope, index: int, rank: int, size: Ints | None) 
     chain = _chain(scope, index)
     found = _average(scope, chain, rank, size)
     for start in range(1, len(chain)):
-        if isinstance(found, Reject) and isinstance(known_step(scope, chain[start - 1], rank), Step):
+        if isinstance(found, Reject) and isinstance(linear.known_step(scope, chain[start - 1], rank), linear.Step):
             size = spatial_size(scope, scope.nodes[chain[start]].input[0], rank)
             later = _average(scope, chain[start:], rank, size)
             found = later if isinstance(later, Pooling) else found
@@ -313,11 +299,11 @@ def _average(scope: Scope, chain: list[int], rank: int, size: Ints | None) -> Po
     axes = len(scope.info(x).shape or range(rank + 2))
     if axes != rank + 2:
         return _other_axes(scope, x, axes, rank)
-    view = whole(scope, x, rank, size)
+    view = linear.whole(scope, x, rank, size)
     found: Pooling | Reject | None = None
     for number, node in enumerate(chain):
         step = _step(scope, node, view)
-        if not isinstance(step, View):
+        if not isinstance(step, linear.View):
             return found if isinstance(found, Pooling) else step
         view = step
         averages = any(part.axis > 1 for part in view.averaged)
@@ -329,10 +315,10 @@ def _average(scope: Scope, chain: list[int], rank: int, size: Ints | None) -> Po
 
 def _other_axes(scope: Scope, x: str, axes: int, rank: int) -> Reject | None:
     """The node that gives what is averaged other axes than a map has; None for a reduction, or behind one of several operands."""
-    for _ in range(MAX_CHAIN):
+    for _ in range(linear.MAX_CHAIN):
         index = scope.producer.get(x)
-        op = None if index is None else op_of(scope.nodes[index])
-        if index is None or op is not None and op.binary or op is None and not is_op(scope.nodes[index], *NONLINEAR):
+        op = None if index is None else linear.op_of(scope.nodes[index])
+        if index is None or op is not None and op.binary or op is None and not is_op(scope.nodes[index], *linear.NONLINEAR):
             return None
         if op is not None and op.apart:
             return (
@@ -345,9 +331,9 @@ def _other_axes(scope: Scope, x: str, axes: int, rank: int) -> Reject | None:
 def _chain(scope: Scope, index: int) -> list[int]:
     """Node `index`, and those in front of it that rearrange or reduce: the first one reads x."""
     chain = [index]
-    while len(chain) < MAX_CHAIN and (producer := scope.producer.get(scope.nodes[chain[-1]].input[0])) is not None:
+    while len(chain) < linear.MAX_CHAIN and (producer := scope.producer.get(scope.nodes[chain[-1]].input[0])) is not None:
         node = scope.nodes[producer]
-        if not is_op(node, *VIEWS) and not (is_op(node, *REDUCTIONS) and scope.other_readers(node.output[0]) is None):
+        if not is_op(node, *linear.VIEWS) and not (is_op(node, *REDUCTIONS) and scope.other_readers(node.output[0]) is None):
             break
         chain.append(producer)
     return chain[::-1]
@@ -355,14 +341,14 @@ def _chain(scope: Scope, index: int) -> list[int]:
 
 def _goes_on(scope: Scope, name: str) -> bool:
     """Return True if the only reader reduces on, perhaps rearranged, or undoes an Unsqueeze."""
-    for _ in range(MAX_CHAIN):
+    for _ in range(linear.MAX_CHAIN):
         if scope.other_readers(name) is not None:
             return False
         reader = scope.readers[name][0]
         node = scope.nodes[reader]
         if is_op(node, *REDUCTIONS) or is_op(node, "Squeeze") and _undoes(scope, reader):
             return True
-        if not is_op(node, *VIEWS):
+        if not is_op(node, *linear.VIEWS):
             return False
         name = node.output[0]
     return False
@@ -375,13 +361,13 @@ def _undoes(scope: Scope, index: int) -> bool:
     return any(is_op(scope.nodes[node], "Unsqueeze") for node in _chain(scope, index))
 
 
-def _step(scope: Scope, index: int, view: View) -> View | Reject | None:
+def _step(scope: Scope, index: int, view: linear.View) -> linear.View | Reject | None:
     """Apply node `index` to a view; None if it averages nothing.  Raises AttributeReference."""
     node = scope.nodes[index]
     if not is_op(node, *REDUCTIONS):
-        return viewed(scope, index, view)
+        return linear.viewed(scope, index, view)
     values = attributes(node)
-    axes, count = axes_of(scope, index, values), len(view.axes)
+    axes, count = linear.axes_of(scope, index, values), len(view.axes)
     if isinstance(axes, Reject):
         return axes
     if not axes and values.get("noop_with_empty_axes", 0) or any(not -count <= axis < count for axis in axes):
@@ -390,17 +376,17 @@ def _step(scope: Scope, index: int, view: View) -> View | Reject | None:
     return _reduced(view, chosen, keep=values.get("keepdims", 1) == 1, is_sum=node.op_type == "ReduceSum")
 
 
-def _reduced(view: View, chosen: set[int], *, keep: bool, is_sum: bool) -> View:
+def _reduced(view: linear.View, chosen: set[int], *, keep: bool, is_sum: bool) -> linear.View:
     gone = tuple(part for axis in sorted(chosen) for part in view.axes[axis])
     axes = tuple(() if axis in chosen else parts for axis, parts in enumerate(view.axes) if keep or axis not in chosen)
     factor = view.factor
     if is_sum and factor is not None:
         sizes = [part.size for part in gone]
         factor = None if None in sizes else factor * math.prod(n for n in sizes if n is not None)
-    return View(axes, (*view.averaged, *gone), factor)
+    return linear.View(axes, (*view.averaged, *gone), factor)
 
 
-def _pooling(scope: Scope, chain: list[int], view: View, rank: int) -> Pooling | Reject:
+def _pooling(scope: Scope, chain: list[int], view: linear.View, rank: int) -> Pooling | Reject:
     """The view as an average over windows: conditions (2) to (5)."""
     root = chain[-1]
     channels = [part.size for part in view.averaged if part.axis == 1]
@@ -426,20 +412,20 @@ def _pooling(scope: Scope, chain: list[int], view: View, rank: int) -> Pooling |
         return reject(scope, root, "elements of a ReduceSum", "an unknown number", "static sizes")
     kernel = tuple(n for n, _ in windows)
     spec = None
-    if any(not whole for _, whole in windows):
+    if not all(full for _, full in windows):
         if None in kernel:
             return reject(scope, root, "size averaged", "unknown", "static sizes")
-        strides = tuple(1 if whole else n or 1 for n, whole in windows)
+        strides = tuple(1 if full else n or 1 for n, full in windows)
         spec = PoolSpec(tuple(n or 1 for n in kernel), strides, (0,) * (2 * rank), (1,) * rank)
     kind = "mean" if spec else "global"
     x, y = scope.nodes[chain[0]].input[0], scope.nodes[root].output[0]
     return Pooling(root, tuple(chain), x, y, kind, spec, squeezed, view.factor, batch)
 
 
-def _window(view: View, axis: int) -> tuple[int | None, bool] | None:
+def _window(view: linear.View, axis: int) -> tuple[int | None, bool] | None:
     """The window on an axis and whether it is all of it; None where the positions averaged are no windows side by side."""
-    kept = joined([part for parts in view.axes for part in parts if part.axis == axis])
-    averaged = joined(sorted((part for part in view.averaged if part.axis == axis), key=lambda part: -part.step))
+    kept = linear.joined([part for parts in view.axes for part in parts if part.axis == axis])
+    averaged = linear.joined(sorted((part for part in view.averaged if part.axis == axis), key=lambda part: -part.step))
     if not kept:
         return (averaged[0].size if averaged else 1), True
     if not averaged and len(kept) == 1:
@@ -448,9 +434,9 @@ def _window(view: View, axis: int) -> tuple[int | None, bool] | None:
     return (averaged[0].size, False) if inner else None
 
 
-def _squeezed(view: View, rank: int) -> Ints | None:
+def _squeezed(view: linear.View, rank: int) -> Ints | None:
     """The axes that are missing, all of size 1 by then; None if the others are not N, C and the rest of the space, in order."""
-    rest = [[part.axis for part in joined(list(parts))] for parts in view.axes]
+    rest = [[part.axis for part in linear.joined(list(parts))] for parts in view.axes]
     remaining = {axis for axes in rest for axis in axes}
     missing = []
     for axis in range(rank + 2):

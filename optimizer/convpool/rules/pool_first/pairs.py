@@ -24,7 +24,8 @@ from convpool.ir.protos import label
 from convpool.ir.schema import VERSION
 from convpool.report import Log
 from convpool.rules.base import Plan, Reject, Rule, Site
-from convpool.rules.convs import ConvLeaf, JoinTree, Moved, OpaqueLeaf, Pooling, Tree, conv_leaves, folded, macs, tree_nodes
+from convpool.rules.convs import ConvLeaf, JoinTree, OpaqueLeaf, Pooling, Tree, conv_leaves, folded, macs, tree_nodes
+from convpool.rules.linear import Step
 from convpool.rules.pool_first.averages import Candidate
 from convpool.rules.pool_first.trace import ShapeNodes, rewire
 from convpool.rules.seen import verdict_of
@@ -244,7 +245,8 @@ class Emitter:
         self._nodes.append(node)
         return node.output[0]
 
-    def _move(self, moved: Moved, data: str) -> str:
+    def _move(self, moved: Step, data: str) -> str:
+        """A linear node behind the pooling, or a Gather of the channels that views pick."""
         node = deepcopy(self._scope.nodes[moved.node])
         if moved.channels:
             order = self._edit.constant(np.array(moved.channels, np.int64), f"{node.output[0]}_channels")

@@ -138,11 +138,10 @@ def _with_step(scope: Scope, tree: convs.Tree, step: Step) -> convs.Tree | Rejec
         return rejection(scope, step.node, conv) if isinstance(conv, Refusal) else replace(tree, conv=conv, nodes=nodes)
     if step.affine is IDENTITY:
         return replace(tree, nodes=nodes)
-    moved = convs.Moved(step.node, step.operand, step.result, step.channels)
     if isinstance(tree, convs.ConvLeaf) and not tree.behind and _foldable(scope, tree, step):
         assert step.affine is not None
-        return replace(tree, affine=step.affine.after(tree.affine), folded=(*tree.folded, moved), nodes=nodes)
-    return replace(tree, behind=(*tree.behind, moved), nodes=nodes)
+        return replace(tree, affine=step.affine.after(tree.affine), folded=(*tree.folded, step), nodes=nodes)
+    return replace(tree, behind=(*tree.behind, step), nodes=nodes)
 
 
 def _foldable(scope: Scope, leaf: convs.ConvLeaf, step: Step) -> bool:

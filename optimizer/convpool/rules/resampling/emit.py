@@ -54,15 +54,11 @@ class Emitter:
 
     def _copy(self, source: Applied) -> str:
         old = self._scope.nodes[source.node]
-        if source.kind == "edges":
-            (operand,) = source.operands
-            assert operand is not None
-            return self.pad(self.source(operand), source.pads, "edge")
-        if source.resample is not None:
-            (operand,) = source.operands
-            assert operand is not None
-            return self.resample(self.source(operand), source.resample)
         operands = [None if item is None else self.source(item) for item in source.operands]
+        if source.kind == "edges" and operands[0] is not None:
+            return self.pad(operands[0], source.pads, "edge")
+        if source.resample is not None and operands[0] is not None:
+            return self.resample(operands[0], source.resample)
         inputs = []
         for number, name in enumerate(old.input):
             given = operands[number] if number < len(operands) else None

@@ -217,16 +217,17 @@ def planned(site: ResizeSite, leaf: ConvLeaf, found: Map, passed: frozenset[int]
     one = len(groups) == 1 and is_whole(groups[0], channels)
     if not one and leaf.conv.group > 1:
         return reject(scope, leaf.node, "group of a convolution of several maps", leaf.conv.group, 1)
+    plan = ResizePlan(scope, leaf, groups, passed)
     if context.options.for_torch:
-        return _against_node(site, leaf, groups, one) or ResizePlan(scope, leaf, groups, passed)
-    if not one or not _moves_as_it_is(leaf, groups[0]):
+        return _against_node(site, leaf, groups, one) or plan
+    if not one or not is_conv_first(plan):  # else the weights need not be known: that form is the cheapest by far
         if not is_known(scope, leaf) or leaf.weight is None:
             return reject(scope, leaf.node, "weights", "computed, or an input that a caller may override", "a constant")
         if not holds(
             leaf.weight.array().astype(np.float64) * _copies(groups), helper.tensor_dtype_to_np_dtype(leaf.weight.data_type)
         ):
             return rejection(scope, leaf.node, outside("sums of weights"))
-    return ResizePlan(scope, leaf, groups, passed)
+    return plan
 
 
 def _against_node(site: ResizeSite, leaf: ConvLeaf, groups: tuple[Group, ...], one: bool) -> Reject | None:
@@ -259,12 +260,6 @@ def _copies(groups: Sequence[Group]) -> float:
 def is_known(scope: Scope, leaf: ConvLeaf) -> bool:
     """Return True if weights and bias are constants."""
     return leaf.weight is not None and (leaf.bias is not None or not any(scope.nodes[leaf.node].input[2:]))
-
-
-def _moves_as_it_is(leaf: ConvLeaf, group: Group) -> bool:
-    """Return True if the weights need not be known: form conv_first is the cheapest by far where it is admitted."""
-    up = group.resample.up if group.resample is not None else None
-    return up is None or expand.is_conv_first(leaf.conv, up)
 
 
 def with_forms(plan: ResizePlan, context: Context) -> ResizePlan | Reject:
