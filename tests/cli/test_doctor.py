@@ -2,6 +2,7 @@
 """`convpool doctor` on whatever machine this is."""
 
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from click.testing import CliRunner
 from convpool.cli import doctor
 from convpool.cuda import library, location
 
-ANOTHER = np.random.bit_generator.__file__
+ANOTHER = os.path.realpath(np.random.bit_generator.__file__)
 """A library that is not convpool's."""
 
 
@@ -22,6 +23,16 @@ def test_report_fits_a_screen_and_names_every_part():
     for what in ("convpool", "driver", "GPU", "library", "plugin", "TensorRT", "CUDA provider"):
         assert any(line.startswith(what) for line in lines), what
     assert lines[-1].startswith("Works: the optimizer")
+
+
+@pytest.mark.parametrize("state", [doctor.OK, doctor.MISSING])
+def test_kernels_that_do_not_run_here_do_not_work(monkeypatch, state):
+    parts = ("driver", "GPU", "library", "architectures", "plugin", "array library", "TensorRT", "CUDA provider")
+    found = [*(doctor.Finding(part, doctor.OK, "") for part in parts), doctor.Finding("kernels", state, "an old driver")]
+    monkeypatch.setattr(doctor, "findings", lambda: found)
+    rest = "the kernels, TensorRT engines, onnxruntime on the GPU."
+    last = CliRunner().invoke(doctor.command, []).output.splitlines()[-1]
+    assert last == f"Works: the optimizer{',' if state == doctor.OK else '; not yet:'} {rest}"
 
 
 def test_missing_library_comes_with_advice(monkeypatch, tmp_path):
@@ -101,25 +112,13 @@ def test_a_library_without_plugins_is_none(monkeypatch):
     ("providers", "library", "state", "found", "advice"),
     [
         (["CPUExecutionProvider"], doctor.OK, doctor.NOTE, "not in onnxruntime 1.99", "pip install onnxruntime-gpu"),
-        (
-            ["CUDAExecutionProvider"],
-            doctor.MISSING,
-            doctor.NOTE,
-            "onnxruntime 1.99; libconvpool_ort.so comes with the library",
-            "",
-        ),
-        (["CUDAExecutionProvider"], doctor.OK, doctor.OK, "onnxruntime 1.99, libconvpool_ort.so", ""),
+        ([doctor.CUDA], doctor.MISSING, doctor.NOTE, "onnxruntime 1.99; libconvpool_ort.so comes with the library", ""),
+        ([doctor.CUDA], doctor.OK, doctor.OK, "onnxruntime 1.99, libconvpool_ort.so", ""),
     ],
 )
 def test_the_cuda_provider_comes_with_advice(monkeypatch, tmp_path, providers, library, state, found, advice):
-    class Runtime:
-        __version__ = "1.99"
-
-        @staticmethod
-        def get_available_providers():
-            return providers
-
-    monkeypatch.setattr(doctor, "runtime_module", Runtime)
+    runtime = SimpleNamespace(__version__="1.99", get_available_providers=lambda: providers)
+    monkeypatch.setattr(doctor, "runtime_module", lambda: runtime)
     for name in ("libconvpool.so", "libconvpool_ort.so"):
         (tmp_path / name).touch()
     monkeypatch.setenv("CONVPOOL_LIBRARY", str(tmp_path / "libconvpool.so"))

@@ -225,10 +225,10 @@ def command() -> None:
     for f in advice:
         console.print(f"[bold]{f.what}[/]: {escape(f.advice)}", soft_wrap=True)
     states = {f.what: f.state for f in all_findings}
-    gpu_ready = all(states.get(k, MISSING) != MISSING for k in ("driver", "GPU", "library", "architectures", "array library"))
-    engines = gpu_ready and states["plugin"] == OK and states["TensorRT"] == OK
-    provider = states["GPU"] == OK and states["CUDA provider"] == OK
-    ready = {"the kernels": gpu_ready, "TensorRT engines": engines, "onnxruntime on the GPU": provider}
+    runs = all(states.get(k, MISSING) != MISSING for k in ("driver", "GPU", "library", "architectures", "kernels"))
+    kernels, provider = runs and states["array library"] == OK, runs and states["CUDA provider"] == OK
+    engines = kernels and states["plugin"] == OK and states["TensorRT"] == OK
+    ready = {"the kernels": kernels, "TensorRT engines": engines, "onnxruntime on the GPU": provider}
     works = ", ".join(["the optimizer", *(what for what, there in ready.items() if there)])
     missing = ", ".join(what for what, there in ready.items() if not there)
     console.print(f"Works: {works}{f'; not yet: {missing}' if missing else ''}.", soft_wrap=True)
