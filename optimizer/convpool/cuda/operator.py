@@ -91,7 +91,7 @@ def conv_avg_pool(
         scale: The prologue's factor by channel, [C]; both or neither of scale and shift.
         shift: The prologue's summand by channel, [C].
         w_scale: Factors of 8-bit sums by output channel, [M].
-        prologue_activation: The activation before the pooling: None, "relu" or "leaky_relu".
+        prologue_activation: The activation before the pooling: None, "relu", "leaky_relu" or "silu".
         prologue_alpha: The slope of that "leaky_relu".
         pool_strides: AveragePool's attribute.
         pool_pads: AveragePool's attribute.
@@ -100,7 +100,7 @@ def conv_avg_pool(
         pads: Conv's attribute, over the pooled tensor.
         dilations: Conv's attribute, over the pooled tensor.
         group: Conv's attribute.
-        activation: None, "relu", "leaky_relu" (slope alpha), "tanh", "sigmoid" or "clip" (to
+        activation: None, "relu", "leaky_relu" (slope alpha), "tanh", "sigmoid", "silu" or "clip" (to
             alpha..beta).
         alpha: The slope of "leaky_relu", or the lower bound of "clip".
         beta: The upper bound of "clip".
