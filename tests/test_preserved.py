@@ -144,7 +144,7 @@ def test_every_name_that_a_model_has():
     functions = """<domain: "local", opset_import: ["": 17]> net (f) => (g) { inside = Relu(f) g = Neg(inside) }"""
     body = "h = Relu(x)\ny = If(flag) <then_branch = yes () => (float[a,b,c,d] t) { t = Add(h, own) }, "
     body += "else_branch = no () => (float[a,b,c,d] e) { e = local.net(h) }>"
-    model = graph(body, {"own": (1,), "h": ()}, inputs=IF_INPUTS, functions=functions, imports=', "local": 1')
+    model = graph(body, {"own": (1,), "h": ()}, inputs=IF_INPUTS, functions=functions)
     model.graph.node[0].name = "first"
     model.graph.initializer[-1].name = "unread"
     model.graph.sparse_initializer.append(sparse_of(np.ones(4), "sparse"))
@@ -185,12 +185,8 @@ def test_constants_that_something_else_reads_stay():
 
 
 def test_constants_that_only_a_branch_reads_stay():
-    model = graph(
-        PAIR.replace("y =", "p =").replace("h =", "g =").replace("(h)", "(g)") + "\n" + IF_BODY,
-        {"v": (32, 16, 3, 3)},
-        inputs=IF_INPUTS,
-        outputs="float[a,b,c,d] y, float[a,b,c,d] p",
-    )
+    body = PAIR.replace("y =", "p =").replace("h =", "g =").replace("(h)", "(g)") + "\n" + IF_BODY
+    model = graph(body, {"v": (32, 16, 3, 3)}, inputs=IF_INPUTS, outputs="float[a,b,c,d] y, float[a,b,c,d] p")
     result = convpool.optimize(model, check=1, lowering="fused", exclude=["a", "b"]).model
     assert {"w", "v", "w_fused"} == {tensor.name for tensor in result.graph.initializer}
 

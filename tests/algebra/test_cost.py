@@ -59,12 +59,8 @@ def test_weights_of_half_precision_count_two_bytes():
     """A pooled input in float32 costs more than the larger kernel, in half precision less."""
     found = {}
     for dtype, name in ((np.float32, "float"), (np.float16, "float16")):
-        model = graph(
-            f"h = Conv<pads=[2,2,2,2]>(x, w)\ny = {POOL}(h)",
-            {"w": np.ones((16, 8, 5, 5), dtype)},
-            inputs=f"{name}[1,8,12,12] x",
-            outputs=f"{name}[a,b,c,d] y",
-        )
+        body, given = f"h = Conv<pads=[2,2,2,2]>(x, w)\ny = {POOL}(h)", {"w": np.ones((16, 8, 5, 5), dtype)}
+        model = graph(body, given, inputs=f"{name}[1,8,12,12] x", outputs=f"{name}[a,b,c,d] y")
         (site,) = convpool.optimize(model, check=0, lowering="auto").report.sites
         found[name] = site.lowering
     assert found == {"float": "fused", "float16": "direct"}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows: the suites, their geometry, rows from a file."""
 
-import json
+from itertools import product
 
 import pytest
 
@@ -13,12 +13,9 @@ from convpool.errors import OptionError
 
 def test_suites_have_the_papers_rows():
     assert [len(SUITES[name][0]) for name in SUITES] == [20, 20, 25, 10, 24, 21, 31, 108, 24]
-    assert {(row.h, row.c) for row in SUITES["suita-table1"][0]} == {
-        (size, c) for size in (8, 16, 32, 64) for c in (32, 64, 128, 256, 512)
-    }
-    assert {(row.c, row.m) for row in SUITES["tokura"][0]} == {
-        (c, m) for c in (32, 64, 128, 256, 512) for m in (32, 64, 128, 256, 512)
-    }
+    channels = (32, 64, 128, 256, 512)
+    assert {(row.h, row.c) for row in SUITES["suita-table1"][0]} == set(product((8, 16, 32, 64), channels))
+    assert {(row.c, row.m) for row in SUITES["tokura"][0]} == set(product(channels, channels))
     assert all(row.n == 1 for name in ("tokura", "batch1") for row in SUITES[name][0])
     assert {row.n for row in SUITES["densenet"][0]} == {1, 32}
     for rows, precisions, _ in SUITES.values():
@@ -42,26 +39,15 @@ def test_a_prologue_is_part_of_the_row(tmp_path):
 
 def test_rows_from_a_file(tmp_path):
     path = tmp_path / "own.json"
-    path.write_text(
-        json.dumps(
-            {
-                "rows": [
-                    {"c": 8, "m": 16, "size": 12},
-                    {"n": 4, "c": 8, "m": 16, "size": [12, 10], "kernel": 1, "pool": 3, "label": "mine"},
-                    {"c": 8, "m": 8, "h": 9, "w": 8, "pad": 0, "stride": 2},
-                ]
-            }
-        )
-    )
+    path.write_text("""{"rows": [{"c": 8, "m": 16, "size": 12},
+        {"n": 4, "c": 8, "m": 16, "size": [12, 10], "kernel": 1, "pool": 3, "label": "mine"},
+        {"c": 8, "m": 8, "h": 9, "w": 8, "pad": 0, "stride": 2}]}""")
     first, second, third = load_rows(str(path))
     assert first == Row(1, 8, 16, 12, 12, suite="own.json")
     assert second == Row(4, 8, 16, 12, 10, kernel=1, pad=0, pool=3, pool_stride=3, suite="own.json", label="mine")
     assert (third.h, third.w, third.pad, third.stride) == (9, 8, 0, 2)
-    assert [row.name for row in (first, second, third)] == [
-        "1x8x12x12 to 16, 3x3",
-        "4x8x12x10 to 16, 1x1, pool 3 stride 3",
-        "1x8x9x8 to 8, 3x3 pad 0 stride 2",
-    ]
+    assert (first.name, second.name) == ("1x8x12x12 to 16, 3x3", "4x8x12x10 to 16, 1x1, pool 3 stride 3")
+    assert third.name == "1x8x9x8 to 8, 3x3 pad 0 stride 2"
 
 
 @pytest.mark.parametrize(

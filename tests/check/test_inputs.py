@@ -120,10 +120,8 @@ def test_inputs_without_a_model():
     types, shapes = {"x": np.dtype("float16"), "n": np.dtype("int64")}, {"x": [2, 3], "n": [4]}
     found = InputMaker(typed_inputs(types, shapes), None, shapes, 5)
     arrays, outputs = found.runnable(0, lambda arrays: [len(arrays)])
-    assert {name: (array.dtype, array.shape) for name, array in arrays.items()} == {
-        "x": (np.dtype("float16"), (2, 3)),
-        "n": (np.dtype("int64"), (4,)),
-    }
+    kinds = {name: (array.dtype.name, array.shape) for name, array in arrays.items()}
+    assert kinds == {"x": ("float16", (2, 3)), "n": ("int64", (4,))}
     assert outputs == [2] and found.scale == 1.0
     assert arrays["x"].tolist() != found.runnable(1, lambda _: [])[0]["x"].tolist()
     given = {"x": np.zeros((1, 1), np.float16), "n": np.zeros(1, np.int64)}

@@ -242,15 +242,10 @@ def test_a_verdict_in_words():
     fine = OutputErrors("fine", 9.0, 9.0, True)
     small, large = OutputErrors("small", 2.0, 0.1, False), OutputErrors("large", 1.0, 0.25, False)
     odd = OutputErrors("odd", 0.0, 0.0, False, "every value is NaN")
-    assert (
-        verdict(fine, small, large).difference
-        == "output 'large' differs; got 1 absolute, 0.25 relative error, expected at most little"
-    )
+    words = "output '{}' differs; got {} relative error, expected at most little"
+    assert verdict(fine, small, large).difference == words.format("large", "1 absolute, 0.25")
     noted = OutputErrors("noted", 1.0, 0.5, False, "another shape")
-    assert (
-        verdict(small, noted).difference
-        == "output 'noted' differs; got another shape, 0.5 relative error, expected at most little"
-    )
+    assert verdict(small, noted).difference == words.format("noted", "another shape, 0.5")
     assert verdict(fine).difference.startswith("no output can be compared; ")
     assert verdict(fine, odd).difference.startswith("output 'odd' cannot be compared; every value is NaN; ")
     assert [verdict(*outputs).differs for outputs in ((fine,), (odd,), (odd, small))] == [False, False, True]
@@ -258,10 +253,8 @@ def test_a_verdict_in_words():
 
 def test_shares_that_are_not_finite_in_words():
     assert verdict(OutputErrors("a", 0, 0, True)).not_finite == ""
-    found = verdict(
-        OutputErrors("a", 0, 0, True, "", 0.25), OutputErrors("b", 0, 0, True), OutputErrors("c", 0, 0, True, "", 1.0)
-    )
-    assert found.not_finite == "25 % of a, 100 % of c is NaN or infinite in both"
+    outputs = (OutputErrors(name, 0, 0, True, "", share) for name, share in (("a", 0.25), ("b", 0.0), ("c", 1.0)))
+    assert verdict(*outputs).not_finite == "25 % of a, 100 % of c is NaN or infinite in both"
     assert [_percent(share) for share in (1e-9, 0.0005, 0.5, 0.99999, 1)] == ["0.1 %", "0.1 %", "50 %", "99.9 %", "100 %"]
 
 
@@ -327,12 +320,8 @@ def test_small_numbers_beside_large_ones_are_noted_of_engines(second, given, not
 def test_models_and_engines_with_open_sizes_are_compared_at_two(tmp_path, monkeypatch, capsys):
     """The command does so too, and reports the other sizes."""
     monkeypatch.chdir(tmp_path)
-    texts = (
-        "y = GlobalAveragePool(x)",
-        "y = AveragePool<kernel_shape=[64,64]>(x)",
-        "t = Reshape(x, s)\ny = GlobalAveragePool(t)",
-    )
-    for name, text in zip(("mean", "window", "reshaped"), texts, strict=True):
+    texts = {"mean": "y = GlobalAveragePool(x)", "window": "y = AveragePool<kernel_shape=[64,64]>(x)"}
+    for name, text in {**texts, "reshaped": "t = Reshape(x, s)\ny = GlobalAveragePool(t)"}.items():
         onnx.save(graph(text, {"s": [1, 16, 64, 64]}, inputs="float[N,16,H,W] x"), f"{name}.onnx")
     found = compare_runners(*(open_model(load(f"{name}.onnx")) for name in ("mean", "window")))
     assert not found.passed and found.other_shapes == {"x": [3, 16, 65, 67]}
@@ -399,7 +388,7 @@ def test_types_within_functions_and_of_attributes_become_float32():
     functions = """<opset_import: ["": 17], domain: "local">
     halved (a) => (b) { c = Neg(a) e = EyeLike<dtype=10>(c) d = Cast<to=10>(e) b = Add(c, d) }"""
     given = {"inputs": "float16[3,3] x", "outputs": "float16[3,3] y", "ir": 10}
-    model = graph("y = local.halved(x)", functions=functions, imports=', "local": 1', **given)
+    model = graph("y = local.halved(x)", functions=functions, **given)
     model.functions[0].value_info.append(helper.make_tensor_value_info("c", TensorProto.FLOAT16, [3, 3]))
     wide = to_float32(LoadedModel(model, None, 0))
     assert wide.functions[0].value_info[0].type.tensor_type.elem_type == TensorProto.FLOAT
@@ -411,10 +400,11 @@ def test_types_within_functions_and_of_attributes_become_float32():
 
 PICKED = "g = Greater(p, t)\nnz = NonZero(g)\ny = Transpose<perm=[1,0]>(nz)"
 SCORES = f"{PICKED}\nz = GatherND(p, y)"
+INDEXED = SCORES.replace("y", "i")
 EMPTY = {
     "indices of what is above a threshold": (PICKED, "int64[k,4] y", ["y"]),
     "these and their scores": (SCORES, "int64[k,4] y, float[k] z", ["y", "z"]),
-    "scores alone": (f"{SCORES.replace('y', 'i')}\ny = Identity(z)", "float[k] y", ["y"]),
+    "scores alone": (f"{INDEXED}\ny = Identity(z)", "float[k] y", ["y"]),
     "halves": (f"{SCORES}\nh = Cast<to=10>(z)", "float16[k] h", ["h"]),
     "flags": (f"{SCORES}\nb = Cast<to=9>(z)", "bool[k] b", ["b"]),
     "bytes": (f"{SCORES}\nu = Cast<to=2>(z)", "uint8[k] u", ["u"]),
@@ -423,11 +413,7 @@ EMPTY = {
     "a slice of no rows": ("r = Slice(p, zero, zero, zero)\ny = Identity(r)", "float[a,b,c,d] y", ["y"]),
     "compressed": ("m = Mul(p, o)\ng = Greater(m, t)\nf = Reshape(g, one)\ny = Compress(p, f)", "float[k] y", ["y"]),
     "rows of a table": (f"{PICKED.replace('y', 'i')}\ny = Gather<axis=0>(table, i)", "float[k,l,m] y", ["y"]),
-    "sums over nothing": (
-        f"{SCORES.replace('y', 'i')}\ne = Unsqueeze(z, one0)\ny = ReduceMean<axes=[1]>(e)",
-        "float[k,l] y",
-        ["y"],
-    ),
+    "sums over nothing": (f"{INDEXED}\ne = Unsqueeze(z, one0)\ny = ReduceMean<axes=[1]>(e)", "float[k,l] y", ["y"]),
 }
 TABLE = {"three": [1, 4, -1], "four": [1, -1, 4], "most": [5], "zero": [0], "one": [-1], "one0": [1], "table": (36, 2)}
 TABLE |= {"half": np.float32(0.5), "o": np.float32(1)}

@@ -202,10 +202,8 @@ def test_sessions_are_those_of_onnxruntime():
     model = graph(PAIR)
     feeds = random_feeds(model)
     for options in ({"optimize": False}, {"optimize": True, "threads": 1, "spin": True}):
-        here, there = (
-            session_process.open_session(model.SerializeToString(), None, **options),
-            Session(LoadedModel(model, None, 0), **options),
-        )
+        here = session_process.open_session(model.SerializeToString(), None, **options)
+        there = Session(LoadedModel(model, None, 0), **options)
         assert [(i.name, i.type) for i in there.get_inputs()] == [(i.name, i.type) for i in here.get_inputs()]
         assert [i.name for i in there.get_outputs()] == [i.name for i in here.get_outputs()]
         np.testing.assert_array_equal(there.run(None, feeds)[0], here.run(None, feeds)[0])
@@ -220,10 +218,8 @@ def test_values_of_all_kinds_come_back():
         np.testing.assert_array_equal(found, array)
         found[...] = 0  # it may be written to
     words = graph("y = Identity(x)", inputs="string[2] x", outputs="string[2] y")
-    assert Session(LoadedModel(words, None, 0), optimize=False).run(["y"], {"x": np.array(["a", "bc"], object)})[0].tolist() == [
-        "a",
-        "bc",
-    ]
+    (found,) = Session(LoadedModel(words, None, 0), optimize=False).run(["y"], {"x": np.array(["a", "bc"], object)})
+    assert found.tolist() == ["a", "bc"]
 
 
 def test_a_session_goes_on_in_the_next_process():

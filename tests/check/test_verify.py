@@ -424,9 +424,7 @@ def test_every_type_of_a_model_becomes_float32():
       s = SequenceConstruct(d, k)
       y = If(flag) <then_branch = yes () => (double[a] t) { t = Identity(c) },
         else_branch = no () => (double[a] u) { u = Neg(d) }>"""
-    model = graph(
-        body, {"w": (1,)}, inputs="float16[4] x, bool flag", outputs="double[a] y", functions=functions, imports=', "local": 1'
-    )
+    model = graph(body, {"w": (1,)}, inputs="float16[4] x, bool flag", outputs="double[a] y", functions=functions)
     model.functions[0].value_info.append(helper.make_tensor_value_info("g", TensorProto.DOUBLE, [4]))
     model.graph.value_info.append(helper.make_tensor_sequence_value_info("s", TensorProto.DOUBLE, None))
     optional = helper.make_optional_type_proto(helper.make_tensor_type_proto(TensorProto.BFLOAT16, [1]))
@@ -442,10 +440,6 @@ def test_every_type_of_a_model_becomes_float32():
     sequence, maybe = (value.type for value in found.graph.value_info)
     assert sequence.sequence_type.elem_type.tensor_type.elem_type == 1
     assert maybe.optional_type.elem_type.tensor_type.elem_type == 1
-    branches = [
-        item.g.output[0].type.tensor_type.elem_type
-        for node in found.graph.node
-        if node.op_type == "If"
-        for item in node.attribute
-    ]
+    (branching,) = (node for node in found.graph.node if node.op_type == "If")
+    branches = [item.g.output[0].type.tensor_type.elem_type for item in branching.attribute]
     assert branches == [1, 1]

@@ -26,6 +26,7 @@ from convpool.ir.model import load
 from convpool.macs import count, scopes_at
 from models import generators
 from tests.support.models import graph
+from tests.support.resizing import UP
 from tests.support.rewriting import IF_BODY, IF_INPUTS, PAIR, POOL
 
 CONV = 32 * 16 * 9
@@ -34,9 +35,8 @@ CONV = 32 * 16 * 9
 
 def printed(report: convpool.Report, *, columns: int | None = None, verbose: bool = False) -> str:
     """The report as it is shown in a pipe, or on a terminal so many columns wide."""
-    console = Console(
-        file=io.StringIO(), width=columns or 160, force_terminal=columns is not None, no_color=True, highlight=False
-    )
+    look = {"no_color": True, "highlight": False, "force_terminal": columns is not None}
+    console = Console(file=io.StringIO(), width=columns or 160, **look)
     show(report, console, verbose=verbose)
     return console.file.getvalue()
 
@@ -46,12 +46,9 @@ def summary(model: onnx.ModelProto, **options) -> convpool.Summary:
 
 
 def test_only_what_is_rewritten_is_in_the_sum_and_the_model_is_counted_whole():
-    model = graph(
-        f"{PAIR.replace('y =', 'p =')}\nk = Conv(x, v)\nr = Relu(k)\nq = {POOL}(r)\n"
-        "s = Add(p, q)\nf = Flatten(s)\nm = MatMul(f, a)\ny = Gemm<transB=1>(m, b)",
-        {"v": (32, 16, 1, 1), "a": (1152, 20), "b": (10, 20)},
-        outputs="float[d,e] y",
-    )
+    body = f"{PAIR.replace('y =', 'p =')}\nk = Conv(x, v)\nr = Relu(k)\nq = {POOL}(r)\ns = Add(p, q)\n"
+    body += "f = Flatten(s)\nm = MatMul(f, a)\ny = Gemm<transB=1>(m, b)"
+    model = graph(body, {"v": (32, 16, 1, 1), "a": (1152, 20), "b": (10, 20)}, outputs="float[d,e] y")
     report = convpool.optimize(model, check=0).report
     found = report.summary
     rest = 32 * 16 * 144 + 1152 * 20 + 20 * 10
@@ -91,7 +88,7 @@ def test_what_counts(body, given, macs):
 def test_a_function_counts_once_and_the_operators_own_not():
     functions = f"""<opset_import: ["": 17], domain: "local">
     twice (a, w) => (b) {{ c = Conv<pads=[1,1,1,1]>(a, w)\n b = {POOL}(c) }}"""
-    found = summary(graph("y = local.twice(x, w)", functions=functions, imports=', "local": 1'), lowering="direct")
+    found = summary(graph("y = local.twice(x, w)", functions=functions), lowering="direct")
     assert (found.model_macs_before, found.model_macs_after, found.convolutions) == (144 * CONV, 36 * CONV, 1)
     again = summary(convpool.optimize(graph(PAIR), check=0).model)
     assert (again.model_macs_before, again.convolutions, again.rewritten) == (36 * CONV, 1, 0)
@@ -259,12 +256,10 @@ def test_a_site_is_one_line_without_padding_in_a_pipe():
     ("body", "heading"),
     [
         (f"h = Conv<pads=[1,1,1,1]>(x, w)\ny = {POOL}(h)", "pooling"),
-        ("h = Resize<mode=\"nearest\", coordinate_transformation_mode=\"asymmetric\", nearest_mode=\"floor\">(x, , s)\n"
-         "y = Conv<pads=[1,1,1,1]>(h, w)", "resize"),
-        ("h = Resize<mode=\"nearest\", coordinate_transformation_mode=\"asymmetric\", nearest_mode=\"floor\">(x, , s)\n"
-         "g = Conv<pads=[1,1,1,1]>(h, w)\nf = Relu(g)\ne = Conv<pads=[1,1,1,1]>(f, v)\n" f"y = {POOL}(e)", "pooling or resize"),
+        (f"{UP}y = Conv<pads=[1,1,1,1]>(u, w)", "resize"),
+        (f"{UP}g = Conv<pads=[1,1,1,1]>(u, w)\nf = Relu(g)\ne = Conv<pads=[1,1,1,1]>(f, v)\ny = {POOL}(e)", "pooling or resize"),
     ],
-)  # fmt: skip
+)
 def test_the_second_column_says_what_stands_beside_the_convolution(body, heading):
     model = graph(body, {"s": np.array([1, 1, 2, 2], np.float32), "v": (32, 32, 3, 3)})
     assert f"convolution  {heading}  rewritten as" in printed(convpool.optimize(model, check=0).report, verbose=True)

@@ -49,10 +49,8 @@ def test_the_workspace_of_the_fastest_tactic_is_allocated(lib):
     best = Problem(**LAYER).default_tactic(max_workspace_bytes=2**40, cc=90, multiprocessors=132, shared_bytes=232448)
     assert plan.tactic == best
     y = conv_avg_pool(Tensor(X), Tensor(W), **POOLED)
-    assert [(made.shape, repr(made.dtype)) for made in Tensor.made] == [
-        (Y, "torch.float16"),
-        ((plan.workspace_bytes,), "torch.uint8"),
-    ]
+    made = [(tensor.shape, repr(tensor.dtype)) for tensor in Tensor.made]
+    assert made == [(Y, "torch.float16"), ((plan.workspace_bytes,), "torch.uint8")]
     assert y is Tensor.made[0]
 
 
@@ -78,9 +76,8 @@ def test_kinds_options_and_alignment_make_a_plan(lib):
         conv_avg_pool(Tensor(x, dtype), Tensor(W, dtype), **(POOLED | options))
         return len(calls._plans)
 
-    assert [call(), call(x=(4, 8, 8, 256)), call(dtype="bfloat16"), call(activation="relu"), call(tactic=FUSED)] == [
-        1, 2, 3, 4, 5,
-    ]  # fmt: skip
+    others = (dict(), dict(x=(4, 8, 8, 256)), dict(dtype="bfloat16"), dict(activation="relu"), dict(tactic=FUSED))
+    assert [call(**other) for other in others] == [1, 2, 3, 4, 5]
     assert [call(pads=[0, 0, 0, 0]), call(pads=(0, 0, 0, 0)), call(pads=[0, 0, 0, 0])] == [6, 6, 6]
     conv_avg_pool(Tensor(X, address=(1 << 30) + 2), Tensor(W), **POOLED)
     assert len(calls._plans) == 7

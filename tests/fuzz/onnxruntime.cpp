@@ -44,11 +44,12 @@ struct OrtTensorTypeAndShapeInfo {
     Sizes sizes;
     std::vector<std::string> names;
 };
+using Info = OrtTensorTypeAndShapeInfo;
 struct OrtTypeInfo {
-    OrtTensorTypeAndShapeInfo tensor;
+    Info tensor;
 };
 struct OrtValue {
-    OrtTensorTypeAndShapeInfo info;
+    Info info;
     std::vector<unsigned char> bytes;
 };
 struct OrtOpAttr {
@@ -70,10 +71,10 @@ struct OrtSessionOptions {
 // A node, as all of its callbacks see it.
 struct Played {
     std::map<std::string, OrtOpAttr> attributes;
-    std::vector<std::unique_ptr<OrtTensorTypeAndShapeInfo>> declared;  // null: no type is known
-    std::vector<std::unique_ptr<OrtValue>> inputs;                     // null: the name is empty
+    std::vector<std::unique_ptr<Info>> declared;    // null: no type is known
+    std::vector<std::unique_ptr<OrtValue>> inputs;  // null: the name is empty
     std::vector<bool> constant;
-    OrtTensorTypeAndShapeInfo inferred;
+    Info inferred;
     OrtValue output;
     int use_tf32 = -1;  // -1: the provider does not tell
 };
@@ -157,38 +158,30 @@ OrtStatus *GetSessionConfigEntry(const OrtSessionOptions *options, const char *k
     return found == options->entries.end() ? fail("no such entry") : text(found->second, value, size);
 }
 
-OrtStatus *CreateTensorTypeAndShapeInfo(OrtTensorTypeAndShapeInfo **info) {
-    return ++owned, *info = new OrtTensorTypeAndShapeInfo, nullptr;
-}
-void ReleaseTensorTypeAndShapeInfo(OrtTensorTypeAndShapeInfo *info) { --owned, delete info; }
-OrtStatus *SetTensorElementType(OrtTensorTypeAndShapeInfo *info, int32_t type) { return info->type = type, nullptr; }
-OrtStatus *SetDimensions(OrtTensorTypeAndShapeInfo *info, const int64_t *sizes, size_t count) {
+OrtStatus *CreateTensorTypeAndShapeInfo(Info **info) { return ++owned, *info = new Info, nullptr; }
+void ReleaseTensorTypeAndShapeInfo(Info *info) { --owned, delete info; }
+OrtStatus *SetTensorElementType(Info *info, int32_t type) { return info->type = type, nullptr; }
+OrtStatus *SetDimensions(Info *info, const int64_t *sizes, size_t count) {
     return info->sizes.assign(sizes, sizes + count), nullptr;
 }
-OrtStatus *SetSymbolicDimensions(OrtTensorTypeAndShapeInfo *info, const char **names, size_t count) {
+OrtStatus *SetSymbolicDimensions(Info *info, const char **names, size_t count) {
     return info->names.assign(names, names + count), nullptr;
 }
-OrtStatus *GetTensorElementType(const OrtTensorTypeAndShapeInfo *info, int32_t *type) { return *type = info->type, nullptr; }
-OrtStatus *GetDimensionsCount(const OrtTensorTypeAndShapeInfo *info, size_t *count) {
-    return *count = info->sizes.size(), nullptr;
-}
-OrtStatus *GetDimensions(const OrtTensorTypeAndShapeInfo *info, int64_t *sizes, size_t count) {
+OrtStatus *GetTensorElementType(const Info *info, int32_t *type) { return *type = info->type, nullptr; }
+OrtStatus *GetDimensionsCount(const Info *info, size_t *count) { return *count = info->sizes.size(), nullptr; }
+OrtStatus *GetDimensions(const Info *info, int64_t *sizes, size_t count) {
     return std::copy_n(info->sizes.begin(), std::min(count, info->sizes.size()), sizes), nullptr;
 }
-OrtStatus *GetSymbolicDimensions(const OrtTensorTypeAndShapeInfo *info, const char **names, size_t count) {
+OrtStatus *GetSymbolicDimensions(const Info *info, const char **names, size_t count) {
     for (size_t i = 0; i < std::min(count, info->sizes.size()); ++i)
         names[i] = i < info->names.size() ? info->names[i].c_str() : "";
     return nullptr;
 }
-OrtStatus *GetTensorTypeAndShape(const OrtValue *value, OrtTensorTypeAndShapeInfo **info) {
-    return ++owned, *info = new OrtTensorTypeAndShapeInfo(value->info), nullptr;
-}
+OrtStatus *GetTensorTypeAndShape(const OrtValue *value, Info **info) { return ++owned, *info = new Info(value->info), nullptr; }
 OrtStatus *GetTensorMutableData(OrtValue *value, void **data) { return *data = value->bytes.data(), nullptr; }
 OrtStatus *GetTensorMemoryInfo(const OrtValue *, const OrtMemoryInfo **info) { return *info = &memory_info, nullptr; }
 OrtStatus *MemoryInfoGetId(const OrtMemoryInfo *, int *id) { return *id = 0, nullptr; }
-OrtStatus *CastTypeInfoToTensorInfo(const OrtTypeInfo *type, const OrtTensorTypeAndShapeInfo **info) {
-    return *info = &type->tensor, nullptr;
-}
+OrtStatus *CastTypeInfoToTensorInfo(const OrtTypeInfo *type, const Info **info) { return *info = &type->tensor, nullptr; }
 void ReleaseTypeInfo(OrtTypeInfo *type) { --owned, delete type; }
 
 OrtStatus *AllocatorAlloc(OrtAllocator *, size_t bytes, void **memory) {
@@ -276,15 +269,13 @@ OrtStatus *KernelContext_GetScratchBuffer(const OrtKernelContext *, const OrtMem
 OrtStatus *ShapeInferContext_GetInputCount(const OrtShapeInferContext *context, size_t *count) {
     return *count = context->of.declared.size(), nullptr;
 }
-OrtStatus *ShapeInferContext_GetInputTypeShape(const OrtShapeInferContext *context, size_t index,
-                                               OrtTensorTypeAndShapeInfo **info) {
+OrtStatus *ShapeInferContext_GetInputTypeShape(const OrtShapeInferContext *context, size_t index, Info **info) {
     return *info = context->of.declared.at(index).get(), unless(*info != nullptr, "no type");
 }
 OrtStatus *ShapeInferContext_GetAttribute(const OrtShapeInferContext *context, const char *name, const OrtOpAttr **attribute) {
     return *attribute = find(context->of, name), unless(*attribute != nullptr, "no such attribute");
 }
-OrtStatus *ShapeInferContext_SetOutputTypeShape(const OrtShapeInferContext *context, size_t,
-                                                const OrtTensorTypeAndShapeInfo *info) {
+OrtStatus *ShapeInferContext_SetOutputTypeShape(const OrtShapeInferContext *context, size_t, const Info *info) {
     return context->of.inferred = *info, nullptr;
 }
 OrtStatus *ReadOpAttr(const OrtOpAttr *attribute, int32_t type, void *data, size_t bytes, size_t *needed) {
@@ -509,7 +500,7 @@ void Fuzzer::make_inputs() {
     const int known = below(4);
     for (Sizes &sizes : shapes_) {
         if (played::elements(sizes) > (wraps_ ? 65536 : 4096)) sizes[below(static_cast<int>(sizes.size()))] = 0;
-        auto declared = std::make_unique<OrtTensorTypeAndShapeInfo>();
+        auto declared = std::make_unique<Info>();
         declared->type = type, declared->sizes = sizes;
         for (int64_t &size : declared->sizes) {
             if (known == 1 && one_in(2)) size = -1;
@@ -529,7 +520,7 @@ void Fuzzer::make_inputs() {
 void Fuzzer::infer(const OrtCustomOp &op) {
     OrtShapeInferContext context{node_};
     if (!passed(op.InferOutputShapeFn(&op, &context), "InferOutputShapeFn")) return;
-    const OrtTensorTypeAndShapeInfo &y = node_.inferred;
+    const Info &y = node_.inferred;
     expect(y.sizes.size() == y.names.size() && y.sizes.size() >= 3, "InferOutputShapeFn: a shape without its names");
     for (size_t i = 0; i < y.sizes.size(); ++i)
         expect((y.sizes[i] >= 0) == y.names[i].empty(), "InferOutputShapeFn: a size that is neither known nor named");

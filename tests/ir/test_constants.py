@@ -15,6 +15,7 @@ from convpool.ir.constants import Constant, computed, folded
 from tests.support.models import function_scope, graph, operators
 from tests.support.rewriting import DIRECT, PAIR, POOL, rewrite
 
+CONV = "c = Conv<pads=[1,1,1,1]>(x, w)"
 CHAINS = {
     "axes by Reshape": (
         "h = Conv(x, w)\nv = Constant<value_ints = [2, 3]>()\nn = Constant<value_ints = [-1]>()\n"
@@ -23,7 +24,7 @@ CHAINS = {
         {"Conv": 1, "GlobalAveragePool": 1},
     ),
     "factor by Unsqueeze": (
-        f"c = Conv<pads=[1,1,1,1]>(x, w)\ni = Constant<value_ints = [1, 2]>()\nf = Unsqueeze(k, i)\nh = Mul(c, f)\ny = {POOL}(h)",
+        f"{CONV}\ni = Constant<value_ints = [1, 2]>()\nf = Unsqueeze(k, i)\nh = Mul(c, f)\ny = {POOL}(h)",
         {"k": (32,)},
         DIRECT,
     ),
@@ -146,12 +147,9 @@ def test_sizes_behind_operators_whose_values_are_computed(node):
     values, shape = SHAPED[node]
     names = {name: f"{name}_known" for name in values}
     body = "".join(f"{name} = Max({known}, {known})\n" for name, known in names.items())
-    model = graph(
-        f"{body}d = {node}\no = Relu(d)\nh = Conv<pads=[1,1,1,1]>(o, weight)\ny = GlobalAveragePool(h)",
-        {"weight": (32, 16, 3, 3), **{names[name]: value for name, value in values.items()}},
-        inputs=f"float[{shape}] x",
-        opset=18,
-    )
+    body += f"d = {node}\no = Relu(d)\nh = Conv<pads=[1,1,1,1]>(o, weight)\ny = GlobalAveragePool(h)"
+    given = {"weight": (32, 16, 3, 3), **{names[name]: value for name, value in values.items()}}
+    model = graph(body, given, inputs=f"float[{shape}] x", opset=18)
     rewrite(model, 1)
     (site,) = convpool.optimize(model, check=0).report.sites
     assert site.macs_before == 32 * 16 * 9 * 12 * 12
@@ -179,9 +177,7 @@ def test_a_pooling_with_ceil_mode_in_front_is_counted():
 
 
 def test_a_chain_from_an_input_is_no_constant():
-    body = (
-        f"c = Conv<pads=[1,1,1,1]>(x, w)\ni = Constant<value_ints = [1, 2]>()\nf = Unsqueeze(v, i)\nh = Mul(c, f)\ny = {POOL}(h)"
-    )
+    body = f"{CONV}\ni = Constant<value_ints = [1, 2]>()\nf = Unsqueeze(v, i)\nh = Mul(c, f)\ny = {POOL}(h)"
     model = graph(body, inputs="float[1,16,12,12] x, float[32] v", opset=18)
     assert operators(rewrite(model, 1).graph) == {**DIRECT, "Constant": 1, "Mul": 1, "Unsqueeze": 1}
 
@@ -192,11 +188,7 @@ SPECTRAL = (
     f"h = Conv<pads=[1,1,1,1]>(x, k)\ny = {POOL}(h)"
 )
 SPECTRAL_CONSTANTS = {"raw": (128, 16, 3, 3), "rows": [128, -1], "u": (128,), "v": (144,)}
-FORMS = {
-    "direct": {"AveragePool": 1, "Conv": 1, "Reshape": 1, "MatMul": 2, "Div": 1},
-    "fused": {"Conv": 1},
-    "convavgpool": {"ConvAvgPool": 1},
-}
+FORMS = {"direct": {**DIRECT, "Reshape": 1, "MatMul": 2, "Div": 1}, "fused": {"Conv": 1}, "convavgpool": {"ConvAvgPool": 1}}
 
 
 @pytest.mark.parametrize("lowering", FORMS)
@@ -231,9 +223,8 @@ def test_weights_that_are_not_arithmetic_on_constants_stay_computed(body, inputs
 
 def test_what_else_reads_a_computed_weight_keeps_it():
     model = graph(f"{SPECTRAL}\nz = ReduceSum(k)", SPECTRAL_CONSTANTS, outputs="float[a,b,c,d] y, float[e,f,g,h] z")
-    assert operators(rewrite(model, 1, lowering="convavgpool").graph) == {
-        "ConvAvgPool": 1, "Reshape": 1, "MatMul": 2, "Div": 1, "ReduceSum": 1,
-    }  # fmt: skip
+    found = operators(rewrite(model, 1, lowering="convavgpool").graph)
+    assert found == {"ConvAvgPool": 1, "Reshape": 1, "MatMul": 2, "Div": 1, "ReduceSum": 1}
 
 
 @pytest.mark.parametrize("make", ["ConstantOfShape(n)", "Expand(zero, n)"])

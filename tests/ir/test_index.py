@@ -53,14 +53,9 @@ def test_a_target_of_a_reshape_that_follows_from_shapes(body, known):
         assert operators(rewrite(model, 1).graph)["AveragePool"] == 1
 
 
-@pytest.mark.parametrize(
-    ("target", "values"),
-    [
-        ("p = Gather(s, reverse)\nt = Concat<axis=0>(p, all)", [32, -1, 144]),
-        ("p = Gather(s, reverse)\nt = Concat<axis=0>(p, minus)", None),
-    ],
-)
-def test_an_open_size_that_changes_its_place_is_minus_1_in_a_target(target, values):
+@pytest.mark.parametrize(("last", "values"), [("all", [32, -1, 144]), ("minus", None)])
+def test_an_open_size_that_changes_its_place_is_minus_1_in_a_target(last, values):
+    target = f"p = Gather(s, reverse)\nt = Concat<axis=0>(p, {last})"
     model = graph(f"{CONV}{target}\n{MEAN}", CONSTANTS, inputs="float[N,16,12,12] x", outputs="float[a,b,c] y")
     (scope,) = index_model(model, numpy_helper.to_array, lambda *_: pytest.fail("nothing to compute"), infer_shapes(model))
     folded = with_shapes_folded(model, scope)
@@ -142,7 +137,7 @@ def test_shapes_of_what_a_gather_picks_of_a_shape():
 
 
 def test_a_function_whose_shapes_cannot_be_inferred(monkeypatch):
-    model = graph("y = local.net<e = 1>(x, w)", functions=FUNCTION.format("b = Relu(a)"), imports=', "local": 1')
+    model = graph("y = local.net<e = 1>(x, w)", functions=FUNCTION.format("b = Relu(a)"))
     info = {"a": TensorInfo(TensorProto.FLOAT, (2, 3))}
     assert index_module._infer_function(model, model.functions[0], info) is not None
 

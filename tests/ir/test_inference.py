@@ -202,8 +202,8 @@ def test_no_inference_is_done_here_and_none_with_the_weights(monkeypatch):
 def test_results_are_those_of_this_process():
     """Also through functions, convpool's own among them, whose schemas onnx knows here and not there."""
     functions = '\n<domain: "local", opset_import: ["" : 17]>\nf (a) => (b) { b = Relu(a) }\n'
-    original = graph(f"r = local.f(x)\n{PAIR.replace('(x,', '(r,')}\nz = Shape(y)", functions=functions, imports=', "local": 1',
-                     outputs="float[a,b,c,d] y, int64[e] z")  # fmt: skip
+    body = f"r = local.f(x)\n{PAIR.replace('(x,', '(r,')}\nz = Shape(y)"
+    original = graph(body, functions=functions, outputs="float[a,b,c,d] y, int64[e] z")
     for model in (original, convpool.optimize(original, check=0).model):
         assert elsewhere.infer_elsewhere(model).graph == onnx.shape_inference.infer_shapes(model, data_prop=True).graph
 

@@ -100,11 +100,8 @@ def test_one_name_on_two_inputs_makes_no_residual(names):
     """onnxruntime runs them with batches of 2 and 1, and widens the second one."""
     model = graph(f"{PAIR.replace('y =', 'q =')}\ny = Add(q, r)", inputs="float[1,16,12,12] x, float[1,32,6,6] r")
     for value, name in zip(model.graph.input, names, strict=True):
-        value.CopyFrom(
-            helper.make_tensor_value_info(
-                value.name, TensorProto.FLOAT, [name, *(d.dim_value for d in value.type.tensor_type.shape.dim[1:])]
-            )
-        )
+        sizes = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        value.CopyFrom(helper.make_tensor_value_info(value.name, TensorProto.FLOAT, [name, *sizes[1:]]))
     result = convpool.optimize(model, target="cuda").model
     assert [node.op_type for node in result.graph.node] == ["ConvAvgPool", "Add"]
     assert_close(model, result, {"x": np.repeat(ONES, 2, 0), "r": np.ones((1, 32, 6, 6), np.float32)}, SHARE)
@@ -230,9 +227,8 @@ def test_branches_of_several_shapes_stay_before_opset_11(opset):
         one.output[0].type.tensor_type.ClearField("shape")
     result = convpool.optimize(model, check=0, target="cpu", upsampling="fused")
     (site,) = result.report.sites
-    assert (site.status, site.obstacle) == (
-        ("rejected", "shape of the branch's result: unknown") if opset < 11 else ("rewritten", None)
-    )
+    stays = ("rejected", "shape of the branch's result: unknown")
+    assert (site.status, site.obstacle) == (stays if opset < 11 else ("rewritten", None))
     for condition in (True, False):
         assert_close(model, result.model, {"c": np.array(condition), "x": ONES}, SHARE)
 
@@ -252,10 +248,8 @@ def test_a_result_is_not_refused_for_a_wrong_note_of_the_original():
 def test_a_branch_of_unknown_shape_leaves_the_result_of_its_if_unknown():
     """Before opset 11 onnx's shape inference gives it the other branch's, by which it would be one number for all elements."""
     nodes = 'a = Upsample<mode="nearest">(x, s) r = Concat<axis=-3>(a)'
-    branch = (
-        f"k = If(c) <then_branch = t () => (float[] r) {{ {nodes} }}, else_branch = e () => (float[] i) {{ i = Identity(v) }}>"
-    )
-    body = f'{branch} u = Upsample<mode="nearest">(x, s) m = Mul(u, k) y = Conv<pads=[1,1,1,1]>(m, w)'
+    branches = f"then_branch = t () => (float[] r) {{ {nodes} }}, else_branch = e () => (float[] i) {{ i = Identity(v) }}"
+    body = f'k = If(c) <{branches}> u = Upsample<mode="nearest">(x, s) m = Mul(u, k) y = Conv<pads=[1,1,1,1]>(m, w)'
     constants = {"s": np.array([1, 1, 2, 2], np.float32), "v": (1,)}
     model = graph(body, constants, inputs="bool c, float[1,16,12,12] x", opset=9)
     for one in (model.graph.node[0].attribute[0].g, model.graph.node[0].attribute[1].g):
@@ -283,9 +277,8 @@ def dims(values) -> dict[str, list[int | str]]:
 )
 def test_the_result_has_the_sizes_and_gives_the_same(target, fold, tail):
     last = "q" if tail else "p"
-    model = graph(
-        f"{PAIR.replace('y =', 'p =')}\n{tail}y = Sigmoid({last})", inputs="float[N,16,H,W] x", outputs="float[N,a,b,c] y"
-    )
+    body = f"{PAIR.replace('y =', 'p =')}\n{tail}y = Sigmoid({last})"
+    model = graph(body, inputs="float[N,16,H,W] x", outputs="float[N,a,b,c] y")
     before = model.SerializeToString(deterministic=True)
     result = convpool.optimize(model, target=target, fold=fold, fix_shapes=SIZES)
     assert result.changed and result.report.changed and result.report.verification.input_shapes == SIZES
@@ -333,12 +326,8 @@ def test_sizes_noted_at_an_export_do_not_stay():
     body = f"{PAIR.replace('y =', 'p =')}\nu = com.microsoft.Gelu(p)\ny = If(flag) <\n"
     body += "then_branch = yes () => (float[1,32,g,32] a) { r = Relu(p) a = Identity(r) },\n"
     body += "else_branch = no () => (float[1,32,g,32] b) { b = Neg(u) }>"
-    model = graph(
-        body,
-        inputs="float[N,16,H,W] x, bool flag",
-        outputs="float[1,32,32,g] y, float[1,32,g,32] u",
-        imports=', "com.microsoft": 1',
-    )
+    inputs, outputs = "float[N,16,H,W] x, bool flag", "float[1,32,32,g] y, float[1,32,g,32] u"
+    model = graph(body, inputs=inputs, outputs=outputs, imports=', "com.microsoft": 1')
     model.graph.value_info.append(onnx.helper.make_tensor_value_info("p", onnx.TensorProto.FLOAT, [1, 32, 32, 32]))
     fixed = with_sizes(model, SIZES)
     assert dims(fixed.graph.value_info) == {"p": [2, 32, 6, 7]}

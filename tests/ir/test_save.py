@@ -51,9 +51,8 @@ def test_original_and_result_stay_whole(tmp_path, folder, layout, lowering, chan
     assert_loads(path), assert_loads(out)
     assert_same_outputs(path, out)
     assert written[0] == out and len(set(written)) == len(written)
-    assert sorted(str(file.relative_to(out.parent)) for file in written) == sorted(
-        set(names(out.parent)) - set(before if folder == "a" else ())
-    )
+    new = set(names(out.parent)) - set(before if folder == "a" else ())
+    assert sorted(str(file.relative_to(out.parent)) for file in written) == sorted(new)
     for file in written:
         place = tmp_path / "c" / file.relative_to(out.parent)
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -72,12 +71,8 @@ def test_one_file_beside_the_model(tmp_path):
     out = tmp_path / "out.onnx"
     convpool.optimize(make(tmp_path), lowering="fused").save(out, external_data="one")
     assert locations(out) == {"big": "out.onnx.data", "w_fused": "out.onnx.data"}
-    offsets = [
-        int(e.value)
-        for t in onnx.load(out, load_external_data=False).graph.initializer
-        for e in t.external_data
-        if e.key == "offset"
-    ]
+    stored = onnx.load(out, load_external_data=False).graph.initializer
+    offsets = [int(entry.value) for tensor in stored for entry in tensor.external_data if entry.key == "offset"]
     assert all(offset % saving.PAGE_BYTES == 0 for offset in offsets)
 
 

@@ -41,9 +41,8 @@ def model(x_shape, conv=CONV, bias=True, opset=17) -> onnx.ModelProto:
 
 
 def inferred(found: onnx.ModelProto, data_prop: bool = False) -> list:
-    dims = (
-        onnx.shape_inference.infer_shapes(found, strict_mode=True, data_prop=data_prop).graph.output[0].type.tensor_type.shape.dim
-    )
+    inferred = onnx.shape_inference.infer_shapes(found, strict_mode=True, data_prop=data_prop)
+    dims = inferred.graph.output[0].type.tensor_type.shape.dim
     names = [dim.dim_param if not dim.dim_param.startswith("unk__") else "" for dim in dims]
     return [dim.dim_value or name or None for dim, name in zip(dims, names, strict=True)]
 

@@ -170,7 +170,7 @@ def test_each_scope_by_itself():
 def test_an_axis_that_a_function_is_given():
     text = '<opset_import: ["": 17], domain: "local">\njoin <axis> (t, a, b) => (q)\n'
     text += "{ p = Concat<axis: int = @axis>(t, a)\nq = Concat<axis: int = @axis>(t, a, b) }"
-    model = graph(PAIR + "q = local.join<axis = 1>(t, a, b)", functions=text, imports=', "local": 1', outputs="float[i,j,k,l] q")
+    model = graph(PAIR + "q = local.join<axis = 1>(t, a, b)", functions=text, outputs="float[i,j,k,l] q")
     assert concats(rewrite(model, 1).functions[0]) == {"p": ["t", "a"], "q": ["t", "a", "b"]}
 
 

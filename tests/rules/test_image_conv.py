@@ -268,11 +268,9 @@ def test_reason(name):
     ],
 )
 def test_in_a_function(version, attribute, expected):
-    text = f'<opset_import: ["": {version}], domain: "local">\nfirst <group> (x, v) => (s) {{ s = Conv<{attribute}>(x, c) }}'
-    model = graph(
-        f"s = local.first<group = 1>(x)\n{OTHER}", functions=text.replace("(x, v)", "(x)"), imports=', "local": 1',
-        inputs=f"{IMAGE}, float[1,16,12,12] z", outputs="float[a,b,c,d] s, float[i,j,k,l] o",
-    )  # fmt: skip
+    text = f'<opset_import: ["": {version}], domain: "local">\nfirst <group> (x) => (s) {{ s = Conv<{attribute}>(x, c) }}'
+    inputs, outputs = f"{IMAGE}, float[1,16,12,12] z", "float[a,b,c,d] s, float[i,j,k,l] o"
+    model = graph(f"s = local.first<group = 1>(x)\n{OTHER}", inputs=inputs, outputs=outputs, functions=text)
     body = model.functions[0]
     value = helper.make_tensor("c", onnx.TensorProto.FLOAT, [8, 3, 3, 3], np.ones(216))
     body.node.insert(0, helper.make_node("Constant", [], ["c"], value=value))
@@ -486,7 +484,7 @@ def test_an_average_behind_a_plain_convolution_leaves_it_only_where_it_could_mov
 )
 def test_poolings_by_an_attribute_of_the_function_beside_a_convolution_for_the_plugin(body, pair):
     functions = f"""<domain: "local", opset_import: ["": 17]> net <e> (a) => (b) {{ {body} }}"""
-    model = graph("y = local.net<e = 0>(x)", inputs="float[1,64,16,16] x", functions=functions, imports=', "local": 1')
+    model = graph("y = local.net<e = 0>(x)", inputs="float[1,64,16,16] x", functions=functions)
     value = numpy_helper.from_array(np.ones((64, 64, 3, 3), np.float32))
     model.functions[0].node.insert(0, helper.make_node("Constant", [], ["w"], value=value))
     result = convpool.optimize(model, target="tensorrt", check=1)

@@ -74,7 +74,7 @@ def test_in_bodies_and_functions():
     twice (a, w) => (b) {{ c = Conv<pads=[1,1,1,1]>(a, w)\n b = {POOL}(c) }}"""
     for model in (
         graph(IF_BODY, {"v": (32, 16, 3, 3)}, inputs=IF_INPUTS),
-        graph("y = local.twice(x, w)", functions=functions, imports=', "local": 1'),
+        graph("y = local.twice(x, w)", functions=functions),
     ):
         written = convpool.optimize(model, check=0).model
         assert schema.used_in(written)
@@ -284,7 +284,5 @@ def test_open_sizes_of_a_node_that_becomes_standard_operators():
     written.graph.input.append(onnx.helper.make_tensor_value_info(shift.name, onnx.TensorProto.FLOAT, ["C"]))
     written.graph.initializer.remove(shift)
     (site,) = convpool.optimize(written, lowering="direct", check=0).report.sites
-    assert (site.status, site.reason) == (
-        "rejected",
-        f"{node.op_type} '{site.conv}': type and shape of the shift; got unknown, expected known ones",
-    )
+    reason = f"{node.op_type} '{site.conv}': type and shape of the shift; got unknown, expected known ones"
+    assert (site.status, site.reason) == ("rejected", reason)

@@ -286,12 +286,8 @@ FRAME_PAD = 'v = Pad<mode="edge">(u, p)\ny = Conv(v, w)'
 
 def _frames(cut=SPLIT, pad=FRAME_PAD, frames=3, space=(2, 2, 2), branch="", **given):
     constants = {"parts": [1, frames - 1], "zero": [0], "one": [1], "two": [2], "big": [2**62]}
-    constants |= {
-        "plane": scales(2, 2),
-        "space": scales(*space),
-        "p": [0, 0, 2, 1, 1, 0, 0, 0, 1, 1],
-        "w": whole((8, 8, 3, 3, 3)),
-    }
+    constants |= {"plane": scales(2, 2), "space": scales(*space), "w": whole((8, 8, 3, 3, 3))}
+    constants |= {"p": [0, 0, 2, 1, 1, 0, 0, 0, 1, 1]}
     body = FRAMES.replace("c = Squeeze(a, two)\n", branch) if branch else FRAMES
     return graph(cut + body + pad, constants | given, inputs=f"float[1,8,{frames},4,5] x", outputs="float[a,b,c,d,e] y")
 
@@ -369,12 +365,8 @@ def test_half_precision():
     assert result.report.sites[0].lowering != "direct"  # what it averages is four times as large as the result
 
 
-SPELT = {
-    8: "u = Upsample<scales=[1.,1.,2.,2.]>(x)\n",
-    9: "u = Upsample(x, s)\n",
-    10: "u = Resize(x, s)\n",
-    11: UP.replace(", ,", ", roi,"),
-}
+SPELT = {8: "u = Upsample<scales=[1.,1.,2.,2.]>(x)\n", 9: "u = Upsample(x, s)\n", 10: "u = Resize(x, s)\n"}
+SPELT |= {11: UP.replace(", ,", ", roi,")}
 
 
 @pytest.mark.parametrize("opset", SPELT)
@@ -437,7 +429,7 @@ HALF = up('coordinate_transformation_mode="half_pixel", nearest_mode="floor"')
 CROP = up('coordinate_transformation_mode="tf_crop_and_resize"', "x, roi, s")
 CORNERS = up('coordinate_transformation_mode="align_corners"')
 BORDER = {"z": [0, 0, 1, 1, 0, 0, 1, 1], "five": np.float32(5)}
-BEHIND = "y = Conv(v, w)"
+BEHIND, REFLECT = "y = Conv(v, w)", 'v = Pad<mode="reflect">(u, z)\n'
 OTHER = "m = MaxPool<kernel_shape=[1,1]>(u)\nq = Neg(m)\n"
 REFUSED = {
     "round at 3": (up('coordinate_transformation_mode="asymmetric"'), CONV, {"s": scales(3, 3)}, "upsampling by whole factors"),
@@ -451,12 +443,7 @@ REFUSED = {
     "strides": (UP, CONV.replace("<", "<strides=[2,2], "), {}, "strides; got [2, 2], expected 1 on every axis"),
     "dilations": (UP, CONV.replace("<", "<dilations=[3,3], "), {}, "dilations; got [3, 3], expected 1, or multiples of [2, 2]"),
     "pads": (UP, CONV.replace("1,1,1,1", "3,1,1,1"), {}, "got [3, 1, 1, 1], expected less than the kernel's extent, [3, 3]"),
-    "reflect": (
-        UP + 'v = Pad<mode="reflect">(u, z)\n',
-        BEHIND,
-        {"z": [0, 0, 2, 1, 0, 0, 1, 1]},
-        "got [2, 1, 1, 1], expected less",
-    ),
+    "reflect": (UP + REFLECT, BEHIND, {"z": [0, 0, 2, 1, 0, 0, 1, 1]}, "got [2, 1, 1, 1], expected less"),
     "mode of Pad": (UP + 'v = Pad<mode="wrap">(u, z)\n', BEHIND, BORDER, "mode of Pad; got wrap"),
     "value of Pad": (UP + "v = Pad(u, z, five)\n", BEHIND, BORDER, "mode of Pad; got constant"),
     "MaxPool": (UP + "v = MaxPool<kernel_shape=[2,2]>(u)\n", BEHIND, {}, "between resize and convolution; got MaxPool"),
@@ -528,16 +515,14 @@ def test_computed_weights_stay():
 
 
 def test_names_exclude():
-    body = 'u = Resize<mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor">(x, , s)\n' + CONV
     for name in ("u", "y"):
-        report = convpool.optimize(graph(body, SCALES), target="cpu", exclude=name, check=0).report
+        report = convpool.optimize(graph(UP + CONV, SCALES), target="cpu", exclude=name, check=0).report
         assert [site.status for site in report.sites] == ["excluded"]
 
 
 def test_autotune_times_every_form():
-    report = convpool.optimize(
-        graph(UP + "r = Relu(u)\ny = Conv<pads=[1,1,1,1]>(r, w)", SCALES), target="cpu", autotune=True
-    ).report
+    model = graph(UP + "r = Relu(u)\ny = Conv<pads=[1,1,1,1]>(r, w)", SCALES)
+    report = convpool.optimize(model, target="cpu", autotune=True).report
     (site,) = report.sites
     assert site.times_us is not None and set(site.times_us) == {"original", "fused", "subpixel", "phases", "direct"}
     assert report.verification.passed
@@ -755,10 +740,8 @@ def test_nothing_moves_behind_a_resize_to_no_elements():
 def test_a_second_reader_keeps_the_convolution_in_front():
     body = "h = Conv(x, w, b)\nq = Relu(h)\ny = Resize(h, , s)"
     given = pointwise(body, {**SHRINK, "s": scales(0.25, 0.25)}, outputs="float[a,b,c,d] y, float[e,f,g,h] q")
-    assert (
-        reason(given, disable="pool_first")
-        == "Conv 'h': result of the convolution; got has 2 readers, expected one reader, the Resize"
-    )
+    expected = "Conv 'h': result of the convolution; got has 2 readers, expected one reader, the Resize"
+    assert reason(given, disable="pool_first") == expected
 
 
 def test_nearest_upsampling_of_one_map():

@@ -42,7 +42,9 @@ def graph(
     """A model with `body` as its nodes.
 
     constants: initializers by name; a tuple is a shape to fill with `weights`, a list of ints an int64 tensor.
+    imports: of domains beside the standard one; where there are functions, "local" unless said otherwise.
     """
+    imports = imports or (', "local": 1' if functions else "")
     text = f'<ir_version: {ir}, opset_import: ["": {opset}{imports}]>\nmain ({inputs}) => ({outputs})\n{{\n{body}\n}}\n'
     model = onnx.parser.parse_model(text + functions)
     for number, (name, value) in enumerate({"w": (32, 16, 3, 3), **(constants or {})}.items()):
@@ -121,7 +123,5 @@ FUNCTION = """<domain: "local", opset_import: ["": 17]> net <e> (a, w) => (b) {{
 
 def function_scope(body: str, shape: str = "2,16,8,8") -> Scope:
     """The scope of a function, called with a tensor and weights."""
-    model = graph(
-        "y = local.net<e = 1>(x, w)", inputs=f"float[{shape}] x", functions=FUNCTION.format(body), imports=', "local": 1'
-    )
+    model = graph("y = local.net<e = 1>(x, w)", inputs=f"float[{shape}] x", functions=FUNCTION.format(body))
     return next(scope for scope in index(model) if scope.is_function)

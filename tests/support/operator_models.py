@@ -15,12 +15,8 @@ from convpool.algebra.parts import LAYOUTS, OPERATORS
 from convpool.ir import schema
 from tests.support.models import model_of
 
-TYPES = {
-    "float16": TensorProto.FLOAT16,
-    "bfloat16": TensorProto.BFLOAT16,
-    "float32": TensorProto.FLOAT,
-    "float64": TensorProto.DOUBLE,
-}
+TYPES = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
+TYPES |= {"float32": TensorProto.FLOAT, "float64": TensorProto.DOUBLE}
 ROUNDING = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-20, "float64": 2.0**-20}
 """Relative error of one rounding of the result to the type, doubled; of the wide types, which their means' sums need."""
 SLOPES = {"LeakyRelu": 0.25}

@@ -10,17 +10,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
+from tests.support.operator_models import TYPES
 from tests.support.random_graph import RandomGraph
 
 NEWEST = onnx.defs.onnx_opset_version()
-TYPES = {
-    "float16": TensorProto.FLOAT16,
-    "bfloat16": TensorProto.BFLOAT16,
-    "float32": TensorProto.FLOAT,
-    "float64": TensorProto.DOUBLE,
-}
 WEIGHT_KINDS = ("initializer", "constant", "identity", "overridable", "computed")
 
 

@@ -114,10 +114,8 @@ class PretendedRunner:
 )  # fmt: skip
 @pytest.mark.parametrize("sides", [(2.0, 2.0), (2.0, 2.1), (2.1, 2.0)])
 def test_engines_run_once_more_at_a_size_that_both_profiles_allow(first, second, batch, sides):
-    one, other = (
-        PretendedRunner(typical, factor, least, most)
-        for (least, typical, most), factor in zip((first, second), sides, strict=True)
-    )
+    pairs = zip((first, second), sides, strict=True)
+    one, other = (PretendedRunner(typical, factor, least, most) for (least, typical, most), factor in pairs)
     found = compare_runners(one, other)
     assert found.passed == (sides[0] == sides[1]) and found.input_shapes == {"x": [4, 3]}
     assert found.other_shapes == ({} if batch is None else {"x": [batch, 3]})
@@ -318,9 +316,7 @@ def test_build_without_pycuda_says_so_before_it_builds(pair, tmp_path, monkeypat
 @pytest.mark.parametrize(("option", "kind"), [(None, None), ("--no-stem", "stem"), ("--no-plain-conv", "plain_conv")])
 def test_build_says_which_convolutions_go_to_the_plugin(pair, tmp_path, monkeypatch, capsys, option, kind):
     def build(model, options):
-        assert {one: getattr(options, one) for one in ("stem", "plain_conv")} == {
-            one: one != kind for one in ("stem", "plain_conv")
-        }
+        assert all(getattr(options, one) == (one != kind) for one in ("stem", "plain_conv"))
         raise OptionError("as expected")
 
     monkeypatch.setattr(build_cli, "build", build)

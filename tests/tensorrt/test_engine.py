@@ -26,6 +26,13 @@ from tests.support.played_engine import PYCUDA, ILogger, Played, TensorFormat, T
 from tests.support.rewriting import PAIR
 
 
+class Array:
+    """An array on the GPU."""
+
+    def __init__(self, typestr: str = "<f4") -> None:
+        self.__cuda_array_interface__ = {"shape": (2, 3), "typestr": typestr, "data": (4096, False), "version": 3}
+
+
 def in_a_thread(body) -> None:
     errors = []
 
@@ -154,10 +161,6 @@ def test_integers_are_narrowed_only_where_they_fit(engine_of):
 
 
 def test_gpu_arrays_live_until_others_take_their_place(engine_of):
-    class Array:
-        def __init__(self) -> None:
-            self.__cuda_array_interface__ = {"shape": (2, 3), "typestr": "<f4", "data": (4096, False), "version": 3}
-
     engine = engine_of()
     arrays = [Array(), Array(), Array()]
     alive = [weakref.ref(array) for array in arrays]
@@ -181,11 +184,8 @@ def test_pycuda_that_is_not_there(monkeypatch):
 
 def test_a_gpu_array_of_another_type_is_refused(engine_of):
     """The engine would read its bytes as they are."""
-    array = types.SimpleNamespace(
-        __cuda_array_interface__={"shape": (2, 3), "typestr": "<f2", "data": (4096, False), "version": 3}
-    )
     with pytest.raises(OptionError, match="input 'x': type; got float16, expected float32"):
-        engine_of().bind({"x": array})
+        engine_of().bind({"x": Array("<f2")})
 
 
 @pytest.mark.parametrize(("kind", "size_bytes"), [("FLOAT", 24), ("HALF", 12), ("INT8", 6), ("INT64", 48)])

@@ -184,7 +184,7 @@ def test_casts_to_float_become_half_precision_ones():
 
 def test_names_left_out_at_the_end_go_when_functions_are_inlined():
     functions = """<domain: "local", opset_import: ["": 17]> net (a, b, bias) => (c) { c = Conv(a, b, bias) }"""
-    inlined = prepare.inline_own_functions(graph("y = local.net(x, w)", functions=functions, imports=', "local": 1'))
+    inlined = prepare.inline_own_functions(graph("y = local.net(x, w)", functions=functions))
     assert not inlined.functions and list(inlined.graph.node[0].input) == ["x", "w"]
     assert prepare.inline_own_functions(inlined) is inlined
 
@@ -257,11 +257,10 @@ def test_lowerings_where_none_is_asked_for(monkeypatch, cc, trt_version, plain_c
     monkeypatch.setattr(policy, "current_device", lambda: {"cc": cc})
     wide = {"width": 64, "max_width": 64} if network == "stargan_v2_small" else {}  # as plain convolutions on the plugin are
     model = load(generate(network, batch=2, **wide))
-    found = [
-        policy.default_lowering(
-            model, BuildOptions(precision=precision, plugin=plugin, plain_conv=plain_conv), tensorrt(trt_version)
-        )
+    options = [
+        BuildOptions(precision=precision, plugin=plugin, plain_conv=plain_conv)
         for precision in ("fp32", "tf32", "fp16", "bf16")
         for plugin in (True, False)
     ]
+    found = [policy.default_lowering(model, option, tensorrt(trt_version)) for option in options]
     assert found == ["convavgpool", "auto", in_tf32, "auto", *["convavgpool", "auto"] * 2]

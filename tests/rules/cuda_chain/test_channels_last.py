@@ -206,9 +206,8 @@ def test_reasons_of_convolutions_that_stay(reason):
 def test_a_pad_that_crops_in_front_of_a_convolution_that_stays():
     text = f"{TAIL}\nq = Pad(p, o)\nt = Conv<pads=[1,1,1,1]>(q, k)\ny = Conv(t, v)"
     sites = for_cuda(wide(text, {"o": [0, 0, -1, -1, 0, 0, -1, -1], "v": (16, 16, 3, 3)})).report.sites
-    assert [site.reason for site in sites if site.status == "rejected"] == [
-        "Conv 't': Pad in front; got pads that the convolution cannot take, expected none"
-    ]
+    reason = "Conv 't': Pad in front; got pads that the convolution cannot take, expected none"
+    assert [site.reason for site in sites if site.status == "rejected"] == [reason]
 
 
 @pytest.mark.parametrize(
@@ -242,10 +241,8 @@ def test_doubles_stay_with_the_channels_first():
 
 
 def test_names_that_switch_the_passes():
-    text = (
-        f"{TAIL}\nq = Softsign(p)\nt = Conv<pads=[1,1,1,1]>(q, k)\nz = Softsign(t)\nu = Conv<pads=[1,1,1,1]>(z, v)\ny = {POOL}(u)"
-    )
-    model = wide(text, {"v": (32, 16, 3, 3)})
+    text = f"{TAIL}\nq = Softsign(p)\nt = Conv<pads=[1,1,1,1]>(q, k)\nz = Softsign(t)\nu = Conv<pads=[1,1,1,1]>(z, v)\n"
+    model = wide(f"{text}y = {POOL}(u)", {"v": (32, 16, 3, 3)})
     assert layouts(for_cuda(model).model) == [2, 1, 3]
     assert layouts(for_cuda(model, disable=["chain_conv"]).model) == [0, 0]
     assert layouts(for_cuda(model, disable=["channels_last"]).model) == [0, 0, 0]
@@ -267,7 +264,7 @@ def test_a_function_s_own_chain_has_its_own_layout():
     net (a, w, k) => (y) {{ {TAIL.replace("(x,", "(a,")} q = Softsign(p) t = Conv<pads=[1,1,1,1]>(q, k) z = {POOL}(t)
     y = Relu(z) }}"""
     body = "g = local.net(x, w, k)\nh = local.net(g, w, k)\ny = Relu(h)"
-    model = graph(body, NARROW, inputs="float[4,16,64,64] x", functions=functions, imports=', "local": 1')
+    model = graph(body, NARROW, inputs="float[4,16,64,64] x", functions=functions)
     before = model.SerializeToString(deterministic=True)
     result = convpool.optimize(model, target="cuda", check=0)
     assert model.SerializeToString(deterministic=True) == before
@@ -343,9 +340,8 @@ def test_a_convolution_of_another_type_between_pairs_stays():
         f"{text}t = Conv<pads=[1,1,1,1]>(q, k)\ny = {POOL}(t)", {"double": weights((32, 32, 3, 3)).astype(np.float64) / 17}
     )
     sites = convpool.optimize(model, target="cuda", check=0).report.sites
-    assert [site.reason for site in sites if site.conv == "b"] == [
-        "Conv 'b': type; got DOUBLE, expected float16, bfloat16 or float32"
-    ]
+    reasons = [site.reason for site in sites if site.conv == "b"]
+    assert reasons == ["Conv 'b': type; got DOUBLE, expected float16, bfloat16 or float32"]
 
 
 MAP = f"{TAIL}\nt = Conv<pads=[1,1,1,1]>(p, k)\nz = AveragePool<kernel_shape=[4,4], strides=[4,4]>(t)\na = Relu(z)\n"
@@ -455,10 +451,8 @@ def test_channels_sizes_and_numbers_of_a_head(taken, channels, kind, end, size, 
 
 def test_the_report_tells_of_chains_and_layouts(tmp_path, capsys):
     onnx.save(head("a mean, a view and a Gemm"), tmp_path / "in.onnx")
-    assert (
-        run(command, "convpool-optimize", [str(tmp_path / "in.onnx"), "--target", "cuda", "--report", str(tmp_path / "r.json")])
-        == 0
-    )
+    words = [str(tmp_path / "in.onnx"), "--target", "cuda", "--report", str(tmp_path / "r.json")]
+    assert run(command, "convpool-optimize", words) == 0
     out = capsys.readouterr().out
     assert "layout    4 nodes with channels last" in out and "ReduceMean 1 -> 0" in out
     assert json.loads((tmp_path / "r.json").read_text())["summary"]["channels_last"] == 4

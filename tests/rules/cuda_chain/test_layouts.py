@@ -110,7 +110,7 @@ def test_a_node_of_two_results_keeps_its_layout(body, tensors):
 def test_a_norm_by_an_attribute_of_the_function_keeps_its_layout(epsilon, tensors):
     functions = f"""<domain: "local", opset_import: ["": 17]>
       norm <e> (a) => (b) {{ one = Constant<value_floats = [1.0]>() b = BatchNormalization<{epsilon}>(a, one, one, one, one) }}"""
-    model = graph("y = local.norm<e = 0.1>(x)", inputs="float[2,1,4,4] x", functions=functions, imports=', "local": 1')
+    model = graph("y = local.norm<e = 0.1>(x)", inputs="float[2,1,4,4] x", functions=functions)
     scope = next(scope for scope in index(model) if scope.is_function)
     assert joined(scope, 1) == tensors
 

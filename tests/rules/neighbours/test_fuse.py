@@ -277,14 +277,8 @@ def test_types(dtype):
     constants = {name: (rng.standard_normal(shape) / 8).astype(kinds[dtype]) for name, shape in shapes.items()}
     constants["d"] = np.full(16, 2).astype(kinds[dtype])
     body = f"n = BatchNormalization(x, g, b, m, d)\np = Relu(n)\n{PAIR.replace('y =', 'q =')}\no = Add(q, r)\ny = Relu(o)"
-    model = graph(
-        body,
-        constants,
-        inputs=f"{onnx_type}[1,16,12,12] x, {onnx_type}[1,32,6,6] r",
-        outputs=f"{onnx_type}[a,b2,c,d2] y",
-        opset=22,
-        ir=10,
-    )
+    inputs, outputs = f"{onnx_type}[1,16,12,12] x, {onnx_type}[1,32,6,6] r", f"{onnx_type}[a,b2,c,d2] y"
+    model = graph(body, constants, inputs=inputs, outputs=outputs, opset=22, ir=10)
     result = optimize(model, check=2)
     assert only(result.model).op_type == "AffineReluConvAvgPoolAddRelu" and result.report.verification.passed
     types = {tensor.data_type for tensor in result.model.graph.initializer}

@@ -225,7 +225,7 @@ def test_inside_a_function_with_constants_of_its_own():
 <domain: "local", opset_import: ["" : 17]>
 block (x, w, g, b, m, d) => (y) {{ k = Constant<value = float {{2.0}}>() n = Mul(x, k) p = Relu(n) {PAIR} }}
 """
-    model = graph("y = local.block(x, w, g, b, m, d)", NORM, functions=text, imports=', "local": 1')
+    model = graph("y = local.block(x, w, g, b, m, d)", NORM, functions=text)
     found = rewrite(model, 1, "convavgpool")
     assert "AffineReluConvAvgPool" in operators(found.functions[0])
     assert {entry.domain: entry.version for entry in found.functions[0].opset_import} == {"": 17, "ai.convpool": 2}
@@ -236,7 +236,7 @@ def test_alpha_of_a_function_s_attribute_is_unknown():
 <domain: "local", opset_import: ["" : 17]>
 block <a>(x, w) => (y) {{ p = LeakyRelu<alpha : float = @a>(x) {PAIR} }}
 """
-    model = rewrite(graph("y = local.block<a = 0.5>(x, w)", functions=text, imports=', "local": 1'), 1, "convavgpool")
+    model = rewrite(graph("y = local.block<a = 0.5>(x, w)", functions=text), 1, "convavgpool")
     assert operators(model.functions[0])["LeakyRelu"] == 1
 
 

@@ -135,8 +135,7 @@ def test_a_window_of_ceil_mode_behind_the_map_does_not_count(opset, operator, wi
     model = graph(body, inputs=f"float[1,16,{sizes}] x", opset=opset)
     result = convpool.optimize(model)
     assert result.report.summary.rewritten == ("N" not in sizes)
-    feeds = random_feeds(model, size=14)
-    assert_close(model, result.model, feeds, 1e-5)
+    assert_close(model, result.model, random_feeds(model, size=14), 1e-5)
 
 
 FLATTEN = "s = Shape(h)\nt = Slice(s, zero, two, zero)\nr = Concat<axis=0>(t, last)\nf = Reshape(h, r)\n"
@@ -189,9 +188,8 @@ def test_a_shape_that_is_read_on_comes_from_the_input():
 @pytest.mark.parametrize("body", ["", "<start=1>", "<start=1, end=-1>", "<end=1>", "<start=-2>"])
 @pytest.mark.parametrize("batch", ["1", "N"])
 def test_a_shape_as_an_output_gives_the_same(body, batch):
-    model = graph(
-        CONV + f"s = Shape{body}(h)\ny = {POOL}(h)", inputs=f"float[{batch},16,12,12] x", outputs="float[a,b,c,d] y, int64[e] s"
-    )
+    body = f"{CONV}s = Shape{body}(h)\ny = {POOL}(h)"
+    model = graph(body, inputs=f"float[{batch},16,12,12] x", outputs="float[a,b,c,d] y, int64[e] s")
     result = rewrite(model, pairs=1, size=3)
     feeds = random_feeds(model, size=3)
     np.testing.assert_array_equal(sessions.run(result, feeds)[1], sessions.run(model, feeds)[1])
@@ -239,12 +237,8 @@ def test_large_tables_are_not_read_for_sizes(monkeypatch):
     monkeypatch.setattr(LoadedModel, "read", lambda self, tensor: names.append(tensor.name) or read(self, tensor))
     body = CONV + "i = Gather(table, zero)\nj = Shape(x)\nr = Concat<axis=0>(i, j)\n"
     body += f"f = Reshape(q, r)\ny = {POOL}(h)\nz = Identity(f)"
-    model = graph(
-        body,
-        {**NUMBERS, "table": np.arange(10000, dtype=np.int64)},
-        inputs="float[N,16,12,12] x, float[0] q",
-        outputs="float[a,b,c,d] y, float[e,f,g,h,i] z",
-    )
+    inputs, outputs = "float[N,16,12,12] x, float[0] q", "float[a,b,c,d] y, float[e,f,g,h,i] z"
+    model = graph(body, {**NUMBERS, "table": np.arange(10000, dtype=np.int64)}, inputs=inputs, outputs=outputs)
     assert convpool.optimize(model, check=0).report.summary.rewritten == 1
     assert names and "table" not in names
 

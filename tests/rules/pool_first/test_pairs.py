@@ -58,12 +58,8 @@ def test_each_of_few_channels_has_its_own_factor(channels):
 @pytest.mark.parametrize("lowering", ["convavgpool", "direct", "fused"])
 def test_a_factor_that_half_precision_weights_cannot_take_in_moves_behind(lowering, factor):
     constants = {"w": np.full((32, 16, 3, 3), 8 if factor > 1 else 0.01, np.float16), "k": np.float16(factor)}
-    model = graph(
-        f"c = Conv<pads=[1,1,1,1]>(x, w)\nh = Mul(c, k)\ny = {POOL}(h)",
-        constants,
-        inputs="float16[1,16,12,12] x",
-        outputs="float16[a,b,c,d] y",
-    )
+    body = f"c = Conv<pads=[1,1,1,1]>(x, w)\nh = Mul(c, k)\ny = {POOL}(h)"
+    model = graph(body, constants, inputs="float16[1,16,12,12] x", outputs="float16[a,b,c,d] y")
     result = convpool.optimize(model, check=0, lowering=lowering)
     assert result.report.summary.rewritten == 1 and operators(result.model.graph)["Mul"] == 1
 
@@ -242,11 +238,8 @@ def test_what_the_plugin_has_no_fast_kernel_for(conv, shape, sizes, fused):
         assert operators(rewrite(model, 1, "convavgpool").graph) == {"AveragePool": 1, "Conv": 1}
         kept = convpool.optimize(model, target="tensorrt").report.sites[0]
         assert kept.status == "rejected" and "for which the plugin has kernels" in kept.reason
-    whole = graph(
-        f"h = Conv{'<group=2>' if 'group' in conv else ''}(x, w)\ny = GlobalAveragePool(h)",
-        {"w": (*shape[:2], *[1] * rank)},
-        **types,
-    )
+    body = f"h = Conv{'<group=2>' if 'group' in conv else ''}(x, w)\ny = GlobalAveragePool(h)"
+    whole = graph(body, {"w": (*shape[:2], *[1] * rank)}, **types)
     assert operators(rewrite(whole, 1, "convavgpool").graph) == {"Conv": 1, "GlobalAveragePool": 1}
     first = graph(f"h = {pool}(x)\ny = {conv.replace('(x', '(h')}", given, **types)
     kept = convpool.optimize(first, enable="fuse_pool_conv")
@@ -270,10 +263,8 @@ def test_a_large_window_behind_a_spatial_kernel_stays(target):
     whole = graph("h = Conv(x, w)\ny = GlobalAveragePool(h)", inputs="float[1,16,24,24] x")
     site = convpool.optimize(whole, target=target).report.sites[0]
     assert site.status == "rejected"
-    assert (
-        "pooling window of a ConvAvgPool" in site.reason
-        and "at most 64 elements, for which the plugin has kernels" in site.reason
-    )
+    assert "pooling window of a ConvAvgPool" in site.reason
+    assert "at most 64 elements, for which the plugin has kernels" in site.reason
 
 
 @pytest.mark.parametrize(("window", "pairs"), [([8, 8], 1), ([5, 13], 0)], ids=["64", "65"])

@@ -396,7 +396,7 @@ def test_reason_of_a_pooling_in_front(name):
 def test_a_bias_of_another_shape_in_a_function_is_told(shape):
     functions = f"""<opset_import: ["": 17], domain: "local">
     net (a) => (v) {{ h = Conv<pads=[1,1,1,1]>(a, w, b) v = {AVERAGE}(h) }}"""
-    model = graph("y = local.net(x)", functions=functions, imports=', "local": 1')
+    model = graph("y = local.net(x)", functions=functions)
     for name, size in (("w", (32, 16, 3, 3)), ("b", shape)):
         value = numpy_helper.from_array(np.ones(size, np.float32))
         model.functions[0].node.insert(0, helper.make_node("Constant", [], [name], value=value))
@@ -407,7 +407,7 @@ def test_a_bias_of_another_shape_in_a_function_is_told(shape):
 def test_weights_of_whole_numbers_in_a_function_are_told():
     functions = f"""<opset_import: ["": 17], domain: "local">
     net (a) => (v) {{ h = Conv<pads=[1,1,1,1]>(a, w) v = {AVERAGE}(h) }}"""
-    model = graph("y = local.net(x)", functions=functions, imports=', "local": 1')
+    model = graph("y = local.net(x)", functions=functions)
     value = numpy_helper.from_array(np.ones((32, 16, 3, 3), np.int32))
     model.functions[0].node.insert(0, helper.make_node("Constant", [], ["w"], value=value))
     (site,) = convpool.optimize(model, check=0).report.sites

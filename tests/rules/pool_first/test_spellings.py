@@ -380,7 +380,7 @@ HALVES = {
 @pytest.mark.parametrize(("what", "lowering"), product(HALVES, ("direct", "convavgpool")))
 def test_functions_with_a_part_of_a_pair_are_inlined(what, lowering):
     body, functions = (text.replace("POOL", POOL).replace("LOCAL", LOCAL) for text in HALVES[what])
-    result = rewrite(graph(body, {"two": (32,)}, functions=functions, imports=', "local": 1'), 1, lowering)
+    result = rewrite(graph(body, {"two": (32,)}, functions=functions), 1, lowering)
     assert {function.domain for function in result.functions} <= {"ai.convpool"}
     names = [node.name for node in result.graph.node if node.name]
     assert len(names) == len(set(names))
@@ -391,7 +391,7 @@ def test_only_the_calls_of_a_pair_are_inlined():
     own = f"""<domain: "local", opset_import: ["": 17]> both (a, k) => (b) {{ c = Conv<pads=[1,1,1,1]>(a, k) b = {POOL}(c) }}"""
     unused = """<domain: "local", opset_import: ["": 17]> unused (a) => (b) { b = Relu(a) }"""
     body = f"h = local.conv(x, w)\np = {POOL}(h)\nr = Relu(p)\nt = local.conv(r, v)\nu = Tanh(t)\ny = local.both(u, v)"
-    model = graph(body, {"v": (32, 32, 3, 3)}, functions=CONV + own + unused, imports=', "local": 1')
+    model = graph(body, {"v": (32, 32, 3, 3)}, functions=CONV + own + unused)
     result = rewrite(model, 2, "direct")
     assert [node.op_type for node in result.graph.node] == ["AveragePool", "Conv", "Relu", "conv", "Tanh", "both"]
     assert {function.name for function in result.functions} == {"conv", "both", "unused"}
@@ -401,7 +401,7 @@ def test_a_function_that_hands_an_input_on():
     """onnxruntime does not take it."""
     functions = """<domain: "local", opset_import: ["": 17]> conv (a, k) => (b, a) { b = Conv<pads=[1,1,1,1]>(a, k) }"""
     body = f"h, x2 = local.conv(x, w)\nb = Conv<pads=[1,1,1,1]>(x2, w)\ns = Add(h, b)\ny = {POOL}(s)"
-    model = graph(body, functions=functions, imports=', "local": 1')
+    model = graph(body, functions=functions)
     result, feeds = convpool.optimize(model, check=0, lowering="direct").model, random_feeds(model)
     assert operators(result.graph) == {"Add": 1, "AveragePool": 2, "Conv": 2, "Identity": 1}
     plain = graph(body.replace("h, x2 = local.conv(x, w)", "h = Conv<pads=[1,1,1,1]>(x, w)\nx2 = Identity(x)"))
@@ -410,12 +410,12 @@ def test_a_function_that_hands_an_input_on():
 
 def test_a_function_in_a_branch():
     body = IF_BODY.replace("Conv<pads=[1,1,1,1]>(x, w)", "local.conv(x, w)")
-    model = graph(body, {"v": (32, 16, 3, 3)}, inputs=IF_INPUTS, functions=CONV, imports=', "local": 1')
+    model = graph(body, {"v": (32, 16, 3, 3)}, inputs=IF_INPUTS, functions=CONV)
     assert not rewrite(model, 2, "direct").functions
 
 
 def test_functions_stay_where_no_pair_appears():
-    model = graph(f"h = local.conv(x, w)\nr = Relu(h)\ny = {POOL}(r)", functions=CONV, imports=', "local": 1')
+    model = graph(f"h = local.conv(x, w)\nr = Relu(h)\ny = {POOL}(r)", functions=CONV)
     result = convpool.optimize(model, check=0)
     assert not result.changed and result.model == model
     (site,) = result.report.sites
@@ -428,14 +428,14 @@ def test_functions_that_grow_without_end_stay():
     for number in range(1, 18):
         calls = f"c = local.f{number - 1}(a) b = local.f{number - 1}(c)"
         text += f"""<domain: "local", opset_import: ["": 17, "local": 1]> f{number} (a) => (b) {{ {calls} }}"""
-    model = graph(f"h = local.conv(x, w)\np = {POOL}(h)\ny = local.f17(p)", functions=text, imports=', "local": 1')
+    model = graph(f"h = local.conv(x, w)\np = {POOL}(h)\ny = local.f17(p)", functions=text)
     assert inlined(model) is None
 
 
 @pytest.mark.parametrize(("opset", "fits"), [(11, True), (16, True), (6, False)])
 def test_a_function_of_another_opset(opset, fits):
     """It is inlined where its operators mean the same: Conv of 11 does, that of 6 has other attributes by then."""
-    model = graph(f"h = local.conv(x, w)\ny = {POOL}(h)", functions=CONV.replace("17", str(opset)), imports=', "local": 1')
+    model = graph(f"h = local.conv(x, w)\ny = {POOL}(h)", functions=CONV.replace("17", str(opset)))
     assert (inlined(model) is not None) == fits
     if fits:
         rewrite(model, 1, "direct")
