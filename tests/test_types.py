@@ -63,9 +63,8 @@ def test_mypy_strict_holds_a_caller_to_the_types(tmp_path):
     script.write_text(SCRIPT)
     words = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--config-file=", f"--cache-dir={tmp_path}"]
     words += ["--ignore-missing-imports", str(script)]
-    path = (
-        {} if PACKAGE.name == "site-packages" else {"MYPYPATH": str(PACKAGE)}
-    )  # mypy finds what is installed, and wants no path
+    # mypy finds what is installed, and wants no path.
+    path = {} if PACKAGE.name == "site-packages" else {"MYPYPATH": str(PACKAGE)}
     done = subprocess.run(words, capture_output=True, text=True, env={"PATH": "", **path}, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "Success: no issues found in 1 source file\n"), done.stdout + done.stderr
 

@@ -110,10 +110,8 @@ def folder(tmp_path):
 
 def contents(folder) -> dict:
     """Inode, time and content of everything in a folder."""
-    found = {path: path.lstat() for path in folder.rglob("*")}
-    return {
-        path: (status.st_ino, status.st_mtime_ns, path.read_bytes() if path.is_file() else b"") for path, status in found.items()
-    }
+    bytes_of = {path: path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}
+    return {path: (path.lstat().st_ino, path.lstat().st_mtime_ns, data) for path, data in bytes_of.items()}
 
 
 def refuse(capsys, folder, arguments: list[str], status: int, part: str) -> None:
@@ -146,6 +144,7 @@ def test_invalid_model(make, part, folder, capsys):
         convpool.optimize(path, check=0)
 
 
+PLAIN = ("--enable", "plain_conv")
 OPTIONS = {
     "a folder": (["sub"], "a folder"),
     "the folder itself": (["."], "a folder"),
@@ -169,14 +168,8 @@ OPTIONS = {
     "shape without sizes": (["good.onnx", "--input-shape", "x"], "expected NAME:1x3x224x224"),
     "shape with a letter": (["good.onnx", "--input-shape", "x:1xCx12x12"], "expected NAME:1x3x224x224"),
     "shape with another digit": (["good.onnx", "--input-shape", "x:1x\u00b2x12x12"], "expected NAME:1x3x224x224"),
-    "shape too large": (
-        ["good.onnx", "--enable", "plain_conv", "--input-shape", f"x:{10**20}x16x12x12"],
-        "expected positive sizes",
-    ),
-    "shape of no input, unchecked": (
-        ["good.onnx", "--enable", "plain_conv", "--no-check", "--input-shape", "z:1"],
-        "no input 'z'",
-    ),
+    "shape too large": (["good.onnx", *PLAIN, "--input-shape", f"x:{10**20}x16x12x12"], "expected positive sizes"),
+    "shape of no input, unchecked": (["good.onnx", *PLAIN, "--no-check", "--input-shape", "z:1"], "no input 'z'"),
     "shape of no input": (["good.onnx", "--input-shape", "z:1x16x12x12"], "no input 'z'"),
     "shape of another rank": (["good.onnx", "--input-shape", "x:1x16x12"], "got shape [1, 16, 12]"),
     "shape against a fixed size": (["good.onnx", "--input-shape", "x:1x16x12x13"], "expected [1, 16, 12, 12]"),

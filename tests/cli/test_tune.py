@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`convpool tune`: nodes of models become problems of the library, and the fastest tactics rows of a file."""
 
+import os
+import subprocess
+import sys
+
 import onnx
 import pytest
 from onnx import shape_inference
@@ -59,18 +63,13 @@ def test_scale_and_shift_have_the_nodes_shape(op_type, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("precision", "layout", "dtype", "order", "tf32"),
-    [
-        ("fp16", None, "float16", 1, 0),
-        ("bf16", "nchw", "bfloat16", 0, 0),
-        ("tf32", "nhwc", "float32", 1, 1),
-        ("fp32", "nchw", "float32", 0, 0),
-    ],
+    ("precision", "dtype"), [("fp16", "float16"), ("bf16", "bfloat16"), ("tf32", "float32"), ("fp32", "float32")]
 )
-def test_precision_and_layout(precision, layout, dtype, order, tf32):
+@pytest.mark.parametrize(("layout", "order"), [(None, 1), ("nchw", 0), ("nhwc", 1)])
+def test_precision_and_layout(precision, layout, dtype, order):
     for problem in tune.problems_of(str(MODEL_PATH), DIGITS, precision, layout).values():
         s = problem.struct
-        assert (problem.dtype, s.x_layout, s.y_layout, s.allow_tf32) == (dtype, order, order, tf32)
+        assert (problem.dtype, s.x_layout, s.y_layout, s.allow_tf32) == (dtype, order, order, precision == "tf32")
         assert problem.activation == "tanh" and problem.bias
 
 
@@ -102,17 +101,12 @@ def test_the_library_chooses_what_was_measured(tmp_path):
         tune._measuring()
     except convpool.ConvpoolError as error:
         skip_or_fail(str(error))
-    import os
-    import subprocess
-    import sys
-
     path = tmp_path / "tuned.def"
     assert run(tune.command, "convpool tune", [str(MODEL_PATH), "-o", str(path), *SHAPE]) == 0
     asked = (
         "import torch; torch.zeros(1, device='cuda'); from convpool.cli import tune; from convpool.cuda import Plan; "
         f"print(*(Plan(p).how_chosen for p in tune.problems_of({str(MODEL_PATH)!r}, {DIGITS}, 'fp16').values()))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", asked], env={**os.environ, "CONVPOOL_TUNED": str(path)}, capture_output=True, text=True, check=True
-    )
+    command, environment = [sys.executable, "-c", asked], {**os.environ, "CONVPOOL_TUNED": str(path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["measured", "measured"]

@@ -39,6 +39,8 @@ class FakeDlpack:
 
 X, W = Fake((2, 8, 16, 16)), Fake((4, 3, 3, 8))
 OUT = (2, 4, 8, 8)
+FAR, ELSEWHERE = Fake(OUT, address=2 << 20), FakeDlpack((1 << 20,), device=(2, 1))
+POOLED = dict(pool_kernel_shape=2, pool_pads=1, strides=2)
 IMPLICIT_GEMM = "conv_avgpool_direct_gemm_sm75_f16_m64n64k32_s4"
 WORKSPACE = -(-2 * 17 * 17 * 8 * 2 // 256) * 256  # its bytes for X and W: box means
 
@@ -65,13 +67,10 @@ WORKSPACE = -(-2 * 17 * 17 * 8 * 2 // 256) * 256  # its bytes for X and W: box m
         (dict(x=Fake((2, 8, 16, 16), mask=Fake((2, 8, 16, 16)))), r"x: masked"),
         (dict(out=Fake(OUT, address=2 << 20, read_only=True)), r"out: read-only"),
         (dict(out=Fake(OUT, address=(1 << 20) + 2 * 2 * 8 * 16 * 16 - 2)), r"out: overlaps x; got memory in common"),
-        (dict(out=Fake(OUT, address=2 << 20), residual=Fake(OUT, address=2 << 20)), r"out: overlaps residual"),
+        (dict(out=FAR, residual=FAR), r"out: overlaps residual"),
+        (dict(out=FAR, workspace=Fake((1024,), "|u1", address=(2 << 20) - 256), tactic=1), r"out: overlaps workspace"),
         (
-            dict(out=Fake(OUT, address=2 << 20), workspace=Fake((1024,), "|u1", address=(2 << 20) - 256), tactic=1),
-            r"out: overlaps workspace",
-        ),
-        (
-            dict(x=FakeDlpack((2, 8, 16, 16)), workspace=FakeDlpack((1 << 20,), device=(2, 1)), tactic=IMPLICIT_GEMM),
+            dict(x=FakeDlpack((2, 8, 16, 16)), workspace=ELSEWHERE, tactic=IMPLICIT_GEMM),
             r"workspace: on another device; got device 1, expected 0",
         ),
         (dict(out=None), r"out: missing; got None"),
@@ -80,7 +79,7 @@ WORKSPACE = -(-2 * 17 * 17 * 8 * 2 // 256) * 256  # its bytes for X and W: box m
 )
 def test_wrong_array_is_named(arguments, reason, monkeypatch):
     monkeypatch.setattr(library, "current_ordinal", lambda: 0)  # which arrays name, whatever device tests run on
-    good = dict(x=X, w=W, out=Fake((2, 4, 8, 8)), pool_kernel_shape=2, pool_pads=1, strides=2)
+    good = dict(x=X, w=W, out=Fake((2, 4, 8, 8)), **POOLED)
     with pytest.raises(ArrayError, match=reason):
         conv_avg_pool(**(good | arguments))
 
@@ -88,7 +87,7 @@ def test_wrong_array_is_named(arguments, reason, monkeypatch):
 def test_array_of_another_than_the_current_device(monkeypatch):
     monkeypatch.setattr(library, "current_ordinal", lambda: 1)
     with pytest.raises(ArrayError, match=r"x: not on the current device; got device 0, expected 1"):
-        conv_avg_pool(FakeDlpack((2, 8, 16, 16)), W, out=Fake(OUT), pool_kernel_shape=2, pool_pads=1, strides=2)
+        conv_avg_pool(FakeDlpack((2, 8, 16, 16)), W, out=Fake(OUT), **POOLED)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +108,7 @@ def test_array_of_another_than_the_current_device(monkeypatch):
     ],
 )
 def test_wrong_option_is_named(arguments, reason):
-    good = dict(x=X, w=W, out=Fake((2, 4, 8, 8)), pool_kernel_shape=2, pool_pads=1, strides=2)
+    good = dict(x=X, w=W, out=Fake((2, 4, 8, 8)), **POOLED)
     with pytest.raises(ProblemError, match=reason):
         conv_avg_pool(**(good | arguments))
 
@@ -123,9 +122,7 @@ def test_streams():
 def expected(x, w):
     from tests.support.kernels import conv_reference
 
-    problem = Problem(
-        n=x.shape[0], c=x.shape[1], m=w.shape[0], spatial=x.shape[2:], kernel_shape=3, pool_kernel_shape=2, pool_pads=1, strides=2
-    )
+    problem = Problem(n=x.shape[0], c=x.shape[1], m=w.shape[0], spatial=x.shape[2:], kernel_shape=3, **POOLED)
     return conv_reference.linear(problem, x.astype(np.float64), w.astype(np.float64))
 
 
@@ -138,12 +135,11 @@ def test_pycuda(gpu):
     import pycuda.gpuarray as gpuarray
 
     x, w = integers((2, 8, 16, 16), 0), integers((24, 3, 3, 8), 1)
-    y = conv_avg_pool(gpuarray.to_gpu(x), gpuarray.to_gpu(w), pool_kernel_shape=2, pool_pads=1, strides=2)
+    y = conv_avg_pool(gpuarray.to_gpu(x), gpuarray.to_gpu(w), **POOLED)
     assert isinstance(y, gpuarray.GPUArray) and y.dtype == np.float16
     np.testing.assert_array_equal(y.get(), expected(x, w))
     stream = driver.Stream()
-    tactic = "conv_avgpool_direct_gemm_sm75_f16_m64n64k32_s4"  # its workspace is allocated here
-    arguments = dict(pool_kernel_shape=2, pool_pads=1, strides=2, stream=stream, tactic=tactic)
+    arguments = dict(POOLED, stream=stream, tactic=IMPLICIT_GEMM)  # its workspace is allocated here
     y = conv_avg_pool(gpuarray.to_gpu(x), gpuarray.to_gpu(w), **arguments)
     stream.synchronize()
     np.testing.assert_array_equal(y.get(), expected(x, w))
@@ -154,7 +150,7 @@ def test_pycuda_bfloat16(gpu):
     import pycuda.gpuarray as gpuarray
 
     x, w = (integers(s, i).astype(ml_dtypes.bfloat16) for i, s in enumerate([(2, 8, 16, 16), (24, 3, 3, 8)]))
-    y = conv_avg_pool(gpuarray.to_gpu(x), gpuarray.to_gpu(w), pool_kernel_shape=2, pool_pads=1, strides=2)
+    y = conv_avg_pool(gpuarray.to_gpu(x), gpuarray.to_gpu(w), **POOLED)
     np.testing.assert_array_equal(y.get(), expected(x, w).astype(ml_dtypes.bfloat16))
 
 
@@ -163,7 +159,7 @@ def test_torch(torch_gpu):
     x, w = integers((2, 8, 16, 16), 0), integers((24, 3, 3, 8), 1)
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
         gx, gw = torch.from_numpy(x).cuda().to(dtype), torch.from_numpy(w).cuda().to(dtype)
-        y = conv_avg_pool(gx, gw, pool_kernel_shape=2, pool_pads=1, strides=2)
+        y = conv_avg_pool(gx, gw, **POOLED)
         assert y.dtype == dtype and y.device == gx.device
         rounded = torch.from_numpy(expected(x, w)).to(dtype)
         assert torch.equal(y.cpu(), rounded)
@@ -188,7 +184,7 @@ def test_the_current_device_is_told_from_another(torch_gpu):
 def test_cupy(torch_gpu):
     cupy = pytest.importorskip("cupy")
     x, w = integers((2, 8, 16, 16), 0), integers((24, 3, 3, 8), 1)
-    y = conv_avg_pool(cupy.asarray(x), cupy.asarray(w), pool_kernel_shape=2, pool_pads=1, strides=2)
+    y = conv_avg_pool(cupy.asarray(x), cupy.asarray(w), **POOLED)
     assert isinstance(y, cupy.ndarray)
     np.testing.assert_array_equal(cupy.asnumpy(y), expected(x, w))
 
@@ -206,7 +202,7 @@ def test_memory_of_torch_is_not_in_use_elsewhere(torch_gpu):
             torch.cuda._sleep(100_000_000)
             freed.fill_(float("nan"))
             del freed
-            y = conv_avg_pool(gx, gw, pool_kernel_shape=2, pool_pads=1, strides=2, stream=stream)
+            y = conv_avg_pool(gx, gw, **POOLED, stream=stream)
         torch.cuda.synchronize()
         np.testing.assert_array_equal(y.cpu().numpy(), expected(x, w))
 

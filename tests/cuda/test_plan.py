@@ -22,6 +22,7 @@ INVALID, UNSUPPORTED, TOO_SMALL, MISALIGNED, CUDA_ERROR = 1, 2, 3, 4, 5
 BY_NAME, BY_MEASUREMENT, BY_RULE = 0, 1, 2
 UNALIGNED = 1
 ANY_BYTES = 2**63
+RS = "direct_fused_sm90a_f16_m128n128k32_s5_rs3x3"
 MEMORY = 1 << 20  # an address that nothing follows
 
 
@@ -121,8 +122,8 @@ def test_null_pointers_and_unknown_flags_are_refused(pretended):
 
 
 def test_info_of_a_named_plan(pretended):
-    info = pretended.info(pretended.made(layer(residual=True), "direct_fused_sm90a_f16_m128n128k32_s5_rs3x3"))
-    assert info.name == b"conv_avgpool_direct_fused_sm90a_f16_m128n128k32_s5_rs3x3"
+    info = pretended.info(pretended.made(layer(residual=True), RS))
+    assert info.name.decode() == f"conv_avgpool_{RS}"
     assert (info.chosen_by, info.device, info.workspace_bytes, info.prepared_bytes) == (BY_NAME, 0, 0, 0)
     assert 1 < info.expected_us < 1000
     assert list(info.out_spatial) == [16, 16, 0]
@@ -154,18 +155,10 @@ def test_a_measured_choice_is_told_from_one_by_rule(pretended):
 
 def test_the_rule_has_a_time_for_every_tactic(pretended):
     """Each runs some problem of these on an H200, and is then expected to take a finite time."""
-    layers = [
-        dict(c=512, bias=True),
-        dict(c=512, kernel_shape=1, pool_pads=0),
-        dict(c=1, kernel_shape=3),
-        dict(c=3, m=64, kernel_shape=3),
-        dict(c=4, m=64, kernel_shape=4, pool_kernel_shape=1, pool_pads=0),
-        dict(kernel_shape=5),
-        dict(kernel_shape=3, pool_kernel_shape=3, strides=3),
-        dict(kernel_shape=5, pool_kernel_shape=3, strides=3),
-        dict(layout="NCHW"),
-        dict(pool_kernel_shape=1, pool_pads=0, strides=1, pads=1, upsample=2),
-    ]
+    layers = [dict(c=512, bias=True), dict(c=512, kernel_shape=1, pool_pads=0), dict(c=1), dict(c=3, m=64), dict(kernel_shape=5)]
+    layers += [dict(kernel_shape=kernel, pool_kernel_shape=3, strides=3) for kernel in (3, 5)]
+    layers += [dict(c=4, m=64, kernel_shape=4, pool_kernel_shape=1, pool_pads=0), dict(layout="NCHW")]
+    layers += [dict(pool_kernel_shape=1, pool_pads=0, strides=1, pads=1, upsample=2)]
     expected = dict.fromkeys((tactic.id for tactic in tactics()), None)
     for dtype, tf32 in (("float16", False), ("bfloat16", False), ("float32", True), ("float32", False)):
         for fields in layers:
@@ -188,9 +181,8 @@ def test_a_device_that_no_tactic_runs_on_is_refused(pretended):
         assert pretended.create(layer())[0] == UNSUPPORTED
     finally:
         pretended.lib.pretended_describe(90, 132, 232448)
-    assert pretended.error() == (
-        "conv_avgpool_generic: compute capability; got 70, expected 75 or more; no tactic runs on such a device"
-    )
+    reason = "compute capability; got 70, expected 75 or more; no tactic runs on such a device"
+    assert pretended.error() == f"conv_avgpool_generic: {reason}"
     with pytest.raises(UnsupportedError, match="compute capability; got 70"):
         layer().default_tactic(cc=70, multiprocessors=80, shared_bytes=98304)
 
@@ -208,7 +200,7 @@ def test_unaligned_plans_need_no_alignment(pretended):
         info = pretended.info(pretended.made(layer(**fields, bias=True), flags=UNALIGNED))
         element = 4 if "dtype" in fields else 2
         assert [info.x_alignment, info.w_alignment, info.y_alignment, info.b_alignment] == [element] * 4
-    name = "direct_fused_sm90a_f16_m128n128k32_s5_rs3x3"
+    name = RS
     assert pretended.create(layer(), name, flags=UNALIGNED)[0] == MISALIGNED
     assert pretended.error().startswith(f"conv_avgpool_{name}: address of x; got one that may be unaligned, expected a multiple")
 
@@ -235,7 +227,7 @@ def test_kept_weights_are_not_computed_again(pretended):
     assert len(pretended.launches()) == 1
 
 
-@pytest.mark.parametrize("tactic", ["direct_fused_sm90a_f16_m128n128k32_s5_rs3x3", "direct_gemm_sm90a_f16_m64n64k64_s8_im2col"])
+@pytest.mark.parametrize("tactic", [RS, "direct_gemm_sm90a_f16_m64n64k64_s8_im2col"])
 def test_tensor_maps_are_encoded_once_for_an_address(pretended, tactic):
     plan = pretended.made(layer(), tactic)
     memory = dict(workspace=5 * MEMORY, workspace_bytes=ANY_BYTES)
@@ -269,10 +261,8 @@ def test_sums_of_phases_are_copied_to_whole_boxes_of_y(pretended, fields, copied
 @pytest.mark.parametrize(
     ("tactic", "fields", "tensor"),
     [
-        ("direct_fused_sm90a_f16_m128n128k32_s5_rs3x3", dict(), "x"),
-        ("direct_fused_sm90a_f16_m128n128k32_s5_rs3x3", dict(), "w"),
-        ("direct_fused_sm90a_f16_m128n128k32_s5_rs3x3", dict(), "y"),
-        ("direct_fused_sm90a_f16_m128n128k32_s5_rs3x3", dict(bias=True), "b"),
+        *((RS, dict(), tensor) for tensor in ("x", "w", "y")),
+        (RS, dict(bias=True), "b"),
         ("direct_fused_sm90a_f16_m64n64k64_s5_1x1", dict(kernel_shape=1, pool_pads=0), "x"),
         ("filter_fused_sm90a_f16_m64n64k64_s4", dict(), "x"),
         ("direct_gemm_sm90a_f16_m64n64k64_s4", dict(), "w"),
@@ -314,15 +304,14 @@ def test_a_plan_stays_on_its_device(pretended):
     loads = pretended.lib.pretended_loads()
     pretended.device(1, 200)
     assert pretended.launch(plan) == INVALID
-    assert pretended.error() == (
-        "conv_avgpool_generic: current device; got 1, expected the plan's, 0; make a plan for each device"
-    )
+    reason = "current device; got 1, expected the plan's, 0; make a plan for each device"
+    assert pretended.error() == f"conv_avgpool_generic: {reason}"
     pretended.device(0, 101)  # another context of the same device: the kernels are loaded there too
     assert pretended.launch(plan) == 0 and pretended.lib.pretended_loads() > loads
 
 
 def test_threads_share_a_plan(pretended):
-    plan = pretended.made(layer(), "direct_fused_sm90a_f16_m128n128k32_s5_rs3x3")
+    plan = pretended.made(layer(), RS)
 
     def run(thread: int) -> set[int]:
         pretended.device(0, 100)
@@ -338,7 +327,7 @@ def test_threads_share_a_plan(pretended):
 
 def test_a_stateless_launch_is_that_of_a_plan(pretended):
     """On the current device, whichever it is."""
-    tactic = find_tactic("conv_avgpool_direct_fused_sm90a_f16_m128n128k32_s5_rs3x3").id
+    tactic = find_tactic(f"conv_avgpool_{RS}").id
     for device, multiprocessors in ((0, 100), (1, 201)):
         pretended.device(device, multiprocessors)
         pretended.forget()

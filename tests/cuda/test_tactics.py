@@ -80,10 +80,8 @@ def test_tf32_is_rounded_to_nearest(gpu, name, rounded):
     """Integers are exact either way, and the bound on random data is too wide to tell rounding from cutting off."""
     tactic = tactic_of(gpu, name)
     side = layer_of(tactic)["kernel_shape"]
-    problem = Problem(
-        n=2, c=256, m=256, spatial=(16, 16), **layer_of(tactic), dtype="float32", layout=layout_of(name),
-        allow_tf32=True,
-    )  # fmt: skip
+    layer = dict(layer_of(tactic), dtype="float32", layout=layout_of(name), allow_tf32=True)
+    problem = Problem(n=2, c=256, m=256, spatial=(16, 16), **layer)
     if reason := problem.why_not(tactic):
         pytest.skip(reason)
     x, w = np.ones(problem.x_shape[:1] + (256, 16, 16)), np.zeros(problem.w_shape)
@@ -113,9 +111,8 @@ def test_prologue_of_values_that_are_not_finite(gpu, name, before, slope):
         del layer["strides"]
     elif "_tma" not in name:
         layer["pool_kernel_shape"] = 1
-    problem = Problem(
-        n=1, c=8, m=8, spatial=(36, 36), **layer, dtype=tactic.dtype, layout="NHWC", allow_tf32=True, **prologue,
-    )  # fmt: skip
+    layer |= dict(prologue, dtype=tactic.dtype, layout="NHWC", allow_tf32=True)
+    problem = Problem(n=1, c=8, m=8, spatial=(36, 36), **layer)
     x, w = np.ones((1, 8, 36, 36)), np.zeros(problem.w_shape)
     w[:, 0] = 1  # sums that are numbers of bfloat16
     if tactic.family == "upsample":

@@ -30,10 +30,7 @@ def python_functions(text: str) -> Iterator[tuple[str, int]]:
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             first = node.body[0]
-            documented = (
-                isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
-            )
-            docstring = first.end_lineno - first.lineno + 1 if documented else 0
+            docstring = first.end_lineno - first.lineno + 1 if ast.get_docstring(node) is not None else 0
             yield node.name, node.end_lineno - node.lineno + 1 - docstring
 
 

@@ -12,6 +12,7 @@ import os
 import random
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 PATH = Path(__file__).with_name("tactics.json")
@@ -45,15 +46,11 @@ def upsampled_problems() -> list[tuple[str, dict]]:
         (8, 256, 128, 32), (1, 512, 512, 32), (1, 512, 512, 4), (1, 1024, 1024, 8), (4, 40, 24, 100),
     ]  # fmt: skip
     usual = dict(kernel_shape=3, pool_kernel_shape=1, pads=1, upsample=2, bias=True)
-    return [
-        (
-            f"upsampled {n}x{c}-{m} {size} {number} {layout}",
-            dict(n=n, c=c, m=m, spatial=(size, size), layout=layout) | usual | dtype,
-        )
-        for n, c, m, size in layers
-        for number, dtype in enumerate(DTYPES)
-        for layout in ("NHWC", "NCHW")
-    ]
+    found = []
+    for (n, c, m, size), (number, dtype), layout in product(layers, enumerate(DTYPES), ("NHWC", "NCHW")):
+        problem = dict(n=n, c=c, m=m, spatial=(size, size), layout=layout) | usual | dtype
+        found.append((f"upsampled {n}x{c}-{m} {size} {number} {layout}", problem))
+    return found
 
 
 def random_problems(count: int) -> list[dict]:
@@ -106,11 +103,8 @@ def choices(problems: list[dict]) -> list[list]:
     rows = []
     for arguments in problems:
         problem = cuda.Problem(**arguments)
-        chosen = [
-            problem.default_tactic(max_workspace_bytes=ANY_WORKSPACE_BYTES, **H200).id,
-            problem.default_tactic(max_workspace_bytes=0, **H200).id,
-            problem.default_tactic(max_workspace_bytes=ANY_WORKSPACE_BYTES, **A100).id,
-        ]
+        asked = ((ANY_WORKSPACE_BYTES, H200), (0, H200), (ANY_WORKSPACE_BYTES, A100))
+        chosen = [problem.default_tactic(max_workspace_bytes=most, **device).id for most, device in asked]
         usable = [t.id for t in cuda.tactics() if problem.why_not(t, cc=90, shared_bytes=H200["shared_bytes"]) is None]
         rows.append([*chosen, hashlib.sha256(json.dumps(sorted(usable)).encode()).hexdigest()[:12]])
     return rows

@@ -210,12 +210,10 @@ def test_a_function_that_calls_itself():
 @pytest.mark.parametrize("order", [1, -1])
 def test_functions_of_one_name_differ_by_their_overloads(order):
     """One may call the other; two of one overload are refused."""
+    make_node, imports = onnx.helper.make_node, [onnx.helper.make_opsetid("", 17)]
+    nodes = {"": make_node("Relu", ["x"], ["y"]), "twice": make_node("f", ["x"], ["y"], domain="d")}
     functions = [
-        onnx.helper.make_function("d", "f", ["x"], ["y"], [node], [onnx.helper.make_opsetid("", 17)], overload=overload)
-        for overload, node in (
-            ("", onnx.helper.make_node("Relu", ["x"], ["y"])),
-            ("twice", onnx.helper.make_node("f", ["x"], ["y"], domain="d")),
-        )
+        onnx.helper.make_function("d", "f", ["x"], ["y"], [node], imports, overload=overload) for overload, node in nodes.items()
     ]
     model = calling([])
     model.functions.extend(functions[::order])

@@ -288,9 +288,8 @@ def test_file_systems_without_links(tmp_path, monkeypatch, layout):
 
     monkeypatch.setattr(os, "link", refuse)
     (tmp_path / "o").mkdir()
-    convpool.optimize(make(tmp_path / "in", 1.0), check=0, lowering="direct").save(
-        tmp_path / "o" / "o.onnx", external_data=layout
-    )
+    result = convpool.optimize(make(tmp_path / "in", 1.0), check=0, lowering="direct")
+    result.save(tmp_path / "o" / "o.onnx", external_data=layout)
     assert assert_own_weights(tmp_path / "o") == files(tmp_path / "o")
 
 

@@ -185,10 +185,8 @@ def test_a_model_imports_the_version_that_has_its_operators(behind, version):
 def check_against_reference(op_type: str, opset: int, channels_last: int = 0) -> None:
     rng = np.random.default_rng(1)
     found, parts = fused_variant(op_type, opset, channels_last=channels_last)
-    feed = {
-        value.name: rng.integers(-3, 4, [dim.dim_value for dim in value.type.tensor_type.shape.dim]).astype(np.float32)
-        for value in found.graph.input
-    }
+    shapes = {value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in found.graph.input}
+    feed = {name: rng.integers(-3, 4, shape).astype(np.float32) for name, shape in shapes.items()}
     whole = parts.prologue != "Silu" and not parts.normalized
     feed["X"] *= 24 if whole else 1  # whole numbers after a slope of 1/4 and a mean over 6, to the rounding of 1/6
     if parts.affine:

@@ -23,11 +23,7 @@ FOLDED = {
         None,
     ),
     "a weight in half precision": ("a = Cast<to=1>(p)\ny = Conv(x, a)", {"p": np.ones((512, 16, 9, 9), np.float16)}, None),
-    "a small one in half precision": (
-        "a = Cast<to=1>(p)\ny = Conv(x, a)",
-        {"p": np.ones((4, 16, 3, 3), np.float16)},
-        {"Conv": 1},
-    ),
+    "a small one": ("a = Cast<to=1>(p)\ny = Conv(x, a)", {"p": np.ones((4, 16, 3, 3), np.float16)}, {"Conv": 1}),
     "a huge constant": ("a = Expand(zero, huge)\nb = ReduceSum(a)\ny = Add(x, b)", {"huge": [2**20, 2**10]}, None),
     "a large constant": ("a = Expand(zero, large)\nb = ReduceSum(a)\ny = Add(x, b)", {"large": [2**9, 2**10]}, None),
     "one of a tensor as large": ("a = Transpose(p)\ny = MatMul(x, a)", {"p": (3000, 12)}, {"MatMul": 1}),
@@ -68,8 +64,7 @@ def test_fold_stores_what_is_constant(name, ir):
     if "local" in body and ir < 8:
         pytest.skip("no functions before IR 8")
     constants = {"zero": np.float32(0), **constants}
-    imports = ', "local": 1' if "local" in body else ""
-    model = graph(body, constants, ir=ir, imports=imports, functions=TWICE if imports else "")
+    model = graph(body, constants, ir=ir, functions=TWICE if "local" in body else "")
     before = model.SerializeToString(deterministic=True)
     result = convpool.optimize(model, check=0, fold=True)
     kinds = operators(result.model.graph)
@@ -154,14 +149,11 @@ def test_excluded_and_without_a_pair():
 
 
 def test_each_scope_by_itself():
-    body = (
-        PAIR
-        + "p = Concat<axis=1>(t, a)\n"
-        + """r = If(flag) <
-      then_branch = yes () => (float[i,j,k,l] d) { d = Concat<axis=1>(t, a, b) },
-      else_branch = no () => (float[i,j,k,l] e) { f = Concat<axis=1>(t, c) e = Concat<axis=1>(t, c, b) }
+    body = f"""{PAIR}p = Concat<axis=1>(t, a)
+    r = If(flag) <
+      then_branch = yes () => (float[i,j,k,l] d) {{ d = Concat<axis=1>(t, a, b) }},
+      else_branch = no () => (float[i,j,k,l] e) {{ f = Concat<axis=1>(t, c) e = Concat<axis=1>(t, c, b) }}
     >"""
-    )
     model = rewrite(graph(body, inputs="float[1,16,12,12] x, bool flag", outputs="float[i,j,k,l] p, float[m,n,k,l] r"), 1)
     branches = {item.name: concats(item.g) for node in model.graph.node if node.op_type == "If" for item in node.attribute}
     assert branches == {"then_branch": {"d": ["t", "a", "b"]}, "else_branch": {"f": ["t", "c"], "e": ["f", "b"]}}

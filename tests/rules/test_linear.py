@@ -14,9 +14,8 @@ from tests.support.rewriting import POOL, RTOL, assert_close
 
 def test_a_linear_node_by_an_attribute_of_the_function():
     scope = function_scope("b = BatchNormalization<epsilon: float = @e>(a, w, w, w, w)")
-    assert str(known_step(scope, 0, 2)) == (
-        "BatchNormalization 'b': attributes; got a reference to the function's 'epsilon', expected values"
-    )
+    reason = "BatchNormalization 'b': attributes; got a reference to the function's 'epsilon', expected values"
+    assert str(known_step(scope, 0, 2)) == reason
 
 
 @pytest.mark.parametrize(
@@ -79,16 +78,9 @@ def test_what_a_pad_adds(node, opset, wanted):
     ],
 )
 def test_linear_nodes(body, found):
-    constants = {
-        "c": np.float32(3),
-        "v": np.array([1, 2], np.float32) if "Batch" in body else np.array([1, 2], np.float32).reshape(2, 1, 1),
-        "zero": np.float32(0),
-        "zeros": np.zeros(2, np.float32),
-        "samples": np.ones((4, 1, 1, 1), np.float32),
-        "r": np.float32(0.5),
-        "t": np.bool_(True),
-        "f": np.bool_(False),
-    }
+    constants = {"c": np.float32(3), "zero": np.float32(0), "zeros": np.zeros(2, np.float32), "r": np.float32(0.5)}
+    constants |= {"samples": np.ones((4, 1, 1, 1), np.float32), "t": np.bool_(True), "f": np.bool_(False)}
+    constants["v"] = np.float32([1, 2]) if "Batch" in body else np.float32([[[1]], [[2]]])
     inputs = "float[4,2,8,8] x, float[4,2,8,8] z, float[1,2,1,1] u, float[2] u1, bool flag"
     (scope,) = index(graph(body, constants, inputs=inputs))
     step = known_step(scope, 0, 2)
@@ -105,9 +97,8 @@ def test_linear_nodes(body, found):
 
 CONSTANTS = {
     **{"v": (32, 16, 3, 3), "k": (32, 16, 1, 1), "k5": (32, 16, 5, 5), "big": (32, 32, 1, 1), "few": (32, 4, 3, 3)},
-    "same": (16, 16, 3, 3),
-    **{"row": (1, 16, 1, 1), "slope": (16, 1, 1), "zero": [0], "one": [1], "eight": [8], "pads": [0, 0, 1, 1, 0, 0, 1, 1]},
-    "half": np.float32(0.5),
+    **{"same": (16, 16, 3, 3), "row": (1, 16, 1, 1), "slope": (16, 1, 1), "half": np.float32(0.5)},
+    **{"zero": [0], "one": [1], "eight": [8], "pads": [0, 0, 1, 1, 0, 0, 1, 1]},
 }
 C, CONV = "c = Conv<pads=[1,1,1,1]>(x, w)\n", "Conv<pads=[1,1,1,1]>"
 STRIDED = "c = Conv<pads=[1,1,1,1], strides=[2,2]>(x, w)\n"

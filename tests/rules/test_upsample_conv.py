@@ -57,10 +57,8 @@ def test_pads_stand_around_the_upsampled_map(pads, kernel, target):
 
 @GPU
 def test_what_stands_beside_is_fused(target):
-    body = (
-        "n = BatchNormalization(x, p, p, p, p)\nr = Relu(n)\n" + UP.replace("(x,", "(r,") + "h = Conv<pads=[1,1,1,1]>(u, w, b)\n"
-        "m = BatchNormalization(h, q, q, q, q)\na = Add(m, z)\ny = LeakyRelu<alpha=0.25>(a)"
-    )
+    body = f"n = BatchNormalization(x, p, p, p, p)\nr = Relu(n)\n{UP.replace('(x,', '(r,')}h = Conv<pads=[1,1,1,1]>(u, w, b)\n"
+    body += "m = BatchNormalization(h, q, q, q, q)\na = Add(m, z)\ny = LeakyRelu<alpha=0.25>(a)"
     inputs = "float[2,32,10,12] x, float[2,40,20,24] z"
     result = convpool.optimize(graph(body, {**SCALES, **ONES, "b": whole((40,))}, inputs=inputs), target=target)
     assert result.report.verification.passed
@@ -126,15 +124,11 @@ def test_shortcuts_of_generators_are_resized_once():
     assert {schema.layout_of(node) for node in result.model.graph.node if node.op_type == "UpsampleConv"} == {1}
 
 
-SHORTCUT = (
-    UP + 'h = Conv<pads=[1,1,1,1]>(u, w)\nk = Conv<pads=[1,1,1,1]>(h, w2)\nv = Resize<mode="nearest", '
-    'coordinate_transformation_mode="asymmetric", nearest_mode="floor">(x, , s)\nc = Conv(v, w1, b1)\n'
-)
+SHORTCUT = f"{UP}h = Conv<pads=[1,1,1,1]>(u, w)\nk = Conv<pads=[1,1,1,1]>(h, w2)\n"
+SHORTCUT += UP.replace("u =", "v =") + "c = Conv(v, w1, b1)\n"
 SUM = "a = Add(k, c)\nn = BatchNormalization(a, p, p, p, p)\ny = Relu(n)"
-GIVEN = {
-    **SCALES, **ONES, "w": whole((32, 32, 3, 3)), "w2": whole((32, 32, 3, 3)), "w1": whole((32, 32, 1, 1)),
-    "b1": whole((32,)),
-}  # fmt: skip
+GIVEN = {**SCALES, **ONES, "w": whole((32, 32, 3, 3)), "w2": whole((32, 32, 3, 3))}
+GIVEN |= {"w1": whole((32, 32, 1, 1)), "b1": whole((32,))}
 
 
 def test_a_shortcut_fuses_the_sum_and_what_is_behind_in_tensorrt():
@@ -183,9 +177,8 @@ def test_elementwise_nodes_between_are_done_on_the_small_map():
 
 @pytest.mark.parametrize("target", ("any", "cpu"))
 def test_other_targets_have_standard_operators(target):
-    result = convpool.optimize(
-        graph(UP + CONV, {**SCALES, "w": whole((64, 64, 3, 3))}, inputs="float[1,64,12,12] x"), target=target
-    )
+    model = graph(UP + CONV, {**SCALES, "w": whole((64, 64, 3, 3))}, inputs="float[1,64,12,12] x")
+    result = convpool.optimize(model, target=target)
     assert result.changed and not operator_nodes(result.model)
 
 

@@ -137,42 +137,33 @@ def test_sizes_that_are_no_multiple_stay():
     assert "got unknown over size 2 of 'x', expected known ones" in reason(graph(FLOATS + CONV, halves, **OPEN))
 
 
+HALVED, STRIDED = "kernel_shape=[2,2], strides=[2,2]", "m = Conv<pads=[1,1,1,1], strides=[2,2]>(x, w)"
 # What comes before a Resize in U-Nets, the sizes of its map, and sizes by which it is enlarged to as many, or to others.
 TRACED = {
-    "halves": ("m = MaxPool<kernel_shape=[2,2], strides=[2,2]>(x)", "q = Div(n, two) t = Mul(two, q)"),
-    "rounded up": (
-        "m = Conv<pads=[1,1,1,1], strides=[2,2]>(x, w)",
-        "a = Sub(n, one) q = Div(a, two) b = Add(q, one) t = Mul(two, b)",
-    ),
+    "halves": (f"m = MaxPool<{HALVED}>(x)", "q = Div(n, two) t = Mul(two, q)"),
+    "rounded up": (STRIDED, "a = Sub(n, one) q = Div(a, two) b = Add(q, one) t = Mul(two, b)"),
     "quarters": (
-        "k = Conv<pads=[1,1,1,1], strides=[2,2]>(x, w) l = Sigmoid(k) o = Mul(k, l)"
-        "m = AveragePool<kernel_shape=[2,2], strides=[2,2]>(o)",
+        f"{STRIDED.replace('m =', 'k =')} l = Sigmoid(k) o = Mul(k, l) m = AveragePool<{HALVED}>(o)",
         "a = Add(n, one) b = Div(a, two) q = Div(b, two) t = Mul(q, two)",
     ),
     "of a ceiling": (
-        "k = Pad(x, pads) m = MaxPool<kernel_shape=[2,2], strides=[2,2], ceil_mode=1>(k)",
+        f"k = Pad(x, pads) m = MaxPool<{HALVED}, ceil_mode=1>(k)",
         "a = Add(n, one) b = Add(a, two) q = Div(b, two) t = Mul(two, q)",
     ),
     "of a decoder": (
         f"l = MaxPool<kernel_shape=[4,4], strides=[4,4]>(x) o = {NEAREST}(l, , s) m = Conv<pads=[1,1,1,1]>(o, w)",
         "q = Div(n, four) t = Mul(q, four)",
     ),
-    "of another level": (
-        f"k = MaxPool<kernel_shape=[2,2], strides=[2,2]>(x) m = {NEAREST}(k, , s)",
-        "q = Div(n, two) t = Mul(q, six)",
-    ),
+    "of another level": (f"k = MaxPool<{HALVED}>(x) m = {NEAREST}(k, , s)", "q = Div(n, two) t = Mul(q, six)"),
 }
+TWICE = TRACED["halves"][1]
 UNTRACED = {
     "of the skip": (TRACED["halves"][0], "t = Identity(n)", "size 2 of 'x' over size 2 of 'x' // 2"),
-    "rounded down": (TRACED["rounded up"][0], TRACED["halves"][1], "2 * (size 2 of 'x' // 2) over (size 2 of 'x' + 1) // 2"),
-    "of a ceiling": (
-        "m = MaxPool<kernel_shape=[2,2], strides=[2,2], ceil_mode=1>(x)",
-        TRACED["halves"][1],
-        "2 * (size 2 of 'x' // 2) over (size 2 of 'x' + 1) // 2",
-    ),
+    "rounded down": (STRIDED, TWICE, "2 * (size 2 of 'x' // 2) over (size 2 of 'x' + 1) // 2"),
+    "of a ceiling": (f"m = MaxPool<{HALVED}, ceil_mode=1>(x)", TWICE, "2 * (size 2 of 'x' // 2) over (size 2 of 'x' + 1) // 2"),
     "of a window behind the map": (
-        "m = MaxPool<kernel_shape=[2,2], strides=[2,2], pads=[0,0,1,1], ceil_mode=1>(x)",
-        TRACED["halves"][1],
+        f"m = MaxPool<{HALVED}, pads=[0,0,1,1], ceil_mode=1>(x)",
+        TWICE,
         "2 * (size 2 of 'x' // 2) over size 2 of 'm'",
     ),
 }

@@ -48,14 +48,9 @@ class PackedLayer:
 
     def pair(self) -> onnx.ModelProto:
         """Convolution and pooling in float32."""
-        return self._model(
-            [
-                helper.make_node("Conv", ["x", "w", "b"], ["h"], name="conv", pads=[1] * 4),
-                helper.make_node("AveragePool", ["h"], ["y"], name="pool", kernel_shape=[2, 2], strides=[2, 2]),
-            ],
-            self.x.shape,
-            self.w,
-        )
+        conv = helper.make_node("Conv", ["x", "w", "b"], ["h"], name="conv", pads=[1] * 4)
+        pool = helper.make_node("AveragePool", ["h"], ["y"], name="pool", kernel_shape=[2, 2], strides=[2, 2])
+        return self._model([conv, pool], self.x.shape, self.w)
 
     def node(self, accumulation: str) -> onnx.ModelProto:
         """One node of the operator in `dtype`, channels last, between Casts."""

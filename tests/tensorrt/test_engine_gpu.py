@@ -320,16 +320,11 @@ y = Relu(a)
 @pytest.mark.parametrize("factors", [(2, 2), (3, 1)])
 def test_an_upsampled_convolution_of_open_sizes(factors, precision, limit):
     """Prologue and bias in one node.  v is of the upsampled size, which open sizes do not tell: so the sum stays behind it."""
-    constants = {
-        "s": np.array([1, 1, *factors], np.float32),
-        "w": weights((72, 64, 3, 3)),
-        "b": (72,),
-        "k": weights((72, 8, 3, 3)),
-    }
+    constants = {"s": np.array([1, 1, *factors], np.float32), "w": weights((72, 64, 3, 3)), "b": (72,)}
+    constants |= {"k": weights((72, 8, 3, 3))}
     model = graph(UPSAMPLED, constants, inputs="float[N,64,H,W] x, float[N,8,P,Q] v", outputs="float[N,72,R,S] y")
-    rewritten = optimize(
-        model, target="tensorrt", input_shapes={"x": [1, 64, 8, 8], "v": [1, 8, *(8 * f for f in factors)]}, check=0
-    )
+    shapes = {"x": [1, 64, 8, 8], "v": [1, 8, *(8 * f for f in factors)]}
+    rewritten = optimize(model, target="tensorrt", input_shapes=shapes, check=0)
     nodes = [node.op_type for node in rewritten.model.graph.node if schema.is_operator(node)]
     assert "LeakyReluUpsampleConv" in nodes
     sizes = [(1, 8, 8), (4, 16, 16), (8, 24, 24)]

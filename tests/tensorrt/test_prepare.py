@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models prepared for one TensorRT version, checked in onnxruntime."""
 
+import copy
 from types import SimpleNamespace
 
 import numpy as np
@@ -111,9 +112,7 @@ def test_functions_leave_nothing_before_the_plugin():
     rewritten.graph.node.append(helper.make_node("Twice", [rewritten.graph.output[0].name], ["twice"], domain="own"))
     rewritten.graph.output[0].name = "twice"
     for major in (8, 10):
-        copy = onnx.ModelProto()
-        copy.CopyFrom(rewritten)
-        ready = prepare.for_parser(copy, major, plugin=True, allow_tf32=False)
+        ready = prepare.for_parser(copy.deepcopy(rewritten), major, plugin=True, allow_tf32=False)
         assert not ready.functions
         assert [node.op_type for node in ready.graph.node if prepare.is_plugin_node(node)] == names and names
     plain = prepare.for_parser(rewritten, 10, plugin=False, allow_tf32=False)
@@ -371,12 +370,9 @@ def test_sums_over_maps_and_small_products_stay_in_float(kind, shapes, kept):
     tensors, kind = [Tensor(shape) for shape in shapes], "REDUCE" if kind == "integers" else kind
     layer = SimpleNamespace(type=kind, precision="half", get_input=tensors.__getitem__, get_output=lambda _: tensors[-1])
     flags = []
-    trt = SimpleNamespace(
-        LayerType=SimpleNamespace(REDUCE="REDUCE", MATRIX_MULTIPLY="MATRIX_MULTIPLY"),
-        float32="float",
-        float16="half",
-        BuilderFlag=SimpleNamespace(PREFER_PRECISION_CONSTRAINTS="prefer"),
-    )
+    kinds, flag = SimpleNamespace(REDUCE="REDUCE", MATRIX_MULTIPLY="MATRIX_MULTIPLY"), "prefer"
+    builder_flags = SimpleNamespace(PREFER_PRECISION_CONSTRAINTS=flag)
+    trt = SimpleNamespace(LayerType=kinds, float32="float", float16="half", BuilderFlag=builder_flags)
     network = SimpleNamespace(num_layers=1, get_layer=lambda _: layer)
     keep_heads_in_float(trt, network, SimpleNamespace(set_flag=flags.append))
     assert (layer.precision, flags) == (("float", ["prefer"]) if kept else ("half", []))

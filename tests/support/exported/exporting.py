@@ -113,15 +113,8 @@ def write_script(module: nn.Module, inputs: tuple[torch.Tensor, ...], case: Case
     """TorchScript: one file; its tensors are then moved to a file each, those of shapes too."""
     names = [f"x{number}" for number in range(len(inputs))]
     whole = path.with_suffix(".whole")
-    torch.onnx.export(
-        module,
-        inputs,
-        whole,
-        dynamo=False,
-        opset_version=case.opset or OPSETS["script"],
-        input_names=names,
-        dynamic_axes=dict.fromkeys(names, case.open_axes) if case.open_axes else None,
-    )
+    axes, opset = dict.fromkeys(names, case.open_axes) if case.open_axes else None, case.opset or OPSETS["script"]
+    torch.onnx.export(module, inputs, whole, dynamo=False, opset_version=opset, input_names=names, dynamic_axes=axes)
     model = onnx.load(whole)
     whole.unlink()
     onnx.save(model, path, save_as_external_data=True, all_tensors_to_one_file=False, size_threshold=0)

@@ -294,15 +294,6 @@ def with_prologues(cases: list[dict]) -> list[dict]:
 def all_cases() -> list[dict]:
     plain = random_cases(360) + tiled_cases(3, 30) + tiled_cases(1, 55)
     special = with_prologues(plain[::6] + tiled_cases(3, 30) + tiled_cases(1, 30))
-    return (
-        chosen()
-        + plain
-        + special
-        + tiled_cases(5, 60)
-        + tiled_cases(3, 60, 3)
-        + tiled_cases(5, 60, 3)
-        + tiled_cases(3, 60, chunk=4)
-        + tiled_cases(3, 60, chunk=8)
-        + upsampled_cases(120)
-        + cases_by_differences(66)
-    )
+    tiled = tiled_cases(5, 60) + tiled_cases(3, 60, 3) + tiled_cases(5, 60, 3)
+    chunks = tiled_cases(3, 60, chunk=4) + tiled_cases(3, 60, chunk=8)
+    return chosen() + plain + special + tiled + chunks + upsampled_cases(120) + cases_by_differences(66)
