@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from convpool.tensorrt import TensorRTError, plugin_path
+from tests.support.torch import require_cuda
 
 ROOT = Path(__file__).parents[1]
 
@@ -83,6 +84,14 @@ def plugin(request) -> Path:
         except TensorRTError:
             pass
     return request.getfixturevalue("built").plugin
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def device(request):
+    """Each device of PyTorch's; a test of the GPU's is skipped, or fails, where there is none."""
+    if request.param == "cuda":
+        require_cuda()
+    return request.param
 
 
 def _has_nvcc() -> bool:

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random problems of convolution and average pooling for PyTorch, and what tests do without it or without a GPU."""
 
+import contextlib
 import importlib.util
 import os
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +22,7 @@ def require_torch() -> Any:
         pytest.skip("no PyTorch: make test-torch", allow_module_level=True)
     import torch
 
+    torch.set_num_threads(1)  # of layers as small as those of tests more would wait for one another
     return torch
 
 
@@ -28,6 +31,23 @@ def require_cuda() -> None:
     torch = require_torch()
     if not torch.cuda.is_available():
         skip_or_fail("PyTorch has no GPU")
+
+
+@contextlib.contextmanager
+def calls_of(operator: Any) -> Iterator[list[tuple]]:
+    """The arguments of every call of an operator of PyTorch's in the context."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    found: list[tuple] = []
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func is operator:
+                found.append(args)
+            return func(*args, **(kwargs or {}))
+
+    with Seen():
+        yield found
 
 
 def nodes_of(y: Any) -> list[str]:

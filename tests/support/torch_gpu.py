@@ -14,13 +14,10 @@ LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
 
 
 @pytest.fixture
-def gpu():
+def gpu(monkeypatch):
     """A GPU, on which cuDNN does not round floats to TF32."""
     require_cuda()
-    kept = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
-    yield
-    torch.backends.cudnn.allow_tf32 = kept
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
 def on_gpu(shape, dtype, last=False, grad=False):

@@ -18,12 +18,11 @@ from torch.nn.utils.parametrizations import spectral_norm, weight_norm  # noqa: 
 
 from convpool.torch import compile_options, optimize  # noqa: E402
 
-torch.set_num_threads(1)
 
-
-def compiled(function):
-    """The function by the pass alone, with PyTorch's autograd behind it, and the pass, which has the reports."""
-    rewrite = compile_options()["pre_grad_custom_pass"]
+def compiled(function, by_inductor=False):
+    """The function by the pass alone, with PyTorch's autograd behind it, or inductor; and the pass, which has the reports."""
+    options = compile_options()
+    rewrite = options["pre_grad_custom_pass"]
 
     def backend(graph, example):
         rewrite(graph.graph)
@@ -31,14 +30,7 @@ def compiled(function):
         return graph.forward
 
     torch._dynamo.reset()
-    return torch.compile(function, backend=backend), rewrite
-
-
-def inductor(function):
-    """The same with inductor behind it."""
-    options = compile_options()
-    torch._dynamo.reset()
-    return torch.compile(function, options=options), options["pre_grad_custom_pass"]
+    return torch.compile(function, **({"options": options} if by_inductor else {"backend": backend})), rewrite
 
 
 def statuses(rewrite):
@@ -218,7 +210,7 @@ BOTH = [(whole, *item) for whole in (False, True) for item in FUNCTIONS if not w
 def test_functions(whole, function, wanted):
     """whole: by inductor, to which the pass is the same.  Another batch leaves the batch open, a symbol that vmap reads."""
     net = Function(function)
-    compiles, rewrite = (inductor if whole else compiled)(copy.deepcopy(net))
+    compiles, rewrite = compiled(copy.deepcopy(net), whole)
     with torch.compiler.config.patch(force_disable_caches=True):  # the pass is not asked about what a file has
         for batch in (2,) if whole else (2, 3):
             x = torch.randn(batch, 3, 10, 10)
@@ -306,7 +298,7 @@ def test_by_inductor(wrap, layer, before):
     torch.manual_seed(0)
     pairs = [wrap(nn.Conv2d(8, 8, 3, padding=1)), nn.AvgPool2d(2)]
     net = nn.Sequential(nn.Conv2d(3, 8, 1), *([layer(8), *pairs] if before else [*pairs, layer(8)]))
-    x, (compiles, rewrite) = torch.randn(2, 3, 16, 16), inductor(copy.deepcopy(net))
+    x, (compiles, rewrite) = torch.randn(2, 3, 16, 16), compiled(copy.deepcopy(net), True)
     with torch.compiler.config.patch(force_disable_caches=True):
         check_same(step(compiles, x), step(net, x))
     assert statuses(rewrite) == ["rewritten"]

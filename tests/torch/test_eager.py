@@ -8,7 +8,7 @@ import copy
 
 import pytest
 
-from tests.support.torch import nodes_of, require_cuda, require_torch
+from tests.support.torch import nodes_of, require_torch
 
 torch = require_torch()
 import torch.nn.functional as F  # noqa: E402
@@ -21,10 +21,10 @@ from convpool.torch.gpu import convolved  # noqa: E402
 from convpool.torch.pairs import pooled_conv_of  # noqa: E402
 from convpool.torch.upsampling import upsample_conv_of  # noqa: E402
 from models import torch_discriminators as networks  # noqa: E402
+from tests.support.torch_gpu import LAST  # noqa: E402
 
 CONVS = {1: torch.nn.Conv1d, 2: torch.nn.Conv2d, 3: torch.nn.Conv3d}
 POOLS = {1: torch.nn.AvgPool1d, 2: torch.nn.AvgPool2d, 3: torch.nn.AvgPool3d}
-LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
 OPTIONS = {
     "padding": {"kernel_size": 3, "padding": 1},
     "one channel": {"kernel_size": 3, "padding": 1},
@@ -38,13 +38,6 @@ OPTIONS = {
 }
 
 
-@pytest.fixture(params=["cpu", "cuda"])
-def device(request):
-    if request.param == "cuda":
-        require_cuda()
-    return request.param
-
-
 @pytest.fixture(params=[False, True], ids=["operators", "nodes"])
 def nodes(request, monkeypatch):
     """Let the host's time count for all or nothing: PyTorch's operators alone, or convpool's nodes wherever there are any."""
@@ -56,17 +49,18 @@ def nodes(request, monkeypatch):
     return request.param
 
 
-def derivatives(net, x):
-    """Return the gradients of a step with a penalty, by all parameters."""
-    x = x.detach().requires_grad_()
+def gradients(net, x, penalty=False):
+    """Return the nodes of a backward pass, and the gradients of a step by all parameters."""
+    x = x.detach().requires_grad_(penalty)
     y = net(x)
-    (grad,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
-    return nodes_of(y), torch.autograd.grad(y.sin().sum() + grad.square().sum(), list(net.parameters()))
+    loss = y.square().sum()
+    if penalty:
+        loss = y.sin().sum() + torch.autograd.grad(loss, x, create_graph=True)[0].square().sum()
+    return nodes_of(y), torch.autograd.grad(loss, list(net.parameters()))
 
 
-def gradients(net, x):
-    y = net(x)
-    return nodes_of(y), torch.autograd.grad(y.square().sum(), list(net.parameters()))
+def assert_same(got, expected):
+    torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10, check_device=False)
 
 
 @pytest.mark.parametrize("last", [False, True])
@@ -79,18 +73,17 @@ def test_derivatives(kind, rank, last, nodes, device):
     net = torch.nn.Sequential(*layers, torch.nn.Tanh(), CONVS[rank](9, 2, 1)).double()
     x = torch.randn(2, 3, *[12] * rank, dtype=torch.float64)
     order = LAST.get(rank, torch.contiguous_format) if last else torch.contiguous_format
-    moved = copy.deepcopy(net).to(device, memory_format=order)
-    changed, report = convpool.torch.optimize(moved, x.to(device, memory_format=order))
+    given = x.to(device, memory_format=order)
+    changed, report = convpool.torch.optimize(copy.deepcopy(net).to(device, memory_format=order), given)
     assert report.summary.rewritten == 1
-    apart = rank == 3 or kind == "groups"  # a box mean, then a convolution
-    on_gpu, swaps = device == "cuda", device == "cuda" and kind == "one tap"  # by PyTorch's operators, as all pairs of a CPU
-    pairs = {gradients: int(nodes and on_gpu and not apart and not swaps), derivatives: int(nodes and not apart and not swaps)}
-    for step, count in pairs.items():
-        names, got = step(changed, x.to(device, memory_format=order))
-        others = (2 + (swaps and not apart)) * (nodes and on_gpu and step is derivatives)
-        assert [names.count(f"_{name}Backward") for name in ("Pair", "Convolution")] == [count, others], names
-        for mine, theirs in zip(got, step(net, x)[1], strict=True):
-            torch.testing.assert_close(mine.cpu().contiguous(), theirs, rtol=1e-10, atol=1e-10)
+    on_gpu, apart = device == "cuda", rank == 3 or kind == "groups"  # a box mean, then a convolution
+    swaps = on_gpu and kind == "one tap"  # by PyTorch's operators, as all pairs of a CPU
+    for penalty in (False, True):
+        names, got = gradients(changed, given, penalty)
+        others = 2 + (swaps and not apart) if nodes and on_gpu and penalty else 0
+        counts = nodes and (penalty or on_gpu) and not (apart or swaps), others
+        assert [names.count(f"_{name}Backward") for name in ("Pair", "Convolution")] == [*counts], names
+        assert_same(got, gradients(net, x, penalty)[1])
 
 
 @pytest.mark.parametrize("last", [False, True])
@@ -114,8 +107,7 @@ def test_a_pooling_before_the_split_of_a_map(last, nodes, device):
     assert report.summary.rewritten == 2
     names, got = gradients(changed, given)
     assert names.count("_PairBackward") == 2 * (nodes and device == "cuda")
-    for mine, theirs in zip(got, gradients(net, x)[1], strict=True):
-        torch.testing.assert_close(mine.cpu().contiguous(), theirs, rtol=1e-10, atol=1e-10)
+    assert_same(got, gradients(net, x)[1])
 
 
 def gaining(net, shape, pairs=None, scale=1.0, rule="pool_first"):
@@ -134,62 +126,62 @@ def gaining(net, shape, pairs=None, scale=1.0, rule="pool_first"):
     return found
 
 
-class Step(torch.nn.Module):
-    """Some convolutions, and operators of little work behind them."""
+class Step(torch.nn.Sequential):
+    """Convolutions, and operators of little work behind them."""
 
-    def __init__(self, channels, operators, convs=2):
-        super().__init__()
+    def __init__(self, channels, operators, kernel):
+        pairs = zip(channels, channels[1:], strict=False)
+        super().__init__(*(torch.nn.Conv2d(*pair, kernel, padding=kernel // 2) for pair in pairs))
         self.operators = operators
-        self.convs = torch.nn.Sequential(*(torch.nn.Conv2d(channels, channels, 3, padding=1) for _ in range(convs)))
 
     def forward(self, x):
-        x = self.convs(x).mean()
+        x = super().forward(x).mean()
         for _ in range(self.operators):
             x = x.sin()
         return x
 
 
-@pytest.mark.parametrize(
-    ("channels", "size", "operators", "taken"), [(64, 128, 0, 2), (64, 32, 200, 0), (8, 8, 0, 0), (8, 8, 200, 0)]
-)
-def test_pairs_are_worth_their_nodes_where_the_gpu_takes_longest(channels, size, operators, taken, monkeypatch):
-    monkeypatch.setattr(eager, "_pools_weights", lambda *given: False)
-    assert sum(gaining(Step(channels, operators), (64, channels, size, size))) == taken
-    assert sum(gaining(Step(channels, operators), (4, channels, size, size), scale=16)) == taken
-    assert not any(gaining(Step(channels, operators), (64, channels, size, size), 0))
+NODES, PENALTY, SWAPPED = {"pools": False}, {"penalty": True, "pairs": 1}, {"rule": "upsample_last", "kernel": 1}
+LARGER, WIDE, THIN = SWAPPED | {"kernel": 3}, (64, 64, 64), (8, 8, 8)
+GAINING = [
+    # Pairs are worth their nodes where the GPU takes longest.  Those that gain most are taken first.
+    (WIDE, 0, 128, NODES, [1, 1]),
+    (WIDE, 200, 32, NODES, [0, 0]),
+    (THIN, 0, 8, NODES, [0, 0]),
+    (THIN, 200, 8, NODES, [0, 0]),
+    ((8, 16, 128, 16), 0, 64, NODES, [0, 1, 0]),
+    # By pooled weights they take the host no longer, also in a step that waits for it, if the maps are larger than the weights.
+    (WIDE, 200, 32, {}, [1, 1]),
+    (THIN, 200, 8, {}, [1, 1]),
+    ((512, 512, 512), 200, 4, {}, [0, 0]),
+    # Second derivatives are worth their nodes on large maps, also in a long step, and for convolutions without a pooling.
+    ((8, *THIN), 0, 256, PENALTY, [1, 1, 1]),
+    ((8, *THIN), 200, 256, PENALTY, [1, 1, 1]),
+    ((8, *THIN), 0, 8, PENALTY, [1, 0, 0]),
+    # Upsampled convolutions too; those of 1x1 kernels everywhere, as they are PyTorch's operators in the other order.
+    (WIDE, 0, 4, SWAPPED, [1, 1]),
+    (WIDE, 0, 128, SWAPPED, [1, 1]),
+    (WIDE, 0, 4, LARGER, [0, 0]),
+    (WIDE, 0, 128, LARGER, [1, 1]),
+]
 
 
-@pytest.mark.parametrize(("size", "operators", "taken"), [(256, 0, 3), (256, 200, 3), (8, 0, 1)])
-def test_second_derivatives_are_worth_their_nodes_on_large_maps(size, operators, taken, monkeypatch):
-    """Also in a long step, as PyTorch's take many times as long there; and for convolutions without a pooling.  A pair by pooled
-    weights is worth it everywhere."""
-    monkeypatch.setattr(eager, "may_have_penalty", lambda graph: True)
-    assert sum(gaining(Step(8, operators, 3), (64, 8, size, size), 1)) == taken
-
-
-@pytest.mark.parametrize(("channels", "size", "taken"), [(64, 32, 2), (8, 8, 2), (512, 4, 0)])
-def test_pairs_by_pooled_weights_take_the_host_no_longer(channels, size, taken):
-    """Also in a step that waits for the host, where the maps are larger than the weights."""
-    assert sum(gaining(Step(channels, 200), (64, channels, size, size))) == taken
-
-
-def test_the_pairs_that_gain_most_are_taken_first(monkeypatch):
-    monkeypatch.setattr(eager, "_pools_weights", lambda *given: False)
-    net = torch.nn.Sequential(*(torch.nn.Conv2d(*channels, 3, padding=1) for channels in ((8, 16), (16, 128), (128, 16))))
-    assert gaining(net, (64, 8, 64, 64)) == [False, True, False]
+@pytest.mark.parametrize(("channels", "operators", "size", "options", "taken"), GAINING)
+def test_what_gains(channels, operators, size, options, taken, monkeypatch):
+    rest = {"kernel": 3, "pools": True, "penalty": False} | options
+    net, pools, penalty = Step(channels, operators, rest.pop("kernel")), rest.pop("pools"), rest.pop("penalty")
+    monkeypatch.setattr(eager, "may_have_penalty", lambda graph: penalty)
+    if not pools:
+        monkeypatch.setattr(eager, "_pools_weights", lambda *given: False)
+        assert gaining(net, (4, channels[0], size, size), scale=16) == taken
+        assert not any(gaining(net, (64, channels[0], size, size), 0))
+    assert gaining(net, (64, channels[0], size, size), **rest) == taken
 
 
 def test_a_step_of_a_network_with_normalised_weights_stays(monkeypatch):
     """SNGAN: its host time is that of the normalisation, and the GPU's far less.  1x1 shortcuts take the host no longer."""
     monkeypatch.setattr(eager, "_pools_weights", lambda *given: False)
     assert gaining(networks.sngan64(), (64, 3, 64, 64)) == [False, False, True] * 5
-
-
-@pytest.mark.parametrize(("kernel", "size", "taken"), [(1, 4, 2), (1, 128, 2), (3, 4, 0), (3, 128, 2)])
-def test_upsampled_convolutions_are_worth_their_nodes_on_large_maps(kernel, size, taken):
-    """And those of 1x1 kernels everywhere, as they are PyTorch's operators in the other order."""
-    net = torch.nn.Sequential(*(torch.nn.Conv2d(64, 64, kernel, padding=kernel // 2) for _ in range(2)))
-    assert sum(gaining(net, (64, 64, size, size), rule="upsample_last")) == taken
 
 
 def ready(targets, in_steps=True, second=False):
@@ -234,13 +226,12 @@ def test_pairs_as_convolutions_by_pooled_weights(kind, second, last, device, mon
     channels, order = 1 if kind == "one channel" else 6, LAST[2] if last else torch.contiguous_format
     net = torch.nn.Sequential(CONVS[2](channels, 9, **OPTIONS[kind]), POOLS[2](2)).double()
     x = torch.randn(8, channels, 12, 12, dtype=torch.float64)
-    for step in (gradients, derivatives):
+    for penalty in (False, True):
         targets = []
         changed = torch.compile(copy.deepcopy(net).to(device, memory_format=order), backend=ready(targets, second=second))
-        names, got = step(changed, x.to(device, memory_format=order))
+        names, got = gradients(changed, x.to(device, memory_format=order), penalty)
         assert targets == [eager._pooled, convolved if second else torch.conv2d] and ("_ConvolutionBackward" in names) == second
-        for mine, theirs in zip(got, step(net, x)[1], strict=True):
-            torch.testing.assert_close(mine.cpu().contiguous(), theirs, rtol=1e-10, atol=1e-10)
+        assert_same(got, gradients(net, x, penalty)[1])
 
 
 def test_gradients_in_autocast_are_of_the_types_of_forward(device, monkeypatch):

@@ -10,20 +10,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.torch import require_torch, results
+from tests.support.torch import calls_of, require_torch, results
 
 torch = require_torch()
 import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import convpool.torch  # noqa: E402
 from convpool.cuda import library  # noqa: E402
 from convpool.errors import OptionError  # noqa: E402
 from convpool.ir import schema  # noqa: E402
-from convpool.torch import calls, compile_options, constant_weights, conv_avg_pool2d, explain, optimize, plain  # noqa: E402
+from convpool.torch import calls, compile_options, constant_weights, conv_avg_pool2d, optimize, plain, upsampling  # noqa: E402
 
-torch.set_num_threads(1)
 ops = torch.ops.convpool
 WINDOW = ([2, 3], [1, 2], [1, 0, 1, 2], [1, 2])
 
@@ -58,6 +56,9 @@ def test_opcheck(last):
     z = ops.box_mean(x, *WINDOW).detach().requires_grad_()
     torch.library.opcheck(ops.box_mean.default, (x, *WINDOW))
     torch.library.opcheck(ops.box_mean_adjoint.default, (z, [6, 8], *WINDOW))
+    given = [t.detach() for t in (ops.pooled_conv(x, weight, None, *FUSED), x, weight)]
+    for wanted in ((True, True, True), (True, True, False), (True, False, False), (False, True, True)):
+        torch.library.opcheck(ops.pooled_conv_gradients.default, (*given, *FUSED[:8], *wanted))
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -100,24 +101,28 @@ def test_derivatives_by_transforms(transform):
     torch.testing.assert_close(of(fused), of(pair))
 
 
-# ---- autocast ----
+# ---- 16 bits ----
 
 
-def test_autocast_computes_in_its_type_and_gradients_in_their_own():
-    x, weight, bias = (drawn(*shape, dtype=torch.float32) for shape in ((2, 4, 6, 8), (3, 4, 3, 3), (3,)))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        y = fused(x, weight, bias)
-        assert y.dtype == torch.bfloat16
-        assert torch.vmap(fused, (0, None))(x[None], weight).dtype == torch.bfloat16
-        assert convpool.torch.conv_avg_pool3d(x[..., None], weight[..., None], pool_size=(2, 2, 1)).dtype == torch.float32
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_16_bits(dtype, device):
+    """Autocast computes in its type, and gradients in their own; PyTorch's averages of three axes on a CPU are of float32."""
+    shapes = (2, 4, 6, 8), (3, 4, 3, 3), (3,)
+    x, weight, bias = (drawn(*shape, dtype=torch.float32).detach().to(device).requires_grad_() for shape in shapes)
+    with torch.autocast(device, dtype=dtype):
+        y, deep = fused(x, weight, bias), convpool.torch.conv_avg_pool3d(x[..., None], weight[..., None], pool_size=(2, 2, 1))
+        assert torch.vmap(fused, (0, None))(x[None], weight).dtype == dtype
+        assert deep.dtype == (torch.float32 if device == "cpu" else dtype)
     y.float().sum().backward()
     assert {t.grad.dtype for t in (x, weight, bias)} == {torch.float32}
-    torch.testing.assert_close(y.float(), pair(x, weight, bias), rtol=0.03, atol=0.03)
+    for found in (y, fused(*(t.to(dtype) for t in (x, weight, bias)))):
+        assert found.dtype == dtype
+        torch.testing.assert_close(found.float(), pair(x, weight, bias), rtol=0.03, atol=0.03)
 
 
-ADAPTIVE, UPSAMPLED = (nn.Conv3d(3, 4, 1), nn.AdaptiveAvgPool3d(4)), (nn.Upsample(scale_factor=2), nn.Conv3d(3, 4, 3))
+ADAPTIVE, LARGER = (nn.Conv3d(3, 4, 1), nn.AdaptiveAvgPool3d(4)), (nn.Upsample(scale_factor=2), nn.Conv3d(3, 4, 3))
 DEEP = [((nn.Conv3d(3, 4, 3, padding=1), nn.AvgPool3d(2)), True)]
-DEEP += [(layers, casts) for layers in (ADAPTIVE, UPSAMPLED) for casts in (True, False)]
+DEEP += [(layers, casts) for layers in (ADAPTIVE, LARGER) for casts in (True, False)]
 
 
 @pytest.mark.parametrize("layers, casts", DEEP)
@@ -130,14 +135,6 @@ def test_16_bits_of_three_axes_on_a_cpu(dtype, layers, casts):
     with torch.autocast("cpu", dtype, enabled=casts):
         for mine, own in zip(results(changed, x), results(plain, x), strict=True):
             torch.testing.assert_close(mine, own, rtol=0.03, atol=0.03 * float(own.detach().abs().max()))
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_sixteen_bits_on_a_cpu(dtype):
-    x, weight = drawn(2, 8, 6, 8, grad=False).to(dtype), drawn(3, 8, 3, 3, grad=False).to(dtype)
-    y = fused(x, weight)
-    assert y.dtype == dtype
-    torch.testing.assert_close(y.double(), pair(x.double(), weight.double()), rtol=0.05, atol=0.05)
 
 
 # ---- arguments ----
@@ -189,12 +186,14 @@ def test_padding_by_word_and_windows_beyond_the_border(options, size):
 
 WRONG = [{"pool_size": 0}, {"pool_size": (2, 2, 2)}, {"pool_size": 2.5}]
 WRONG += [{"pool_size": 2, **rest} for rest in ({"stride": 0}, {"padding": "around"}, {"stride": 2, "padding": "same"})]
+WRONG += [{"scale_factor": 0}, {"scale_factor": 1.5}, {"padding": -1}, {"scale_factor": (2, 2, 2)}]
 
 
 @pytest.mark.parametrize("options", WRONG)
 def test_wrong_arguments_are_named(options):
+    function = conv_avg_pool2d if "pool_size" in options else upsampling.upsample_conv2d
     with pytest.raises(OptionError, match=list(options)[-1]):
-        conv_avg_pool2d(drawn(1, 2, 5, 5), drawn(2, 2, 3, 3), **options)
+        function(drawn(1, 2, 5, 5), drawn(2, 2, 3, 3), **options)
 
 
 def test_sizes_that_do_not_fit_are_refused():
@@ -248,22 +247,30 @@ ARGUMENTS = [
     (2, {"padding": "same", "padding_mode": "circular"}, {"pool_size": 2, "ceil_mode": True}),
     (3, {"padding": 1}, {"pool_size": 2}),
 ]
+UPSAMPLED = ({}, {"padding": 1, "bias": False}, {"padding": "same"}, {"padding": 1, "padding_mode": "reflect"})
+ARGUMENTS += [(rank, conv, {"scale_factor": 3}) for rank in (1, 2, 3) for conv in UPSAMPLED]
 
 
-@pytest.mark.parametrize("rank, conv, pool", ARGUMENTS)
-def test_a_module_is_its_two(rank, conv, pool):
+@pytest.mark.parametrize("rank, conv, rest", ARGUMENTS)
+def test_a_module_is_its_two(rank, conv, rest, monkeypatch):
+    monkeypatch.setattr(upsampling, "SUM_MACS", {"cpu": 0})
     torch.manual_seed(0)
-    original = getattr(nn, f"Conv{rank}d")(4, 6, 3, **conv, dtype=torch.float64)
-    module = getattr(convpool.torch, f"ConvAvgPool{rank}d")(4, 6, 3, **conv, dtype=torch.float64, **pool)
+    original, upsamples = getattr(nn, f"Conv{rank}d")(4, 6, 3, **conv, dtype=torch.float64), "scale_factor" in rest
+    cls = getattr(convpool.torch, f"{'UpsampleConv' if upsamples else 'ConvAvgPool'}{rank}d")
+    module, x = cls(4, 6, 3, **conv, dtype=torch.float64, **rest), torch.randn(2, 4, *[9, 8, 7][:rank], dtype=torch.float64)
     module.load_state_dict(original.state_dict())
     original.load_state_dict(module.state_dict())
     assert list(module.state_dict()) == list(original.state_dict())
-    pooling = {name.removeprefix("pool_").replace("size", "kernel_size"): value for name, value in pool.items()}
-    x = torch.randn(2, 4, *[9, 8, 7][:rank], dtype=torch.float64)
-    expected = getattr(nn, f"AvgPool{rank}d")(**pooling)(original(x))
-    torch.testing.assert_close(module(x), expected)
+    pooling = {key.removeprefix("pool_").replace("size", "kernel_size"): value for key, value in rest.items()}
+    expected = original(nn.Upsample(**rest)(x)) if upsamples else getattr(nn, f"AvgPool{rank}d")(**pooling)(original(x))
+    for made in (module, optimize(copy.deepcopy(module), x)[0]):
+        torch.testing.assert_close(made(x), expected)
     pairs = (module(x), module), (expected, original)
     torch.testing.assert_close(*(torch.autograd.grad(y.sum(), list(made.parameters())) for y, made in pairs))
+    if upsamples and "padding_mode" not in conv:
+        function, padding = getattr(convpool.torch, f"upsample_conv{rank}d"), conv.get("padding", 0)
+        torch.testing.assert_close(function(x, module.weight, module.bias, **rest, padding=padding), expected)
+    assert not upsamples or repr(module).endswith(f"scale_factor={(3,) * rank})")
 
 
 def test_a_module_is_made_told_copied_and_parametrized_as_a_convolution():
@@ -285,17 +292,9 @@ GIVEN = [("default", 0), ("packed", 1)]
 
 def asked(run) -> list[int]:
     """Return the accumulation of every pooled_conv in `run`; PyTorch leaves out what is the default."""
-    found = []
-
-    class Seen(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            if func is torch.ops.convpool.pooled_conv.default:
-                found.append(args[13] if len(args) > 13 else 0)
-            return func(*args, **(kwargs or {}))
-
-    with Seen():
+    with calls_of(ops.pooled_conv.default) as found:
         run()
-    return found
+    return [args[13] if len(args) > 13 else 0 for args in found]
 
 
 def network() -> nn.Module:
@@ -342,7 +341,7 @@ def test_whole_modules(accumulation, number, training):
         torch.testing.assert_close(changed(x), module(x))
         other = copy.deepcopy(changed)
         torch.testing.assert_close(other(x), module(x))
-    assert explain(other).summary.packed == 2 * number
+    assert convpool.torch.explain(other).summary.packed == 2 * number
     if importlib.util.find_spec("onnxscript") and not training:
         nodes = [node for node in convpool.torch.export_onnx(changed, (x,), verbose=False).graph.node if schema.is_operator(node)]
         assert [schema.accumulation_of(node) for node in nodes] == [number, number]
@@ -368,11 +367,8 @@ def test_the_library_is_asked_for_it(accumulation, number):
 def call(launches):
     """A kind of call whose launch notes its flags."""
     made = object.__new__(calls.Call)
-    made.constant = SimpleNamespace(
-        prepared_bytes=8,
-        workspace_bytes=8,
-        launch_raw=lambda addresses, space, size, stream, flags, *prepared: launches.append(flags),
-    )
+    made.constant = SimpleNamespace(prepared_bytes=8, workspace_bytes=8)
+    made.constant.launch_raw = lambda addresses, space, size, stream, flags, *prepared: launches.append(flags)
     made.formats, made.device = (torch.contiguous_format,) * 2, torch.device("cpu")
     made.y_shape, made.y_strides = (1, 1, 1, 1), (1, 1, 1, 1)
     made.copies_others = made.copies_weight = False
