@@ -33,16 +33,7 @@ Shapes = dict[str, list[int]]
     cls=group.SectionedCommand,
     sections={
         "Output": ("output", "layers", "report_path", "quiet"),
-        "Engine": (
-            "precision",
-            "least",
-            "typical",
-            "largest",
-            "timing_cache",
-            "workspace_mib",
-            "optimization_level",
-            "max_aux_streams",
-        ),
+        "Engine": "precision least typical largest timing_cache workspace_mib optimization_level max_aux_streams".split(),
         "What to rewrite": ("no_plugin", "lowering", "stem", "plain_conv", "accumulation", "autotune"),
         "Check": ("check", "data", "rtol", "atol", "seed"),
     },

@@ -23,18 +23,7 @@ from convpool.types import Layout
 
 SECTIONS = {
     "Output": ("output", "external_data", "dry_run", "skip_unchanged", "report_path", "verbose", "quiet"),
-    "What to rewrite": (
-        "target",
-        "lowering",
-        "upsampling",
-        "exclude",
-        "enable",
-        "disable",
-        "autotune",
-        "concat",
-        "fix_shapes",
-        "fold",
-    ),
+    "What to rewrite": "target lowering upsampling exclude enable disable autotune concat fix_shapes fold".split(),
     "Check": ("check", "no_check", "data", "shapes", "rtol", "atol", "seed", "time"),
     "GPU plugin": ("stem", "plain_conv", "prologue", "epilogue", "fuse_pool_conv", "accumulation", "domain"),
 }

@@ -91,13 +91,8 @@ def verify_command(
         read = [Path(path).parent / name for path in (first, second) for name in (Path(path).name, *referred(Path(path)))]
         check_output(Path(report_path), {"compared here": read, "--data": [Path(data)] if data else []})
     prepare()
-    verification = compare_runners(
-        open_runner(first, layers=layers),
-        _second(second, provider, layers),
-        data=load_arrays(data),
-        input_shapes=dict(shapes),
-        **options,
-    )
+    runners = open_runner(first, layers=layers), _second(second, provider, layers)
+    verification = compare_runners(*runners, data=load_arrays(data), input_shapes=dict(shapes), **options)
     write_report(report_path, json_text({"first": first, "second": second, "verification": asdict(verification)}))
     if not quiet:
         show_verification(verification, make_console(stderr=report_path == "-"))

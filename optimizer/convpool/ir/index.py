@@ -459,17 +459,8 @@ def _tensor_infos(graph: GraphProto | None) -> dict[str, TensorInfo]:
 
 
 SHAPING: dict[str, tuple[int, ...]] = {
-    "ConstantOfShape": (0,),
-    "Expand": (1,),
-    "Pad": (1, 3),
-    "ReduceMean": (1,),
-    "ReduceSum": (1,),
-    "Reshape": (1,),
-    "Resize": (1, 2, 3),
-    "Slice": (1, 2, 3, 4),
-    "Squeeze": (1,),
-    "Tile": (1,),
-    "Unsqueeze": (1,),
+    **dict.fromkeys(("Expand", "ReduceMean", "ReduceSum", "Reshape", "Squeeze", "Tile", "Unsqueeze"), (1,)),
+    **{"ConstantOfShape": (0,), "Pad": (1, 3), "Resize": (1, 2, 3), "Slice": (1, 2, 3, 4)},
 }
 """Operators whose result has a shape that depends on values, and the inputs that have these."""
 MAX_ROUNDS = 32

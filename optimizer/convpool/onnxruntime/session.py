@@ -58,12 +58,8 @@ def session(
             model.
     """
     runtime = runtime_module()
-    own = {
-        "device_id": str(device),
-        "use_tf32": str(int(use_tf32)),
-        "prefer_nhwc": str(int(prefer_nhwc)),
-        "enable_cuda_graph": str(int(cuda_graph)),
-    }
+    given = {"device_id": device, "use_tf32": use_tf32, "prefer_nhwc": prefer_nhwc, "enable_cuda_graph": cuda_graph}
+    own = {name: str(int(value)) for name, value in given.items()}
     wanted: list[Any] = [CUDA, CPU] if providers is None else list(providers)
     wanted = [(CUDA, own) if provider == CUDA else provider for provider in wanted]
     names = [provider if isinstance(provider, str) else provider[0] for provider in wanted]

@@ -226,16 +226,8 @@ def conv_leaf(scope: Scope, index: int, rank: int) -> ConvLeaf | Reject:
     if known and bias and (shape := scope.info(bias).shape) is not None and shape != (m,):
         if all(isinstance(dim, int) for dim in shape):
             return reject(scope, index, "shape of the bias", list(shape), [m])
-    return ConvLeaf(
-        index,
-        node.input[0],
-        conv,
-        scope.weights(node.input[1]),
-        scope.constant(bias) if bias else None,
-        (m, c, *kernel),
-        size if known else None,
-        nodes=(index,),
-    )
+    weights, added = scope.weights(node.input[1]), scope.constant(bias) if bias else None
+    return ConvLeaf(index, node.input[0], conv, weights, added, (m, c, *kernel), size if known else None, nodes=(index,))
 
 
 def macs(scope: Scope, index: int) -> int | None:

@@ -22,15 +22,7 @@ from convpool.tensorrt.package import logger, tensorrt_module
 from convpool.tensorrt.plugin_library import load_plugin
 
 Shape = tuple[int, ...]
-_NUMPY_TYPES = {
-    "FLOAT": "float32",
-    "HALF": "float16",
-    "INT8": "int8",
-    "INT32": "int32",
-    "INT64": "int64",
-    "BOOL": "bool",
-    "UINT8": "uint8",
-}
+_NUMPY_TYPES = {"FLOAT": "float32", "HALF": "float16", **{name.upper(): name for name in "int8 int32 int64 bool uint8".split()}}
 
 
 @dataclass(frozen=True)

@@ -191,16 +191,8 @@ def _first_that_agrees(
     """The first engine that agrees with onnxruntime, else the last, with its comparison; left_out takes the others' reasons."""
     reference = open_model(model, layers=options.layers)
     for lowering, engine in engines.items():
-        verification = compare_runners(
-            reference,
-            EngineRunner(engine),
-            check=max(options.check, 1),
-            data=data,
-            precision=options.precision,
-            rtol=options.rtol,
-            atol=options.atol,
-            seed=options.seed,
-        )
+        how: dict[str, Any] = {name: getattr(options, name) for name in ("precision", "rtol", "atol", "seed")}
+        verification = compare_runners(reference, EngineRunner(engine), check=max(options.check, 1), data=data, **how)
         if verification.passed:
             break
         left_out[lowering] = verification.difference

@@ -44,10 +44,6 @@ OLD_PARSER_OPSET = 17
 CONSTANT_WEIGHTS, ALLOW_TF32 = "constant_weights", "allow_tf32"
 ELEMENT_TYPES: dict[str, int] = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
 """ONNX's number for the type of a half precision."""
-_NUMPY_TYPES: dict[int, np.dtype] = {
-    TensorProto.FLOAT16: np.dtype(np.float16),
-    TensorProto.BFLOAT16: np.dtype(ml_dtypes.bfloat16),
-}
 _FLOAT_ONLY_INPUTS = {"Resize": (1, 2), "Upsample": (1,)}
 """Inputs that stay float32 whatever the type of the data: regions and scales."""
 
@@ -194,10 +190,10 @@ def _float_only(graph: GraphProto) -> set[str]:
 def _convert(tensor: TensorProto, kind: int) -> None:
     if tensor.data_type != TensorProto.FLOAT:
         return
-    values = numpy_helper.to_array(tensor)
-    largest = float(ml_dtypes.finfo(_NUMPY_TYPES[kind]).max)
+    values, dtype = numpy_helper.to_array(tensor), helper.tensor_dtype_to_np_dtype(kind)
+    largest = float(ml_dtypes.finfo(dtype).max)
     finite = np.where(np.isfinite(values), np.clip(values, -largest, largest), values)
-    tensor.CopyFrom(helper.make_tensor(tensor.name, kind, tensor.dims, finite.astype(_NUMPY_TYPES[kind]).tobytes(), raw=True))
+    tensor.CopyFrom(helper.make_tensor(tensor.name, kind, tensor.dims, finite.astype(dtype).tobytes(), raw=True))
 
 
 def _convert_attributes(node: NodeProto, kind: int) -> None:

@@ -80,13 +80,8 @@ def recognise_mean(scope: Scope, index: int, rank: int, size: Ints | None) -> Po
     for leaf in leaves:
         got = _slice_ranges(scope, leaf, base, rank, size, nodes)
         if got is None:
-            return reject(
-                scope,
-                scope.producer[leaf],
-                "Slice",
-                "other axes, or bounds that are computed",
-                "constant strides over spatial axes",
-            )
+            wanted = "constant strides over spatial axes"
+            return reject(scope, scope.producer[leaf], "Slice", "other axes, or bounds that are computed", wanted)
         ranges.append(got)
     kernel, strides = [], []
     for axis in range(rank):

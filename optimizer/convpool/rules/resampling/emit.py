@@ -180,14 +180,9 @@ class Emitter:
         """
         before = resample.up if resample is not None and resample.up is not None else WINDOW
         given = np.zeros(len(weight)) if bias is None else bias
-        names = [
-            x,
-            self.constant(np.moveaxis(weight, 1, -1), "weight"),
-            self.constant(given.astype(weight.dtype), "bias"),
-            *residual,
-        ]
+        stored = self.constant(np.moveaxis(weight, 1, -1), "weight"), self.constant(given.astype(weight.dtype), "bias")
         output = self._edit.fresh(f"{self._prefix}_upsampled" if before is not WINDOW else f"{self._prefix}_skip")
-        node = schema.make_node(names, output, before, conv)
+        node = schema.make_node([x, *stored, *residual], output, before, conv)
         schema.give_parts(node, Parts(residual=bool(residual), upsamples=before is not WINDOW))
         self.nodes.append(node)
         return output
@@ -254,11 +249,4 @@ class Emitter:
         if opset < 11:
             return self.add("Upsample" if opset < 10 else "Resize", [x, name], "upsampled", mode="nearest")
         roi = "" if opset >= 13 else self.constant(np.zeros(0, np.float32), "roi")
-        return self.add(
-            "Resize",
-            [x, roi, name],
-            "upsampled",
-            mode="nearest",
-            coordinate_transformation_mode="asymmetric",
-            nearest_mode="floor",
-        )
+        return self.add("Resize", [x, roi, name], "upsampled", **schema.NEAREST)

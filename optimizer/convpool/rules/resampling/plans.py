@@ -450,12 +450,8 @@ def channels_in(leaf: ConvLeaf) -> int:
 
 def _large(plan: ResizePlan) -> Ints:
     """The spatial size of what the convolution reads, nominal where unknown."""
-    return plan.leaf.size or tuple(
-        NOMINAL_SIZE * factor
-        for factor in next(
-            (g.resample.up.factors for g in plan.groups if g.resample and g.resample.up), (2,) * plan.leaf.conv.rank
-        )
-    )
+    factors = (group.resample.up.factors for group in plan.groups if group.resample and group.resample.up)
+    return plan.leaf.size or tuple(NOMINAL_SIZE * factor for factor in next(factors, (2,) * plan.leaf.conv.rank))
 
 
 def work_of(plan: ResizePlan, group: Group) -> Work:
