@@ -198,7 +198,7 @@ def speedups() -> str:
     naive, others = geometric_mean(row.over_naive for row in found), geometric_mean(row.over_others for row in found)
     rows = [[name, *(cell and f"{cell[1]:.2f} ({cell[0]})" for cell in cells)] for name, *cells in measured_gains()]
     rows.append(["8 single layers, geometric mean", f"{load('cpu.json')['layers_geometric_mean']:.2f}", None, None])
-    rows.append([f"{len(found)} layers, CUDA library, geometric mean: over convolution, then pooling", None, f"{naive:.2f}", None])
+    rows.append([f"{len(found)} layers, CUDA library, geometric mean: over convolution and pooling", None, f"{naive:.2f}", None])
     rows.append(["the same layers: over the fastest method of any other library", None, f"{others:.2f}", None])
     return table(["times as fast", "onnxruntime, 2 CPU cores", "TensorRT, H200, fp16", "onnxruntime, H200, fp16"], rows)
 
