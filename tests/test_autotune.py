@@ -16,12 +16,8 @@ from models import generators
 from tests.support.models import graph
 
 ONE_SITE = [(0, 1, "timing y"), (1, 1, "checking"), (1, 1, "timing both models")]
-ALL = {
-    "convavgpool": {"original", "convavgpool", "fused"},
-    "direct": {"original", "direct"},
-    "fused": {"original", "fused"},
-    "auto": {"original", "direct", "fused"},
-}
+ALL = {"convavgpool": {"original", "convavgpool", "fused"}, "auto": {"original", "direct", "fused"}}
+ALL |= {form: {"original", form} for form in ("direct", "fused")}
 """Forms that each request times; direct is what onnxruntime makes of convavgpool."""
 
 

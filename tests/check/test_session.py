@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -107,11 +108,9 @@ def test_a_crash_at_each_stage(crash, capfd, method, number, signal_name):
 @pytest.mark.parametrize(("method", "what"), [("make", "load"), ("run", "run")])
 def test_an_original_that_always_ends_the_process(crash, method, what):
     crash(method, range(1, 100))
-    assert ending() == (
-        f"ModelError: onnxruntime cannot {what} the original: it ends the process with SIGSEGV; "
-        "check=0 (--no-check) skips the check"
-    )
-    with pytest.raises(ModelError, match=f"onnxruntime cannot {what} the original: it ends the process"):
+    reason = f"onnxruntime cannot {what} the original: it ends the process"
+    assert ending() == f"ModelError: {reason} with SIGSEGV; check=0 (--no-check) skips the check"
+    with pytest.raises(ModelError, match=reason):
         convpool.verify(graph(PAIR), graph(PAIR))
     assert convpool.optimize(graph(PAIR), check=0).changed
 
@@ -258,18 +257,12 @@ def test_sessions_are_forgotten(monkeypatch):
 
 
 def test_threads_share_the_process():
-    found = []
-
-    def work(factor: int) -> None:
+    def work(factor: int) -> list[list[float]]:
         mine = made(factor=factor)
-        found.extend((factor, mine.run(None, X)[0].tolist()) for _ in range(20))
+        return [mine.run(None, X)[0].tolist() for _ in range(20)]
 
-    threads = [threading.Thread(target=work, args=(factor,)) for factor in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 120 and all(values == [0, factor, 2 * factor] for factor, values in found)
+    with ThreadPoolExecutor(6) as threads:
+        assert list(threads.map(work, range(6))) == [[[0, factor, 2 * factor]] * 20 for factor in range(6)]
 
 
 def test_a_forked_process_starts_one_of_its_own(monkeypatch):

@@ -340,12 +340,8 @@ def test_closed_stdin_and_stdout_are_told(closed, words, folder):
 
 
 def test_good_model_from_stdin_to_stdout(folder):
-    done = subprocess.run(
-        [sys.executable, "-m", "convpool.cli", "-", "-q", "--lowering", "direct"],
-        input=(folder / "good.onnx").read_bytes(),
-        capture_output=True,
-        check=False,
-    )
+    words = [sys.executable, "-m", "convpool.cli", "-", "-q", "--lowering", "direct"]
+    done = subprocess.run(words, input=(folder / "good.onnx").read_bytes(), capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
     model = onnx.load_from_string(done.stdout)
     assert [node.op_type for node in model.graph.node] == ["AveragePool", "Conv"]

@@ -90,12 +90,8 @@ def test_the_walk_is_the_convolutions(plan):
         if isinstance(box, str):
             continue
         taken += 1
-        windows = [
-            (ox * s["stride_w"] - s["pad_w"], oy * s["stride_h"] - s["pad_h"], n)
-            for n in range(s["n"])
-            for oy in range(s["out_h"])
-            for ox in range(s["out_w"])
-        ]
+        places = itertools.product(range(s["n"]), range(s["out_h"]), range(s["out_w"]))
+        windows = [(ox * s["stride_w"] - s["pad_w"], oy * s["stride_h"] - s["pad_h"], n) for n, oy, ox in places]
         for first in range(0, len(windows), 64):
             assert list(walk(s, box, *windows[first], min(64, len(windows) - first))) == windows[first : first + 64], (s, box)
     assert taken > 500

@@ -26,11 +26,8 @@ def claim(beginning: str) -> papers.Claim:
 def times(name: str, precision: str) -> list[dict[str, float]]:
     """Microseconds by method of each row of a record, read without the package."""
     rows = json.loads((ROOT / "benchmarks" / "results" / name).read_text())["rows"]
-    return [
-        {method: result["us"] for method, result in row["methods"].items() if "us" in result}
-        for row in rows
-        if row["precision"] == precision
-    ]
+    measured = [row["methods"] for row in rows if row["precision"] == precision]
+    return [{method: result["us"] for method, result in methods.items() if "us" in result} for methods in measured]
 
 
 def papers_table(dtype: str) -> list[dict[str, float]]:

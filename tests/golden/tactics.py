@@ -29,13 +29,9 @@ def suite_problems() -> list[tuple[str, dict]]:
     from benchmarks.layers.rows import LAYOUTS, PRECISIONS
     from benchmarks.layers.suites import SUITES
 
-    return [
-        (f"{suite} {row.name} {precision} {layout}", row.problem(precision, layout))
-        for suite in RECORDED_SUITES
-        for row in SUITES[suite][0]
-        for precision in PRECISIONS
-        for layout in LAYOUTS
-    ]
+    rows = [(suite, row) for suite in RECORDED_SUITES for row in SUITES[suite][0]]
+    every = product(rows, PRECISIONS, LAYOUTS)
+    return [(f"{suite} {row.name} {given} {layout}", row.problem(given, layout)) for (suite, row), given, layout in every]
 
 
 def upsampled_problems() -> list[tuple[str, dict]]:

@@ -88,11 +88,7 @@ ALONE = "h = Conv<pads=[1,1,1,1]>(x, w)\n"
 
 def test_sizes_of_a_tile_that_constants_give():
     """The repeats of Tile are its second input; they come from a Concat."""
-    body = (
-        "n = Concat<axis=0>(one, two)\nt = Tile(x, n)\n"
-        + ALONE.replace("(x,", "(t,")
-        + "y = ReduceMean<axes=[2,3], keepdims=1>(h)"
-    )
+    body = f"n = Concat<axis=0>(one, two)\nt = Tile(x, n)\n{ALONE.replace('(x,', '(t,')}y = ReduceMean<axes=[2,3], keepdims=1>(h)"
     verified(graph(body, {"one": [1, 1], "two": [2, 1]}, inputs="float[1,16,12,12] x"), 1, lowering="direct")
 
 

@@ -109,12 +109,8 @@ def test_2_to_the_40_elements_are_the_most():
 @pytest.mark.parametrize("kernel", ["pool_kernel_shape", "pool_dilations"])
 def test_windows_over_padding_take_no_longer(rank, kernel):
     """Up to 2^48 taps, of which one is over an element."""
-    pool = {
-        "pool_kernel_shape": [2] * rank,
-        "pool_pads": [WIDE - 1] * 2 * rank,
-        "pool_strides": [WIDE] * rank,
-        kernel: [WIDE - (kernel == "pool_dilations")] * rank,
-    }
+    pool = {"pool_kernel_shape": [2] * rank, "pool_pads": [WIDE - 1] * 2 * rank, "pool_strides": [WIDE] * rank}
+    pool |= {kernel: [WIDE - (kernel == "pool_dilations")] * rank}
     kernel_shape = {"kernel_shape": [1] * rank, "strides": [1] * rank, "pads": [0] * 2 * rank}
     model = Node(sizes=(1,) * rank, attributes=pool | kernel_shape).model(functions=False)
     w = onnx.numpy_helper.from_array(np.ones((16, *[1] * rank, 8), np.float32), "W")
@@ -156,10 +152,8 @@ def test_half_types_round_to_nearest():
         if item.name in ("pads", "pool_pads"):
             item.ints[:] = [0, 0]
     del made.graph.initializer[:]
-    made.graph.initializer.extend(
-        onnx.numpy_helper.from_array(np.full(shape, value, np.float32), name)
-        for name, shape, value in (("W", (1, 1, 1), 1), ("B", (1,), 0))
-    )
+    for name, array in (("W", np.ones((1, 1, 1), np.float32)), ("B", np.zeros(1, np.float32))):
+        made.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
     with np.errstate(over="ignore", invalid="ignore"):
         expected = floats.astype(np.float16).astype(np.float32)
     np.testing.assert_array_equal(registered(made).run(None, {"X": floats.reshape(-1, 1, 1)})[0].ravel(), expected)

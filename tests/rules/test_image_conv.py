@@ -325,12 +325,10 @@ def test_an_image_s_convolution_in_bodies(depth, taken):
             f"y = If(flag) <then_branch = yes{level} () => (float[1,8,12,12] {name}) {{ {body.replace('y =', f'{name} =')} }}, "
             f"else_branch = no{level} () => (float[1,8,12,12] b{level}) {{ b{level} = Expand(zero, s) }}>"
         )
-    model = graph(
-        f"{body}\n{rewriting.PAIR.replace('y =', 'o =').replace('(x,', '(z,')}",
-        {"v": (8, 3, 3, 3), "zero": np.zeros((1, 1, 1, 1), np.float32), "s": [1, 8, 12, 12]},
-        inputs="float[1,3,12,12] x, float[1,16,12,12] z, bool flag",
-        outputs="float[a,b,c,d] y, float[e,f,g,h] o",
-    )
+    body += f"\n{rewriting.PAIR.replace('y =', 'o =').replace('(x,', '(z,')}"
+    given = {"v": (8, 3, 3, 3), "zero": np.zeros((1, 1, 1, 1), np.float32), "s": [1, 8, 12, 12]}
+    inputs = f"{IMAGE}, float[1,16,12,12] z, bool flag"
+    model = graph(body, given, inputs=inputs, outputs="float[a,b,c,d] y, float[e,f,g,h] o")
     sites = convpool.optimize(model, enable="image_conv", check=1).report.sites
     (found,) = [site for site in sites if site.pattern == "stem"]
     reason = None if taken else "bodies around a ConvAvgPool; got 2, expected at most 1"
@@ -428,10 +426,8 @@ def test_a_map_per_channel_before_a_plain_convolution_stays():
     assert operators_of(apart, 2, "plain_conv")[-2:] == ["ConvAvgPool", "ConvAvgPool"]
     assert operators_of(result, 0, None) == made(result)  # a later run knows it by its window
     site = convpool.optimize(model, enable="plain_conv").report.sites[1]
-    assert site.beside == (
-        "Relu 'r': prologue; got other elementwise nodes in front of a convolution without a pooling, "
-        "expected only an activation",
-    )
+    got = "got other elementwise nodes in front of a convolution without a pooling"
+    assert site.beside == (f"Relu 'r': prologue; {got}, expected only an activation",)
     body = body.replace(PAIR, f"q = Conv(r, w)\no = {POOL}(q)\n{PAIR}")
     shared = graph(body, {**WIDE_SHAPES, "g": (64,), "d": np.ones(64, np.float32)}, inputs=WIDE, **BESIDE)
     assert operators_of(shared, 3, "plain_conv") == ["BatchNormalization", "Relu", *["ConvAvgPool"] * 3]

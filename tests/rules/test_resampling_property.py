@@ -153,12 +153,10 @@ class Maker(RandomGraph):
 
         kind = TensorProto.FLOAT
         large = {name: dims[2:] == self.large() for name, dims in self.inputs.items()}
-        inputs = [
-            helper.make_tensor_value_info(
-                name, kind, [f"L{d}" if large[name] and isinstance(d, str) and d != "N" else d for d in shape(dims)]
-            )
-            for name, dims in self.inputs.items()
-        ]
+        shapes = {name: shape(dims) for name, dims in self.inputs.items()}
+        for name in filter(large.get, shapes):
+            shapes[name] = [f"L{d}" if isinstance(d, str) and d != "N" else d for d in shapes[name]]
+        inputs = [helper.make_tensor_value_info(name, kind, dims) for name, dims in shapes.items()]
         found = [helper.make_tensor_value_info(name, kind, [f"{name}_{i}" for i in range(self.rank + 2)]) for name in outputs]
         return self.model(inputs, found, self.opset)
 

@@ -249,10 +249,8 @@ def test_a_map_behind_is_not_folded_where_sums_of_weights_would_be_beyond_the_ty
         assert ("Mul" not in operators(result.model.graph)) == folded, largest
 
 
-CHAIN = (
-    "a = Conv<pads=[1,1,1,1]>(x, v)\nr = Relu(a)\n" + UP.replace("(x,", "(r,") + "h = Conv<pads=[1,1,1,1]>(u, v)\nt = Relu(h)\n"
-    "y = Conv<pads=[1,1,1,1]>(t, v)"
-)
+CHAIN = f"a = Conv<pads=[1,1,1,1]>(x, v)\nr = Relu(a)\n{UP.replace('(x,', '(r,')}h = Conv<pads=[1,1,1,1]>(u, v)\n"
+CHAIN += "t = Relu(h)\ny = Conv<pads=[1,1,1,1]>(t, v)"
 
 
 def test_convolutions_around_it_keep_the_channels_last():

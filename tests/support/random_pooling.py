@@ -188,13 +188,9 @@ def make_case(seed: int) -> Case:
     output = make_behind(m, output, layer, after, m.exact and others is None and m.keeps_rank)
     # A kernel as large as the map pays for no other than a pointwise convolution.
     lowering = str(m.pick(["convavgpool"] * 6 + ["direct", "auto"] + ["fused"] * (1 if kind in WHOLE else 3)))
-    m.tags |= {
-        "rank": str(m.rank),
-        "group": str(layer.group),
-        "window": "large" if volume(window) > MAX_KERNEL_WINDOW else "small",
-        "join": "none" if others is None else others[1],
-        "weights": layer.weight_kind,
-    }
+    m.tags |= {"rank": str(m.rank), "group": str(layer.group), "weights": layer.weight_kind}
+    m.tags["window"] = "large" if volume(window) > MAX_KERNEL_WINDOW else "small"
+    m.tags["join"] = "none" if others is None else others[1]
     named = others is None and m.exact and m.keeps_rank and m.epilogue is not None
     expected = f"{m.prologue}ConvAvgPool{m.epilogue}" if named else None
     return Case(seed, finish(m, output), m.feeds, m.dtype, lowering, expected, m.tags)
@@ -316,15 +312,9 @@ def finish(m: Maker, output: str) -> onnx.ModelProto:
     """The model: with value_info in a third of the cases, with documentation and metadata always."""
     graph = helper.make_graph(m.nodes, "random", m.inputs, [], m.initializers, doc_string="a random graph")
     graph.output.append(helper.make_tensor_value_info(output, TYPES[m.dtype], None))
-    model = helper.make_model(
-        graph,
-        ir_version=m.ir,
-        opset_imports=[helper.make_opsetid(str(m.pick(["", ""])), m.opset)],
-        producer_name="random_models",
-        producer_version="7",
-        doc_string="a random model",
-        model_version=3,
-    )
+    told = dict(producer_name="random_models", producer_version="7", doc_string="a random model", model_version=3)
+    imports = [helper.make_opsetid(str(m.pick(["", ""])), m.opset)]
+    model = helper.make_model(graph, ir_version=m.ir, opset_imports=imports, **told)
     model.metadata_props.add(key="seed", value=str(m.seed))
     inferred = onnx.shape_inference.infer_shapes(model)
     if inferred.graph.output[0].type.tensor_type.HasField("shape"):

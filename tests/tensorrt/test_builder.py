@@ -198,11 +198,8 @@ def test_no_monitor_where_nobody_listens_or_tensorrt_has_none():
 def test_heads_stay_in_float_beside_the_plugin_in_half_precision(trt, monkeypatch, options):
     told, kept = [], not options
     monkeypatch.setattr(builder, "keep_heads_in_float", lambda *given: told.append(given))
-    build_engine(
-        generate("wgan_gp_small", batch=2),
-        trt=trt,
-        **{"precision": "fp16", "lowering": "convavgpool" if kept else None, **options},
-    )
+    options = {"precision": "fp16", "lowering": "convavgpool" if kept else None, **options}
+    build_engine(generate("wgan_gp_small", batch=2), trt=trt, **options)
     assert told == ([(trt, trt.networks[-1], trt.configs[0])] if kept else [])
 
 

@@ -9,6 +9,7 @@ import threading
 import time
 import types
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import onnx
@@ -34,19 +35,9 @@ class Array:
 
 
 def in_a_thread(body) -> None:
-    errors = []
-
-    def guarded():
-        try:
-            body()
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=guarded)
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
+    """Run it in a thread of its own, which has ended then."""
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(body).result()
 
 
 def test_a_thread_leaves_no_context_behind(driver):
@@ -124,18 +115,13 @@ def test_threads_register_the_plugin_once(plugin, monkeypatch):
     trt = types.SimpleNamespace(__name__="threads", __version__="10.0.0", get_plugin_registry=Registry, ILogger=ILogger)
     monkeypatch.setenv("CONVPOOL_PLUGIN_LIBRARY", str(plugin))
 
-    paths = []
-
-    def body():
+    def body(_):
         barrier.wait()
-        paths.append(load_plugin(trt))
+        return str(load_plugin(trt))
 
-    threads = [threading.Thread(target=body) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert registered == [str(plugin)] and [str(path) for path in paths] == [str(plugin)] * 4
+    with ThreadPoolExecutor(4) as threads:
+        paths = list(threads.map(body, range(4)))
+    assert registered == [str(plugin)] and paths == [str(plugin)] * 4
 
 
 @pytest.mark.parametrize("batch", [0, 1, 4])

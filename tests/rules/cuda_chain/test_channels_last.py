@@ -287,10 +287,8 @@ def between(pooling: str, channels: int = 32, kind: str = "float") -> onnx.Model
     """A pair, a pooling from a to b, and another pair; many pairs read b, so that channels last cost less."""
     readers = "\n".join(f"t{i} = Conv<pads=[1,1,1,1]>(q, k)\ny{i} = {POOL}(t{i})" for i in range(3))
     dtype = np.float16 if kind == "float16" else np.float32
-    constants = {
-        "w": weights((channels, 16, 3, 3)).astype(dtype) / 12,
-        "k": weights((8 if channels < 64 else 64, channels, 3, 3)).astype(dtype) / 17,
-    }
+    k = weights((8 if channels < 64 else 64, channels, 3, 3)).astype(dtype) / 17
+    constants = {"w": weights((channels, 16, 3, 3)).astype(dtype) / 12, "k": k}
     text = f"{TAIL}\na = Softsign(p)\n{pooling}\nq = Softsign(b)\n{readers}"
     outputs = ", ".join(f"{kind}[A,B,C,D] y{i}" for i in range(3))
     return graph(text, constants, inputs=f"{kind}[4,16,64,64] x", outputs=outputs)
@@ -418,12 +416,8 @@ def test_heads_that_stay(name):
 def head_of(channels: int, kind: str, end: str, size: str = "32,32", factor: float = 1.0) -> convpool.OptimizeResult:
     """The target's result for a head of so many channels."""
     dtype = {"float": np.float32, "float16": np.float16}[kind]
-    constants = {
-        "w": weights((32, 16, 3, 3)).astype(dtype) / 12,
-        "k": weights((channels, 32, 3, 3)).astype(dtype) / 17,
-        "s": [2, 3],
-        "e": (factor * weights((5, channels))).astype(dtype),
-    }
+    constants = {"w": weights((32, 16, 3, 3)).astype(dtype) / 12, "k": weights((channels, 32, 3, 3)).astype(dtype) / 17}
+    constants |= {"s": [2, 3], "e": (factor * weights((5, channels))).astype(dtype)}
     narrow = MAP.replace("[4,4]", "[2,2]")  # with windows of 4x4, so few channels are written as one convolution
     model = graph(narrow + end, constants, inputs=f"{kind}[4,16,{size}] x", outputs=f"{kind}[a,b] y")
     return convpool.optimize(model, target="cuda", check=0)

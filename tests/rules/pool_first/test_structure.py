@@ -357,11 +357,8 @@ def test_a_pad_in_a_body_between_transposes(before, moves):
     inner = f"q = Pad(t, p) u2 = Transpose<perm=[0,3,1,2]>(q) h = Conv(u2, w) z = {POOL}(h)"
     body = f"""{before}y = If(flag) <then_branch = yes () => (float[1,32,6,6] z) {{ {inner} }},
       else_branch = no () => (float[1,32,6,6] e) {{ e = Expand(zero, s) }}>"""
-    model = graph(
-        body,
-        {"w": (32, 16, 5, 5), "p": [0, 2, 2, 0, 0, 2, 2, 0], "zero": np.zeros((1, 1, 1, 1), np.float32), "s": [1, 32, 6, 6]},
-        inputs="float[1,16,12,12] x, bool flag" if turned else "float[1,12,12,16] x, bool flag",
-    )
+    given = {"w": (32, 16, 5, 5), "p": [0, 2, 2, 0, 0, 2, 2, 0], "zero": np.zeros((1, 1, 1, 1), np.float32), "s": [1, 32, 6, 6]}
+    model = graph(body, given, inputs=IF_INPUTS if turned else "float[1,12,12,16] x, bool flag")
     then = convpool.optimize(model, check=1).model.graph.node[-1].attribute[0].g
     assert ("ConvAvgPool" in operators(then)) == moves
 

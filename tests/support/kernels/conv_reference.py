@@ -58,12 +58,9 @@ def linear(p: Problem, x: np.ndarray, w: np.ndarray) -> np.ndarray:
     for g in range(p.group):
         channels = padded[:, g * per_group_c : (g + 1) * per_group_c]
         filters = w[g * per_group_m : (g + 1) * per_group_m]
-        parts.append(
-            sum(
-                np.einsum("nc...,mc->nm...", view, filters[(slice(None), *tap)], optimize=True)
-                for tap, view in _windows(channels, a["kernel"], a["strides"], a["dilations"])
-            )
-        )
+        views = _windows(channels, a["kernel"], a["strides"], a["dilations"])
+        taps = ((view, filters[(slice(None), *tap)]) for tap, view in views)
+        parts.append(sum(np.einsum("nc...,mc->nm...", view, weights, optimize=True) for view, weights in taps))
     return np.concatenate(parts, axis=1)
 
 
