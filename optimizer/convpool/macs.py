@@ -54,7 +54,6 @@ class ModelMacs:
 
     @property
     def convolutions(self) -> tuple[NodeMacs, ...]:
-        """The convolutions alone."""
         return tuple(node for node in self.nodes if node.convolution)
 
     def of(self, nodes: Iterable[NodeMacs]) -> int | None:

@@ -120,6 +120,7 @@ class Pipeline:
         """model: changed in place.  inferred: it, after shape inference.  sizes: see `Context`."""
         self._graphs = Graphs(model, inferred, evaluate)
         self._editor = Editor(model.proto)
+        self.new_constants = self._editor.new_constants
         self._tuner = tuner
         self.log = Log(self._editor.made)
         self._exclude = options.exclude
@@ -133,11 +134,6 @@ class Pipeline:
         self.macs_before = self.macs_after = ModelMacs(())
         """Multiply-adds of the model, as it was and as it is, where its own sizes tell."""
         self._context = Context(options, opset_of(model.proto.opset_import), self._excluded, sizes or {})
-
-    @property
-    def new_constants(self) -> set[str]:
-        """Names of the constants made."""
-        return self._editor.new_constants
 
     def run(self, stages: tuple[Stage, ...] = STAGES) -> None:
         """Rewrite the model."""

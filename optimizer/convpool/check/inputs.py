@@ -78,7 +78,6 @@ def load_arrays(data: Mapping[str, np.ndarray] | str | os.PathLike[str] | None) 
 
 
 def shapes_of(arrays: Arrays) -> dict[str, list[int]]:
-    """The arrays' shapes by name."""
     return {name: list(array.shape) for name, array in arrays.items()}
 
 

@@ -50,11 +50,9 @@ class Session:
             self._make(_current())
 
     def get_inputs(self) -> list[Any]:
-        """The inputs, with name and type."""
         return [SimpleNamespace(name=name, type=kind) for name, kind in self._inputs]
 
     def get_outputs(self) -> list[Any]:
-        """The outputs, with their names."""
         return [SimpleNamespace(name=name) for name in self._outputs]
 
     def run(self, names: list[str] | None, arrays: Arrays) -> list[Any]:

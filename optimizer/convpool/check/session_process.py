@@ -64,7 +64,6 @@ class Service:
         return self._count, inputs, [item.name for item in session.get_outputs()]
 
     def run(self, number: int, names: list[str] | None, arrays: dict[str, Any]) -> list[Any]:
-        """Run a session."""
         return self._made[number].run(names, arrays)
 
     def turn(self, number: int, arrays: dict[str, Any]) -> float:
@@ -72,5 +71,4 @@ class Service:
         return turn(self._made[number], arrays)
 
     def drop(self, number: int) -> None:
-        """Forget a session."""
         self._made.pop(number, None)

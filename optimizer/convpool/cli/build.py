@@ -178,7 +178,6 @@ def _options(profile: Profile | None, progress: Progress, *, no_plugin: bool, wo
 
 
 def main() -> None:
-    """Entry point of convpool-build."""
     sys.exit(group.run(build_command, "convpool-build"))
 
 

@@ -62,13 +62,11 @@ class SectionedCommand(click.Command):
         return {heading: records for heading, records in rows.items() if records}
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options, section by section."""
         for heading, records in self.help_records(ctx).items():
             with formatter.section(heading):
                 formatter.write_dl(records)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the lists and the examples."""
         for heading, words in self.lists.items():
             with formatter.section(heading):
                 formatter.write_dl(list(words.items()))
@@ -263,7 +261,6 @@ class LazyGroup(click.Group):
     """A group that imports a command when it is asked for: engines need more than the optimizer."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """All names, in the order of the help."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:

@@ -109,5 +109,4 @@ def _second(path: str, provider: str, layers: bool) -> Runner:
 
 
 def main() -> None:
-    """Entry point of convpool-verify."""
     sys.exit(run(verify_command, "convpool-verify"))

@@ -61,7 +61,6 @@ class Constant:
 
     @property
     def data_type(self) -> int:
-        """The TensorProto.DataType."""
         return self.tensor.data_type
 
     @property

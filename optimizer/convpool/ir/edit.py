@@ -58,7 +58,6 @@ class Edit:
         self.nodes.extend(self._editor.store(self.scope, array, name))
 
     def set_inputs(self, node: int, names: list[str]) -> None:
-        """Let a node read other tensors."""
         self.inputs[node] = names
 
     def fresh(self, wanted: str) -> str:

@@ -187,7 +187,6 @@ class LoadedModel:
 
     @property
     def weight_files(self) -> list[Path]:
-        """The files of its external data."""
         return [self.base_dir / name for name in self.data_files] if self.base_dir is not None else []
 
 

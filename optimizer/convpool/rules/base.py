@@ -146,7 +146,6 @@ class NodePlan(Plan):
 
     @property
     def own(self) -> frozenset[int]:
-        """The node."""
         return frozenset((self.node,))
 
 

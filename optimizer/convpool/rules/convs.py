@@ -106,12 +106,10 @@ def walk(tree: Tree) -> list[Tree]:
 
 
 def conv_leaves(tree: Tree) -> list[ConvLeaf]:
-    """The convolutions of a tree."""
     return [item for item in walk(tree) if isinstance(item, ConvLeaf)]
 
 
 def opaque_leaves(tree: Tree) -> list[OpaqueLeaf]:
-    """The other leaves of a tree."""
     return [item for item in walk(tree) if isinstance(item, OpaqueLeaf)]
 
 

@@ -61,7 +61,6 @@ class ProductSite(Site):
 
     @property
     def nodes(self) -> frozenset[int]:
-        """All nodes."""
         return frozenset().union(*(product.nodes for product in self.products.values()))
 
 

@@ -84,7 +84,6 @@ class _Replay:
         return self._memory.elapsed_us(self._launch) / self.calls
 
     def close(self) -> None:
-        """Free the graph."""
         self._cuda.cuGraphExecDestroy(self._graph)
 
     def _launch(self) -> None:

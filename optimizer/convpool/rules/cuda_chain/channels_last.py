@@ -223,7 +223,8 @@ class ChannelsFirst(Rule):
 
     def sites(self, scope: Scope, context: Context) -> Iterator[GroupSite]:
         """The groups that save Transposes."""
-        sites = [site for site in pair_sites(scope) if self._convolutions is None or site.convolution in self._convolutions]
+        wanted = self._convolutions
+        sites = [s for s in pair_sites(scope) if wanted is None or (scope.path, scope.nodes[s.conv].output[0]) in wanted]
         groups = layouts.groups_of(scope, {}, to_channels_first) if sites else {}
         given, read = layouts.fixed_ends(scope, (), to_channels_first) if sites else (set(), set())
         seen: set[int] = set()

@@ -278,11 +278,6 @@ class Group:
     touched: bool = False
     fixed: bool = False
 
-    @property
-    def last(self) -> bool:
-        """True if channels last cost less."""
-        return self.touched and not self.fixed and self.last_us < self.first_us
-
 
 def ports_of(scope: Scope) -> dict[int, Ports]:
     """The nodes of the operator in a scope that have channels first, by index."""
@@ -309,7 +304,7 @@ def channels_last(scope: Scope, ports: Mapping[int, Ports], limits: Limits, *, s
             groups[name].first_us += SHORT_RUNS * _move_us(scope, name)
         for name in filter(None, (item.x, item.y, item.residual)):
             groups[name].fixed |= rank_of(scope, name) is None  # a Transpose would need it
-    return frozenset(name for name, group in groups.items() if group.last)
+    return frozenset(name for name, it in groups.items() if it.touched and not it.fixed and it.last_us < it.first_us)
 
 
 def groups_of(scope: Scope, ports: Mapping[int, Ports], to: To = to_channels_last) -> dict[str, Group]:

@@ -100,10 +100,6 @@ class FusionPlan(Plan):
     def operator_version(self) -> int:
         return schema.version_of(self.parts)
 
-    def described(self, nodes: tuple[int, ...]) -> tuple[str, ...]:
-        """Nodes as a report names them."""
-        return tuple(map(named, map(self.scope.nodes.__getitem__, nodes)))
-
 
 @dataclass
 class Draft:
@@ -161,7 +157,7 @@ class FusionRule(Rule):
         node = plan.scope.nodes[plan.node]
         name, operator = label(node), plan.parts.op_type
         found = self.site_report(plan.scope, "conv_avg_pool", "convavgpool", conv=name, pool=name, operator=operator)
-        before, behind = plan.described(tuple(reversed(plan.upstream))), plan.described(plan.downstream)
+        before, behind = (list(map(named, map(plan.scope.nodes.__getitem__, i))) for i in (plan.upstream[::-1], plan.downstream))
         log.fused(found, node.output[0], plan.output, before, behind, plan.saved_bytes)
 
     def kept(self, site: Site, verdict: Reject | None, times: dict[str, float] | None, log: Log) -> None:

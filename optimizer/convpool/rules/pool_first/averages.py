@@ -61,7 +61,6 @@ def may_be_box_filter(scope: Scope, index: int) -> str | None:
 
 
 def global_average_pool(scope: Scope, index: int, rank: int, size: Ints | None) -> Pooling:
-    """A GlobalAveragePool."""
     return Pooling(index, (index,), scope.nodes[index].input[0], scope.nodes[index].output[0], "global", None)
 
 

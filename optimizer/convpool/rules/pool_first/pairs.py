@@ -45,11 +45,6 @@ class PairSite(Site):
     averages: tuple[Candidate, ...] = ()
 
     @property
-    def convolution(self) -> tuple[str, str]:
-        """The convolution by what it gives, with its scope's path."""
-        return self.scope.path, self.scope.nodes[self.conv].output[0]
-
-    @property
     def names(self) -> tuple[str, ...]:
         """Names of the convolution and of the pooling, "" where there is none; of several poolings the first one first."""
         conv = label(self.scope.nodes[self.conv])

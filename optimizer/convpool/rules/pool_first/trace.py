@@ -193,7 +193,6 @@ class ShapeNodes:
 
     @property
     def nodes(self) -> frozenset[int]:
-        """All nodes that go."""
         return self.dying | {item.node for item in self.kept}
 
 

@@ -439,12 +439,10 @@ def _weight(resample: Resample) -> float:
 
 
 def channels_out(leaf: ConvLeaf) -> int:
-    """The output channels of a convolution."""
     return leaf.weight_shape[0]
 
 
 def channels_in(leaf: ConvLeaf) -> int:
-    """The input channels of a convolution, of all groups."""
     return leaf.weight_shape[1] * leaf.conv.group
 
 
