@@ -27,22 +27,7 @@ except PackageNotFoundError:  # used from the sources
     __version__ = "0+unknown"
 
 __all__ = [
-    "ConvpoolError",
-    "Layout",
-    "Lowering",
-    "Model",
-    "ModelError",
-    "OptimizeResult",
-    "OptionError",
-    "OutputError",
-    "Report",
-    "SiteReport",
-    "Speed",
-    "Summary",
-    "Target",
-    "Verification",
-    "VerificationError",
-    "__version__",
-    "optimize",
-    "verify",
-]
+    "ConvpoolError", "Layout", "Lowering", "Model", "ModelError", "OptimizeResult", "OptionError", "OutputError",
+    "Report", "SiteReport", "Speed", "Summary", "Target", "Verification", "VerificationError", "__version__",
+    "optimize", "verify",
+]  # fmt: skip

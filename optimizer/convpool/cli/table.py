@@ -234,11 +234,9 @@ def _verification(report: Report, verbose: bool) -> list[str]:
     if not found.inputs:
         return ["check     [green]equal[/]: the model is unchanged"]
     worst = max(found.outputs, key=lambda o: o.max_rel_error, default=None)
-    errors = (
-        "no outputs"
-        if worst is None
-        else (f"largest error {worst.max_rel_error:.2g} relative, {worst.max_abs_error:.2g} absolute ({escape(worst.name)})")
-    )
+    errors = "no outputs"
+    if worst is not None:
+        errors = f"largest error {worst.max_rel_error:.2g} relative, {worst.max_abs_error:.2g} absolute ({escape(worst.name)})"
     errors = "; ".join([errors, *map(escape, found.doubts)])
     failed = "[bold red]DIFFERS[/] from" if found.differs else "[bold red]NOT COMPARABLE[/] with"
     outcome = "[green]agrees[/] with" if found.passed else failed

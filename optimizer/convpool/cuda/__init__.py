@@ -19,19 +19,6 @@ from convpool.cuda.plan import Plan
 from convpool.cuda.problem import Problem, Tactic, current_device, find_tactic, tactics
 
 __all__ = [
-    "ArrayError",
-    "ConvpoolError",
-    "CudaError",
-    "LibraryError",
-    "Plan",
-    "Problem",
-    "ProblemError",
-    "Tactic",
-    "UnsupportedError",
-    "conv_avg_pool",
-    "current_device",
-    "find_tactic",
-    "library",
-    "plan_for",
-    "tactics",
-]
+    "ArrayError", "ConvpoolError", "CudaError", "LibraryError", "Plan", "Problem", "ProblemError", "Tactic",
+    "UnsupportedError", "conv_avg_pool", "current_device", "find_tactic", "library", "plan_for", "tactics",
+]  # fmt: skip

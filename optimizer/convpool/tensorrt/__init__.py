@@ -20,20 +20,6 @@ from convpool.tensorrt.plugin_library import load_plugin, plugin_path
 from convpool.tensorrt.tune import Timed
 
 __all__ = [
-    "PRECISIONS",
-    "BuildOptions",
-    "BuildReport",
-    "Built",
-    "Engine",
-    "EngineMismatchError",
-    "Profile",
-    "TensorInfo",
-    "TensorRTError",
-    "Timed",
-    "Tuning",
-    "build",
-    "build_engine",
-    "build_fastest",
-    "load_plugin",
-    "plugin_path",
-]
+    "PRECISIONS", "BuildOptions", "BuildReport", "Built", "Engine", "EngineMismatchError", "Profile", "TensorInfo",
+    "TensorRTError", "Timed", "Tuning", "build", "build_engine", "build_fastest", "load_plugin", "plugin_path",
+]  # fmt: skip
