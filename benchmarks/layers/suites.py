@@ -83,7 +83,7 @@ def _networks() -> list[Row]:
 
 
 def _plain() -> list[Row]:
-    # (batch, c, m, size, kernel, pad, stride): what `convpool-optimize --plain-conv` gives the plugin in the discriminators,
+    # (batch, c, m, size, kernel, pad, stride): what `--enable plain_conv` gives the plugin in the discriminators,
     # and 3x3 layers of ResNet-50 and VGG-16.
     layers = {
         "SNGAN": ((64, 64, 64, 32, 3, 1, 1), (64, 128, 128, 16, 3, 1, 1), (64, 256, 256, 8, 3, 1, 1), (64, 512, 512, 4, 3, 1, 1)),
