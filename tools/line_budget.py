@@ -15,9 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
-    "optimizer": 25943,
+    "optimizer": 25941,
     "plugin": 17423,
-    "tests": 36059,
+    "tests": 36058,
     "benchmarks": 8577,
     "tools": 952,
     "examples": 1167,

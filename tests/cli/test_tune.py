@@ -50,7 +50,7 @@ def test_nodes_become_problems_with_the_nodes_shapes(name, target, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "op_type", ["ModulatedSiluConvAvgPool", "ModulatedUpsampleConv", "AffineReluConvAvgPool", "SiluConvAvgPool"]
+    "op_type", "ModulatedSiluConvAvgPool ModulatedUpsampleConv AffineReluConvAvgPool SiluConvAvgPool".split()
 )
 def test_scale_and_shift_have_the_nodes_shape(op_type, tmp_path):
     """Scales by image and channel were once timed, and written down, as scales by channel."""
@@ -62,9 +62,7 @@ def test_scale_and_shift_have_the_nodes_shape(op_type, tmp_path):
     assert problem.struct.prologue_affine == OPERATORS[op_type].affine_number
 
 
-@pytest.mark.parametrize(
-    ("precision", "dtype"), [("fp16", "float16"), ("bf16", "bfloat16"), ("tf32", "float32"), ("fp32", "float32")]
-)
+@pytest.mark.parametrize("precision,dtype", [("fp16", "float16"), ("bf16", "bfloat16"), ("tf32", "float32"), ("fp32", "float32")])
 @pytest.mark.parametrize(("layout", "order"), [(None, 1), ("nchw", 0), ("nhwc", 1)])
 def test_precision_and_layout(precision, layout, dtype, order):
     for problem in tune.problems_of(str(MODEL_PATH), DIGITS, precision, layout).values():

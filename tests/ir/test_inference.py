@@ -306,9 +306,7 @@ def test_sizes_behind_convpools_own_operators(name, functions):
     assert found == SIZES[name]
 
 
-@pytest.mark.parametrize(
-    ("node", "opset"), [("GroupNormalization<num_groups=4>(x, g, g)", 21), ("MeanVarianceNormalization(x)", 13)]
-)
+@pytest.mark.parametrize("node,opset", [("GroupNormalization<num_groups=4>(x, g, g)", 21), ("MeanVarianceNormalization(x)", 13)])
 def test_sizes_behind_normalizations_that_onnx_does_not_infer(node, opset):
     pooled = "AveragePool<kernel_shape=[2,2], strides=[2,2]>"
     body = (

@@ -153,9 +153,7 @@ def test_a_noted_shape_counts_behind_an_operator_that_onnx_does_not_know(body, c
     assert convpool.optimize(model, check=0).report.summary.rewritten == counts
 
 
-@pytest.mark.parametrize(
-    ("end", "counts"), [("float[1,32,8,8]", 1), ("float[1,32,H,W]", 0), ("float[1,32,4,4]", 0), ("float[]", 0)]
-)
+@pytest.mark.parametrize("end,counts", [("float[1,32,8,8]", 1), ("float[1,32,H,W]", 0), ("float[1,32,4,4]", 0), ("float[]", 0)])
 def test_a_size_noted_where_a_loop_s_body_begins_may_be_the_first_run_s(end, counts):
     given = f"(int64 i, bool c, float[1,32,8,8] s) => (bool d, {end} t, float[] by)"
     t = "MaxPool<kernel_shape=[1,1]>" if counts else "MaxPool<kernel_shape=[2,2], strides=[2,2]>"

@@ -128,9 +128,7 @@ def test_memory_of_a_model_of_2_5_gb(tmp_path):
     assert (tmp_path / "a" / "big.bin").stat().st_nlink == 1
 
 
-@pytest.mark.parametrize(
-    ("layout", "taken", "instead"), [("keep", "w.bin", "out-1-w.bin"), ("one", "out.onnx.data", "out.onnx.1.data")]
-)
+@pytest.mark.parametrize("layout,taken,instead", [("keep", "w.bin", "out-1-w.bin"), ("one", "out.onnx.data", "out.onnx.1.data")])
 def test_files_in_the_way_stay_as_they_are(tmp_path, layout, taken, instead):
     (tmp_path / "b").mkdir()
     path, out = make(tmp_path / "a"), tmp_path / "b" / "out.onnx"

@@ -234,10 +234,8 @@ BOX_WEIGHT = 75.0
 """An element that a box sum with strides of 1 writes, beside its additions."""
 SHUFFLE_WEIGHT, COPY_WEIGHT = 200.0, 50.0
 """An element that DepthToSpace moves, which leaves the blocked layout of the convolutions; one that Slice or Concat move."""
-UPSAMPLE_WEIGHT = 16.0
-"""An element that a nearest Resize writes."""
-INTERPOLATE_WEIGHT = 32.0
-"""An element that another Resize writes."""
+RESIZE_WEIGHTS, SHRINKING = {"nearest": 16.0, "linear": 32.0, "cubic": 7000.0}, 2.0
+"""An element that a Resize writes, by its mode; SHRINKING times that where the map gets smaller."""
 PASS_WEIGHT = 15.0
 """An element that an Add of two maps, or another elementwise operator, writes."""
 BLOCK = 16
@@ -278,7 +276,7 @@ def form_cost(form: str, work: Work) -> Cost:
     if form == "conv_first":
         spec, crop = conv_first(conv, up)
         crops = 0 if crop.is_empty else COPY_WEIGHT
-        return dense_cost(spec, m, c, size, item) + pass_cost(out, UPSAMPLE_WEIGHT + crops)
+        return dense_cost(spec, m, c, size, item) + pass_cost(out, RESIZE_WEIGHTS["nearest"] + crops)
     if form == "subpixel":
         spec, crop = subpixel(conv, up)
         crops = 0 if crop.is_empty else COPY_WEIGHT
@@ -303,11 +301,10 @@ def kernel_macs(conv: ConvSpec, up: UpsampleSpec, m: int, c: int, out: Ints) -> 
 
     Where strides and dilations are 1, the taps of an output that meet one pixel count once; others are computed as they are.
     """
+    axes = zip(out, conv.kernel_shape, conv.strides, conv.dilations, conv.pads[: conv.rank], up.factors, strict=True)
     taps = [
         n * k if stride > 1 or d > 1 else sum(((o - pad) % s + k - 1) // s + 1 for o in range(n))
-        for n, k, stride, d, pad, s in zip(
-            out, conv.kernel_shape, conv.strides, conv.dilations, conv.pads[: conv.rank], up.factors, strict=True
-        )
+        for n, k, stride, d, pad, s in axes
     ]
     return math.prod(taps) * m * (c // conv.group)
 

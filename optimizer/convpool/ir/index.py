@@ -95,12 +95,9 @@ class Scope:
         self.op_types = {node.op_type for node in self.nodes}
         self.outputs = set(proto.output) if self.is_function else {o.name for o in proto.output}
         self.inputs = set(proto.input) if self.is_function else {i.name for i in proto.input}
-        self.initializers: dict[str, TensorProto] = (
-            {} if self.is_function else {tensor.name: tensor for tensor in proto.initializer}
-        )
-        self.sparse: dict[str, SparseTensorProto] = (
-            {} if self.is_function else {tensor.values.name: tensor for tensor in proto.sparse_initializer}
-        )
+        dense, sparse = ((), ()) if self.is_function else (proto.initializer, proto.sparse_initializer)
+        self.initializers: dict[str, TensorProto] = {tensor.name: tensor for tensor in dense}
+        self.sparse: dict[str, SparseTensorProto] = {tensor.values.name: tensor for tensor in sparse}
         # Before IR 4 an initializer had to be a graph input too, and was none that a caller could override.
         self.constants_as_inputs = self.parent is None and self.ir_version < 4
         self.producer: dict[str, int] = {}

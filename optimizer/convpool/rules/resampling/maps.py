@@ -164,9 +164,8 @@ class Walk:
             if before is not None and is_op(scope.nodes[before], "Pad", "QuantizeLinear", "Slice", "Transpose"):
                 before = scope.producer.get(scope.nodes[before].input[0])
         if before is not None and is_op(scope.nodes[before], "Resize", "Upsample"):
-            self.rejects.append(
-                reject(scope, index, "between resize and convolution", node.op_type, "operators that act on each element alike")
-            )
+            expected = "operators that act on each element alike"
+            self.rejects.append(reject(scope, index, "between resize and convolution", node.op_type, expected))
 
     # ---- nodes between --------------------------------------------------------------------------------------------------
 
@@ -286,10 +285,8 @@ class Walk:
         if not found.resampled:
             return None
         if found.summed or any(part.resample.up is None for part in found.resampled if part.resample):
-            condition = "statistics of the map"
-            self.rejects.append(
-                reject(self._scope, index, condition, "of another resampling", "of one that repeats each element")
-            )
+            got, expected = "of another resampling", "of one that repeats each element"
+            self.rejects.append(reject(self._scope, index, "statistics of the map", got, expected))
             return None
         return found
 

@@ -36,11 +36,8 @@ class ResizeRule(Rule):
     def kept(self, site: plans.ResizeSite, verdict: Reject | None, times: dict[str, float] | None, log: Log) -> None:
         """One report with the reason, unless the site is of nodes that an earlier round made."""
         scope = site.scope
-        if any(
-            log.made(name)
-            for index in (site.root, site.resize)
-            for name in (*scope.nodes[index].input, scope.nodes[index].output[0])
-        ):
+        nodes = (scope.nodes[site.root], scope.nodes[site.resize])
+        if any(log.made(name) for node in nodes for name in (*node.input, node.output[0])):
             return
         count = macs(scope, site.root)
         counts: dict[str, Any] = {"macs_before": count, "macs_after": count, "times_us": times}

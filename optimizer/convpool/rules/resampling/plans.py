@@ -287,7 +287,7 @@ def with_forms(plan: ResizePlan, context: Context) -> ResizePlan | Reject:
         best = options.upsampling if options.upsampling in costs else min(costs, key=lambda form: costs[form].time)
         assert best is not None
         moved = costs[best] + expand.pass_cost(out, expand.PASS_WEIGHT)
-        kept = whole + expand.pass_cost(len(group.channels) * math.prod(large), _weight(group.resample))
+        kept = whole + expand.pass_cost(len(group.channels) * math.prod(large), weight_of(group.resample))
         keeps_size = len(plan.groups) > 1 and best != options.upsampling and kept.time <= moved.time
         groups.append(group if keeps_size else replace(group, form=best))
         after += kept if keeps_size else moved
@@ -377,9 +377,8 @@ def _unmeasured(plan: ResizePlan) -> Reject | None:
     assert up is not None
     if up.factors != (2, 2) or leaf.conv.group > 1 or min(channels_out(leaf), channels_in(leaf)) < GPU_CHANNELS:
         got = f"factors {list(up.factors)}, {channels_in(leaf)} to {channels_out(leaf)} channels, {leaf.conv.group} groups"
-        return reject(
-            scope, leaf.node, "upsampled map", got, f"factors [2, 2], at least {GPU_CHANNELS} channels, for this target"
-        )
+        expected = f"factors [2, 2], at least {GPU_CHANNELS} channels, for this target"
+        return reject(scope, leaf.node, "upsampled map", got, expected)
     return _few_pixels(plan, up)
 
 
@@ -431,11 +430,12 @@ def _cost(form: str, work: Work, resample: Resample) -> Cost:
     if resample.up is not None:
         return expand.form_cost(form, work)
     dense = expand.dense_cost(work.conv, work.m, work.c, work.size, work.item_bytes)
-    return dense + expand.pass_cost(int(work.m * math.prod(work.size) * resample.growth), _weight(resample))
+    return dense + expand.pass_cost(int(work.m * math.prod(work.size) * resample.growth), weight_of(resample))
 
 
-def _weight(resample: Resample) -> float:
-    return expand.UPSAMPLE_WEIGHT if resample.picks else expand.INTERPOLATE_WEIGHT
+def weight_of(resample: Resample) -> float:
+    """The cost of an element of a resampled map."""
+    return expand.RESIZE_WEIGHTS[resample.mode] * (expand.SHRINKING if resample.growth < 1 else 1)
 
 
 def channels_out(leaf: ConvLeaf) -> int:
@@ -459,13 +459,8 @@ def work_of(plan: ResizePlan, group: Group) -> Work:
     up = resample.up or UpsampleSpec((1,) * conv.rank)
     size = spatial_size(plan.scope, resample.input, conv.rank)
     if size is None:
-        shrink = resample.growth ** (1 / conv.rank)
-        large = _large(plan)
-        size = (
-            tuple(max(n // s, 1) for n, s in zip(large, up.factors, strict=True))
-            if resample.up
-            else tuple(max(int(n / shrink), 1) for n in large)
-        )
+        shrink = up.factors if resample.up else (resample.growth ** (1 / conv.rank),) * conv.rank
+        size = tuple(max(int(n / s), 1) for n, s in zip(_large(plan), shrink, strict=True))
     return Work(conv, up, channels_out(plan.leaf), len(group.channels), size, 4)
 
 
@@ -478,7 +473,7 @@ def _between(plan: ResizePlan, *, large: bool) -> Cost:
             steps = sum(count_nodes(source) for source in sources)
             total += expand.pass_cost(steps * count * math.prod(size), expand.PASS_WEIGHT)
             if large and group.resample is not None and scope.other_readers(scope.nodes[group.resample.node].output[0]) is None:
-                total += expand.pass_cost(int(count * math.prod(size)), _weight(group.resample))
+                total += expand.pass_cost(int(count * math.prod(size)), weight_of(group.resample))
     return total
 
 

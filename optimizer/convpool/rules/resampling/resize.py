@@ -26,7 +26,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from convpool.algebra.expand import UpsampleSpec
+from convpool.algebra.expand import RESIZE_WEIGHTS, UpsampleSpec
 from convpool.algebra.geometry import Ints
 from convpool.ir.constants import FOLDABLE
 from convpool.ir.index import Dim, Scope
@@ -47,16 +47,21 @@ POSITIONS = (*CENTRED, "asymmetric", "align_corners")
 class Resample:
     """A resampling of the tensor `input`, which node `node` gives; `nodes`: all that goes with it where nothing else reads it.
 
-    up: its factors where it is nearest by whole ones.  picks: whether each element is one of the input's.  growth: how many
-    elements there are for each of the input's.
+    up: its factors where it is nearest by whole ones.  growth: how many elements there are for each of the input's.  mode: of a
+    Resize; all other spellings are "nearest".
     """
 
     node: int
     input: str
     up: UpsampleSpec | None
-    picks: bool
     growth: float
     nodes: frozenset[int]
+    mode: str = "nearest"
+
+    @property
+    def picks(self) -> bool:
+        """Return True if each element is one of the input's."""
+        return self.mode == "nearest"
 
     @property
     def key(self) -> object:
@@ -99,6 +104,8 @@ def _resize(scope: Scope, index: int, rank: int) -> Resample | Reject:
     coordinates = values.get("coordinate_transformation_mode", b"asymmetric" if old else b"half_pixel").decode(errors="replace")
     if coordinates not in POSITIONS:
         return reject(scope, index, "coordinate_transformation_mode", coordinates, f"one of {', '.join(POSITIONS)}")
+    if mode not in RESIZE_WEIGHTS:
+        return reject(scope, index, "mode", mode, f"one of {', '.join(RESIZE_WEIGHTS)}")
     nodes = frozenset((index, *sources(scope, node.input[1:])))
     growth = float(math.prod(known))
     if mode == "nearest":
@@ -107,11 +114,11 @@ def _resize(scope: Scope, index: int, rank: int) -> Resample | Reject:
         if None not in spatial and all(scale.denominator == 1 for scale in known) and any(scale > 1 for scale in known):
             factors = tuple(int(scale) for scale in known)
             up = UpsampleSpec(factors) if _repeats(coordinates, rounding, factors) else None
-        return Resample(index, node.input[0], up, True, growth, nodes)
+        return Resample(index, node.input[0], up, growth, nodes)
     for name in ("antialias", "exclude_outside"):
         if values.get(name, 0):
             return reject(scope, index, name, 1, 0)
-    return Resample(index, node.input[0], None, False, growth, nodes)
+    return Resample(index, node.input[0], None, growth, nodes, mode)
 
 
 def unknown_scales(scope: Scope, index: int, rank: int, scales: Sequence[Fraction | None] = ()) -> Reject:
@@ -154,7 +161,7 @@ def _nearest(scope: Scope, index: int, x: str, factors: Sequence[int], nodes: Se
     if max(factors) < 2:
         return None
     up = UpsampleSpec(tuple(factors))
-    return Resample(index, x, up, True, float(up.copies), frozenset(nodes))
+    return Resample(index, x, up, float(up.copies), frozenset(nodes))
 
 
 def _expanded(scope: Scope, index: int, rank: int) -> Resample | None:

@@ -12,11 +12,13 @@ too.  Conditions of `ResizeLast`, in the order in which they are checked: (1) no
 1, no pads; (3) a resampling that `resampling.resize` takes is in front, through what `resampling.maps` lists, and enlarges; (4)
 it is one map, or the convolution has one group, constant weights, and is split by its input channels; (5) its constants are
 finite, if it moves in front of an interpolation, which multiplies by 0 too; (6) it takes at most 95% of the time by the cost
-model.  Of `ResizeFirst`: (1), (2) and (5); (3) only the Resize reads the convolution, and makes its result smaller.
+model.  Of `ResizeFirst`: (1), (2), (5), and (6) on a CPU; (3) only the Resize reads the convolution, and makes its result
+smaller; (7) on a GPU no more numbers are written than before: the channels that are resized are those of its input then.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from convpool.algebra.expand import dense_cost
+from convpool.algebra.lowering import NOMINAL_SIZE
 from convpool.ir.edit import Edit
 from convpool.ir.index import Scope
 from convpool.ir.protos import is_op
@@ -126,13 +129,18 @@ class ResizeFirst(ResizeRule):
             return None
         if (wrong := _infinite(scope, leaf, picks=found.picks)) is not None:
             return wrong
-        readers = scope.other_readers(found.input)
-        if readers is not None:
+        if (readers := scope.other_readers(found.input)) is not None:
             return reject(scope, site.root, "result of the convolution", readers, "one reader, the Resize")
-        if leaf.size is None:
-            return ShrinkPlan(scope, leaf, found, None, None)
-        before = dense_cost(leaf.conv, leaf.weight_shape[0], leaf.weight_shape[1] * leaf.conv.group, leaf.size, 4).macs
-        return ShrinkPlan(scope, leaf, found, before, int(before * found.growth))
+        size, m, c = leaf.size or (NOMINAL_SIZE,) * leaf.conv.rank, plans.channels_out(leaf), plans.channels_in(leaf)
+        before, resizing = dense_cost(leaf.conv, m, c, size, 4), plans.weight_of(found) * math.prod(size) * found.growth
+        share = (before.time * found.growth + c * resizing) / (before.time + m * resizing)
+        if "cpu" in context.options.devices and share > plans.ENOUGH:
+            got = f"{c} channels in place of {m}, {share:.2f} of the time by the cost model"
+            return reject(scope, site.root, "resizing the convolution's input", got, f"at most {plans.ENOUGH:.0%} of the time")
+        if "gpu" in context.options.devices and c * found.growth > m:
+            return reject(scope, site.root, "channels that are resized", c, f"at most {m / found.growth:.0f}, for this target")
+        counts = (before.macs, int(before.macs * found.growth)) if leaf.size is not None else (None, None)
+        return ShrinkPlan(scope, leaf, found, *counts)
 
     def apply(self, plan: ShrinkPlan, edit: Edit) -> None:
         scope, leaf = plan.scope, plan.leaf
