@@ -26,18 +26,7 @@ from functools import partial
 import numpy as np
 from onnx import TensorProto
 
-from convpool.check import inputs
-from convpool.check.judge import (
-    FLOAT32_TOLERANCE,
-    PRECISION_TOLERANCES,
-    TOLERANCES,
-    Judge,
-    Tolerance,
-    Verification,
-    least_exact,
-    shapes_text,
-    small_numbers_off,
-)
+from convpool.check import inputs, judge
 from convpool.check.session import OnnxruntimeRunner, Outputs, Runner, prepare
 from convpool.errors import ConvpoolError, ModelError, OptionError, VerificationError
 from convpool.ir.constants import UNIT_ROUNDOFF
@@ -57,7 +46,7 @@ def compare_runners(
     rtol: float | None = None,
     atol: float | None = None,
     seed: int = 0,
-) -> Verification:
+) -> judge.Verification:
     """Run both on the same inputs and compare the outputs that both have; `first` is what the errors are against.
 
     Where the inputs of both leave sizes open, they run once more at other sizes.
@@ -75,11 +64,11 @@ def compare_runners(
     names = [name for name in first.output_names if name in second.output_names]
     if not names:
         raise OptionError(f"no output in common; got {', '.join(first.output_names)} and {', '.join(second.output_names)}")
-    precision = precision or least_exact((first.precision, second.precision))
-    default_rtol, relative_atol = PRECISION_TOLERANCES[precision]
+    precision = precision or judge.least_exact((first.precision, second.precision))
+    default_rtol, relative_atol = judge.PRECISION_TOLERANCES[precision]
     exact = precision == "fp32" and rtol is None and atol is None
-    tolerance = Tolerance(default_rtol if rtol is None else rtol, relative_atol, atol)
-    judge = Judge(names, tolerance, exact_integers=exact)
+    tolerance = judge.Tolerance(default_rtol if rtol is None else rtol, relative_atol, atol)
+    judging = judge.Judge(names, tolerance, exact_integers=exact)
     maker = _input_maker(first, second, data, dict(input_shapes or {}), seed)
     done, notes = 0, [""]
     small: dict[str, str] = {}
@@ -87,27 +76,27 @@ def compare_runners(
     def run(arrays: inputs.Arrays) -> list[object]:
         return list(_numbers(names, first.run(arrays)))
 
-    for arrays, wanted, note in inputs.input_sets(maker, check, data, run, lambda: judge.compared):
+    for arrays, wanted, note in inputs.input_sets(maker, check, data, run, lambda: judging.compared):
         given = _numbers(names, second.run(arrays))
-        judge.add(wanted, given)
+        judging.add(wanted, given)
         for name, r, y in zip(names, wanted, given, strict=True) if rtol is None and atol is None else ():
-            small[name] = small_numbers_off(name, r, y, tolerance) or small.get(name, "")
+            small[name] = judge.small_numbers_off(name, r, y, tolerance) or small.get(name, "")
         done, notes = done + 1, [note]
     ranges = [runner.ranges() for runner in (first, second)]
     elsewhere = maker.elsewhere(arrays, second.model, run, ranges) if arrays else None
     if elsewhere is not None:
-        where = f"at {shapes_text(inputs.shapes_of(elsewhere[0]))}"
+        where = f"at {judge.shapes_text(inputs.shapes_of(elsewhere[0]))}"
         try:
             result = second.run(elsewhere[0])
         except ConvpoolError as error:
             raise VerificationError(f"verification: the first runs {where}, but not the second: {error}") from error
-        judge.add(elsewhere[1], _numbers(names, result), how=where)
+        judging.add(elsewhere[1], _numbers(names, result), how=where)
     others = inputs.outputs_of_others(maker, done, data, run) if arrays else None
     if others is not None:
-        judge.vary(wanted, others)
+        judging.vary(wanted, others)
     notes += [*small.values(), *(getattr(runner, "note", "") for runner in (first, second))]
     notes += ["" if arrays else "the model has no inputs"]
-    verdict = judge.verdict(f"the first in {first.runtime}", done, inputs.shapes_of(arrays), may_be_empty=not arrays)
+    verdict = judging.verdict(f"the first in {first.runtime}", done, inputs.shapes_of(arrays), may_be_empty=not arrays)
     other_shapes = inputs.shapes_of(elsewhere[0]) if elsewhere is not None else {}
     return replace(verdict, input_scale=maker.scale, notes=list(filter(None, notes)), other_shapes=other_shapes)
 
@@ -152,7 +141,7 @@ def verify(
     rtol: float | None = None,
     atol: float | None = None,
     seed: int = 0,
-) -> Verification:
+) -> judge.Verification:
     """Run both models on the same inputs and compare every output.
 
     onnxruntime's own graph optimisations are off on both sides, so that a difference is convpool's.
@@ -226,19 +215,19 @@ def compare_models(
     atol: float | None,
     seed: int,
     progress: Callable[[int, int, str], None] | None = None,
-) -> Verification:
+) -> judge.Verification:
     """`verify` on loaded models.  progress: called with (number, count, "checking") before each set of inputs."""
     maker = inputs.InputMaker(original.proto, data, input_shapes, seed)
     types = inputs.float_types(original.proto)
     narrow = sorted(types & set(inputs.HALF_TYPES))
     original, optimized, native, exact = _references(original, optimized, types)
     reference = exact or native
-    default_rtol, relative_atol = TOLERANCES[narrow[-1]] if narrow else FLOAT32_TOLERANCE
-    tolerance = Tolerance(default_rtol if rtol is None else rtol, relative_atol, atol)
+    default_rtol, relative_atol = judge.TOLERANCES[narrow[-1]] if narrow else judge.FLOAT32_TOLERANCE
+    tolerance = judge.Tolerance(default_rtol if rtol is None else rtol, relative_atol, atol)
     by_default = rtol is None and atol is None
     nudged = max([NUDGE, *(2 * UNIT_ROUNDOFF[kind] for kind in narrow)])
     lenience = {"own_error_counts": by_default and bool(narrow), "exact_integers": by_default and not narrow}
-    judge, own_judge = (Judge(reference.output_names, tolerance, **lenience) for _ in range(2))
+    judging, own_judge = (judge.Judge(reference.output_names, tolerance, **lenience) for _ in range(2))
     candidate: OnnxruntimeRunner | None = None
     done, notes, run = 0, [""], partial(_values, (reference, native))
 
@@ -254,27 +243,27 @@ def compare_models(
         except ModelError as error:
             why = inputs.overhang(original.proto, inputs.shapes_of(arrays)) or error
             raise VerificationError(f"verification: the original runs{how}, but not the result: {why}") from error
-        judge.add(wanted, result, own, again, nudge, how.strip())
+        judging.add(wanted, result, own, again, nudge, how.strip())
         return wanted, own, again, nudge
 
-    for arrays, given, note in inputs.input_sets(maker, check, data, run, lambda: judge.compared, progress):
+    for arrays, given, note in inputs.input_sets(maker, check, data, run, lambda: judging.compared, progress):
         done, notes = done + 1, [note]
         wanted, own, again, nudge = add(arrays, given)
     elsewhere = maker.elsewhere(arrays, optimized.proto, run) if arrays else None
     if elsewhere is not None:
-        add(*elsewhere, f" at {shapes_text(inputs.shapes_of(elsewhere[0]))}")
+        add(*elsewhere, f" at {judge.shapes_text(inputs.shapes_of(elsewhere[0]))}")
     both = None if native.optimize else _with_optimisations(original, optimized, arrays)
     if both is not None:
         usual, result = both
         own_judge.add(wanted, usual, own, again, nudge)
         if own_judge.verdict("", 1, {}).passed:
-            judge.add(wanted, result, own, again, nudge, "with onnxruntime's graph optimisations")
+            judging.add(wanted, result, own, again, nudge, "with onnxruntime's graph optimisations")
     others = inputs.outputs_of_others(maker, done, data, reference.values) if arrays else None
     if others is not None:
-        judge.vary(wanted, others)
+        judging.vary(wanted, others)
     what = "the original in onnxruntime" + (", in float32" if exact else "")
     notes += [runner.note for runner in dict.fromkeys((reference, native))] + ["" if arrays else "the model has no inputs"]
-    verdict = judge.verdict(what, done, inputs.shapes_of(arrays), may_be_empty=not arrays)
+    verdict = judging.verdict(what, done, inputs.shapes_of(arrays), may_be_empty=not arrays)
     other_shapes = inputs.shapes_of(elsewhere[0]) if elsewhere is not None else {}
     return replace(verdict, input_scale=maker.scale, notes=list(filter(None, notes)), other_shapes=other_shapes)
 
@@ -330,12 +319,14 @@ def _with_optimisations(
         ) from error
 
 
-def unchanged(model: LoadedModel, data: inputs.Arrays | None, input_shapes: dict[str, Sequence[int]], seed: int) -> Verification:
+def unchanged(
+    model: LoadedModel, data: inputs.Arrays | None, input_shapes: dict[str, Sequence[int]], seed: int
+) -> judge.Verification:
     """The outcome where the result is the original: nothing to compare, but unusable input is still refused."""
     inputs.InputMaker(model.proto, data, input_shapes, seed)
     if not passes_full_check(model):
         OnnxruntimeRunner(model, "the original").check()
-    return Verification(True, "the original, unchanged", 0, {})
+    return judge.Verification(True, "the original, unchanged", 0, {})
 
 
 def _nudged_runs(reference: OnnxruntimeRunner, arrays: inputs.Arrays, seed: int, share: float) -> list[list[object]]:

@@ -20,19 +20,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from onnx import TensorProto, helper
 
+from convpool.algebra import lowering as forms
 from convpool.algebra.geometry import PoolSpec, Refusal, fills_window, whole_map
-from convpool.algebra.lowering import (
-    ORDERS,
-    Cost,
-    Lowering,
-    affine_cost,
-    conv_cost,
-    lower,
-    lowering_cost,
-    nominal_size,
-    pool_cost,
-    without_kernel,
-)
 from convpool.algebra.parts import IDENTITY, holds, keeps, outside
 from convpool.ir.index import Scope, spatial_size
 from convpool.ir.protos import AttributeReference, attributes, is_op, label
@@ -82,7 +71,7 @@ class PoolFirst(PairRule):
     def alternatives(self, site: PairSite, context: Context) -> dict[str, Plan]:
         """A plan for each lowering of the request; none for "direct" beside "convavgpool", the same nodes once inlined."""
         found: dict[str, Plan] = {}
-        for name in ORDERS[context.options.lowering]:
+        for name in forms.ORDERS[context.options.lowering]:
             if name == "direct" and any("convavgpool" in key for key in found):
                 continue
             plan = self.check(site, replace(context, options=replace(context.options, lowering=name)))
@@ -208,7 +197,7 @@ BY_COST = (Attempt(("direct", "fused"), by_cost=True), Attempt(("direct",)), Att
 def choose(plan: PairPlan, context: Context) -> PairPlan | Reject:
     """The plan with a lowering for each convolution, the first that pays, or why there is none."""
     failure: Reject | None = None
-    order, operator = ORDERS[context.options.lowering], context.options.lowering == "convavgpool"
+    order, operator = forms.ORDERS[context.options.lowering], context.options.lowering == "convavgpool"
     attempts = tuple(Attempt(order[i:], spare_direct=operator) for i in range(len(order)))
     if context.options.lowering == "auto":
         attempts = BY_COST
@@ -242,10 +231,12 @@ def _fallback(plan: PairPlan, failure: Reject | None, context: Context) -> Rejec
     return None
 
 
-def _of_leaf(plan: PairPlan, leaf: convs.ConvLeaf, attempt: Attempt, context: Context) -> tuple[Lowering | None, Reject | None]:
+def _of_leaf(
+    plan: PairPlan, leaf: convs.ConvLeaf, attempt: Attempt, context: Context
+) -> tuple[forms.Lowering | None, Reject | None]:
     """The lowering that an attempt comes to for one convolution, and the first reason against a better one."""
-    refusal = without_kernel(leaf.conv, plan.pooling.spec) if attempt.spare_direct else None
-    usable: list[Lowering] = []
+    refusal = forms.without_kernel(leaf.conv, plan.pooling.spec) if attempt.spare_direct else None
+    usable: list[forms.Lowering] = []
     reason = failure = None
     for name in attempt.names:
         found = _lowering(plan, leaf, name, context.main_opset)
@@ -261,14 +252,14 @@ def _of_leaf(plan: PairPlan, leaf: convs.ConvLeaf, attempt: Attempt, context: Co
         return None, reason or failure
     if not attempt.by_cost:
         return usable[0], reason
-    size, bytes_ = leaf.size or nominal_size(leaf.conv, plan.pooling.spec), _item_bytes(plan.scope, leaf)
-    return min(usable, key=lambda found: lowering_cost(found, leaf.layer, size, bytes_).time), reason
+    size, bytes_ = leaf.size or forms.nominal_size(leaf.conv, plan.pooling.spec), _item_bytes(plan.scope, leaf)
+    return min(usable, key=lambda found: forms.lowering_cost(found, leaf.layer, size, bytes_).time), reason
 
 
-def _lowering(plan: PairPlan, leaf: convs.ConvLeaf, name: str, main_opset: int) -> Lowering | Reject:
+def _lowering(plan: PairPlan, leaf: convs.ConvLeaf, name: str, main_opset: int) -> forms.Lowering | Reject:
     """`lowering.lower`, or why not: a Pad would be merged into the box mean, or the type cannot hold the fused weights."""
     scope, spec = plan.scope, plan.pooling.spec
-    found = lower(leaf.layer, spec, name, convs.obstacles_of(scope, leaf.conv, main_opset, spec))
+    found = forms.lower(leaf.layer, spec, name, convs.obstacles_of(scope, leaf.conv, main_opset, spec))
     if isinstance(found, Refusal):
         return rejection(scope, leaf.node, found)
     if found.pool is not None and (merged := _pad_in_front(scope, leaf, found.pool)) is not None:
@@ -292,34 +283,34 @@ def _pad_in_front(scope: Scope, leaf: convs.ConvLeaf, box: PoolSpec) -> Reject |
     return None
 
 
-def _judge(plan: PairPlan, lowerings: list[Lowering]) -> PairPlan | Reject:
+def _judge(plan: PairPlan, lowerings: list[forms.Lowering]) -> PairPlan | Reject:
     """Condition (6), over all of the tree; sizes that the model leaves open are taken as nominal ones."""
     scope, spec = plan.scope, plan.pooling.spec
     leaves = convs.conv_leaves(plan.tree)
     bytes_ = _item_bytes(scope, leaves[0])
-    before, after, priced = Cost(), Cost(), []
+    before, after, priced = forms.Cost(), forms.Cost(), []
     for leaf, found in zip(leaves, lowerings, strict=True):
-        size = leaf.size or nominal_size(leaf.conv, spec)
-        old = conv_cost(leaf.conv, leaf.weight_shape, size, bytes_)
-        new = lowering_cost(found, leaf.layer, size, bytes_)
+        size = leaf.size or forms.nominal_size(leaf.conv, spec)
+        old = forms.conv_cost(leaf.conv, leaf.weight_shape, size, bytes_)
+        new = forms.lowering_cost(found, leaf.layer, size, bytes_)
         before, after = before + old, after + new
         known = leaf.size is not None
         priced.append(replace(found, macs_before=old.macs if known else None, macs_after=new.macs if known else None))
-    full = leaves[0].conv.output_size(leaves[0].size or nominal_size(leaves[0].conv, spec))
+    full = leaves[0].conv.output_size(leaves[0].size or forms.nominal_size(leaves[0].conv, spec))
     window = spec or whole_map(full)
     pooled = window.output_size(full)
     channels = leaves[0].weight_shape[0]
-    before += pool_cost(window, convs.channel_count(scope, plan.pooling.input) or channels, full, bytes_)
+    before += forms.pool_cost(window, convs.channel_count(scope, plan.pooling.input) or channels, full, bytes_)
     # Joins, and nodes that go behind the pooling.
     steps = sum(
         len(item.behind) + isinstance(item, convs.JoinTree)
         for item in convs.walk(plan.tree)
         if not isinstance(item, convs.OpaqueLeaf)
     )
-    before += affine_cost(steps, channels, full, bytes_)
-    after += affine_cost(steps, channels, pooled, bytes_)
+    before += forms.affine_cost(steps, channels, full, bytes_)
+    after += forms.affine_cost(steps, channels, pooled, bytes_)
     for opaque in convs.opaque_leaves(plan.tree):
-        after += pool_cost(window, convs.channel_count(scope, opaque.tensor) or channels, full, bytes_)
+        after += forms.pool_cost(window, convs.channel_count(scope, opaque.tensor) or channels, full, bytes_)
     if after.macs > ENOUGH * before.macs or after.time >= before.time:
         got = (
             f"{after.macs:,} of {before.macs:,} multiply-adds, and {after.additions:,} additions in place of {before.additions:,}"
