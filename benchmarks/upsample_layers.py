@@ -8,15 +8,19 @@ beforehand: the library's kernel by `convpool.torch.constant_weights`, PyTorch's
 convolution.  "training" is forward with the gradients of input, weight and bias, the weights summed in each call.  The roof is
 the larger of 16 products for each pixel of the small map and pair of channels at PEAKS, and of the bytes read and written at
 BYTES_PER_US.  Every result is compared with PyTorch's before it is timed.  --device cpu compares on tiny maps and times nothing.
+--random: random layers for so many seconds by every tactic, and how far the library's choice is from the fastest.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import math
+import random
 import statistics
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +30,8 @@ import torch.nn.functional as F
 
 import convpool.torch
 from benchmarks.torch_layers import graph_time
+from convpool import cuda
+from convpool.cuda.timing import GraphTimer
 from convpool.torch.upsampling import summed_weights
 from models.decoders import UPSAMPLED_LAYERS
 
@@ -96,14 +102,57 @@ def measure(shape: tuple[int, ...], precision: str, device: str, time: Callable[
     return {**found, "roof_us": roof}
 
 
+def time_tactics(problem: cuda.Problem, dtype: torch.dtype, timer: GraphTimer) -> dict[str, float]:
+    """Microseconds by tactic, the one that the library chooses first, without those it expects to take 2.2 times as long."""
+    x, w, b = (torch.randn(shape, device="cuda").to(dtype) for shape in (problem.x_shape, problem.w_shape, (problem.m,)))
+    y, xs = torch.empty(problem.y_shape, device="cuda", dtype=dtype), [x, *(x.clone() for _ in range(3))]
+    chosen, us = cuda.Plan(problem), {}
+    for tactic in (chosen.tactic, *(t for t in cuda.tactics() if t.family == "upsample" and problem.why_not(t) is None)):
+        plan = cuda.Plan(problem, tactic=tactic)
+        if tactic.name in us or plan.expected_us > 2.2 * chosen.expected_us:
+            continue
+        memory = torch.empty(max(plan.workspace_bytes, 1), device="cuda", dtype=torch.uint8)
+        plan.launch(x, w, y, b=b, workspace=memory)
+        launch = functools.partial(plan.launch, b=b, workspace=memory, weights_prepared=True, stream=timer.stream)
+        us[tactic.name] = timer.measure(lambda i, launch=launch: launch(xs[i], w, y), len(xs))["us"]  # type: ignore[misc]
+    return us
+
+
+def random_layers(seconds: float) -> dict[str, list[dict[str, Any]]]:
+    """Random layers by precision: batch, channels, size of the small map, and microseconds by tactic."""
+    timer, rng, channels = GraphTimer(torch, replays=7), random.Random(1), (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+    found: dict[str, list[dict[str, Any]]] = {precision: [] for precision in DTYPES}
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        n, c, m, size = rng.choice((1, 2, 4, 8, 16, 32, 64)), *rng.choices(channels, k=2), rng.choice((4, 8, 16, 32, 64, 128))
+        if not c / 4 <= m <= 2 * c or not 2e8 < 32 * n * size**2 * c * m < 8e11 or 4 * n * size**2 * m > 2**28:
+            continue
+        sizes = dict(n=n, c=c, m=m, spatial=(size, size), kernel_shape=3, pool_kernel_shape=1, upsample=2, pads=1, bias=True)
+        for precision, dtype in DTYPES.items():
+            types = {"dtype": str(dtype).removeprefix("torch."), "allow_tf32": precision == "tf32", "layout": "NHWC"}
+            us = time_tactics(cuda.Problem(**sizes, **types), dtype, timer)
+            found[precision].append({"layer": (n, c, m, size), "us": us})
+    for precision, layers in found.items():
+        ratios = [next(iter(item["us"].values())) / min(item["us"].values()) for item in layers]
+        mean, far = statistics.geometric_mean(ratios), sum(ratio > 1.1 for ratio in ratios)
+        print(f"{precision}: {len(layers)} layers; chosen over fastest {mean:.3f}, {far} over 1.1, {max(ratios):.2f} at most")
+    return found
+
+
 def main() -> None:
     """Times the layers, prints a line for each and the geometric means, and writes the record."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--precision", choices=DTYPES, action="append")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--random", type=float, metavar="SECONDS")
     parser.add_argument("--commit", default="")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    if options.random:
+        layers = random_layers(options.random)
+        if options.json:
+            options.json.write_text(json.dumps(layers) + "\n")
+        return
     torch.backends.cudnn.benchmark = torch.backends.cudnn.allow_tf32 = True
     on_gpu = options.device == "cuda"
     record: dict[str, Any] = {

@@ -45,6 +45,7 @@ def chosen() -> list[dict]:
         cases.append(rewritten(1, c, 130, (8, 8), 3, 2, pads=1))
         cases.append(rewritten(2, c, 64, (16, 16), 1, 2))
     cases.append(rewritten(1, 72, 264, (20, 20), 3, 2, pads=1, bias=True))  # a tile of 256 channels and some
+    cases += [rewritten(1, 40, m, (16, 16), 3, 2, pads=1, bias=True) for m in (96, 160)]  # boxes of 32 channels
     for kernel in (1, 3):  # more tiles than multiprocessors; images of 4 x 4 output pixels, some groups of four ragged
         cases.append(rewritten(21, 40, 136, (64, 50), kernel, 2, pads=kernel // 2, bias=True, activation="relu"))
         for n, size in ((3, 8), (9, 7), (8, 6)):
@@ -243,6 +244,7 @@ def upsampled_cases(count: int) -> list[dict]:
         usual | dict(n=2, c=328, m=136, spatial=(19, 13), bias=True, pads=(1, 3, 2, 1)),
         usual | dict(n=12, c=200, m=72, spatial=(33, 9), activation="relu"),
     ]
+    cases += [usual | both | dict(n=2, c=40, m=m, spatial=(7, 10)) for m in (96, 160, 192, 384)]  # tiles of W in several boxes
     cases.append(usual | both | dict(n=2, c=520, m=72, spatial=(4, 4), activation="relu"))
     cases.append(usual | dict(n=1, c=264, m=40, spatial=(8, 8), activation="clip", alpha=-2, beta=3))
     cases.append(usual | dict(n=2, c=24, m=24, spatial=(6, 7), group=3, bias=True))

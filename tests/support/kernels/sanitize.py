@@ -25,7 +25,7 @@ SMALL = [
         conv_cases.rewritten(2, 40, 72, (19, 18), kernel, 2, pads=kernel // 2, prologue_affine=True, prologue_activation="relu")
         for kernel in (1, 3)
     ),
-    dict(n=3, c=72, m=72, spatial=(9, 11), kernel_shape=3, pool_kernel_shape=1, pads=1, upsample=2, bias=True, residual=True),
+    dict(n=3, c=72, m=96, spatial=(9, 11), kernel_shape=3, pool_kernel_shape=1, pads=1, upsample=2, bias=True, residual=True),
     # Copied to Y where that has the channels last, and more tiles than multiprocessors: for even and for odd ids of tactics.
     *(
         dict(n=75, c=8, m=72, spatial=(5, columns), kernel_shape=3, pool_kernel_shape=1, pads=1, upsample=2, bias=True)

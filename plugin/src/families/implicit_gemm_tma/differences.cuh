@@ -77,14 +77,17 @@ template <Precision kPrecision> struct Differences {
 
     // The thread that copies: of 128 bytes of channels the pixels and both taps of S, and again with both taps of A and of C.
     CONVPOOL_DEVICE void copy() {
+        const int taps = p.w_rows == 128 ? 2 : 1;  // of a box: both lie one behind the other where it is of all rows
         for (int step = 0; step < 2 * p.steps; ++step) {
             const bool merged = step < p.steps;
             const int c = (merged ? step : step - p.steps) * kChannels, to = pixels.fill(17 * kPitch);
             copy_box(pixels.memory + to * kDifferencePixelBytes, &p.x_map, pixels.full(to), c, column - p.gemm.shape.pad_w,
                      row - p.gemm.shape.pad_h + phase, n);
             for (int kind = merged ? 0 : 1; kind < (merged ? 1 : 3); ++kind) {
-                const int stage = weights.fill(2 * kTapBytes);
-                copy_box(weights.memory + stage * 2 * kTapBytes, &p.w_map, weights.full(stage), c, channel, kind, 2 * phase);
+                const int stage = weights.fill(2 * p.w_rows * 128);
+                for (int tap = 0; tap < 2; tap += taps)
+                    copy_box(weights.memory + (2 * stage + tap) * kTapBytes, &p.w_map, weights.full(stage), c, channel, kind,
+                             2 * phase + tap);
             }
         }
     }

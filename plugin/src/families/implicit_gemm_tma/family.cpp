@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // implicit_gemm_tma: implicit GEMM on Hopper's tensor cores (wgmma), fed by TMA in im2col mode.
+#include <numeric>
+
 #include "families/implicit_gemm_tma/im2col_box.h"
 #include "families/implicit_gemm_tma/rows.h"
 #include "gemm/plan.h"
@@ -37,8 +39,8 @@ public:
         const Shape2d &s = operands_.shape;
         const Tile &tile = row_.tile;
         const double products = row_.precision == Precision::kTF32x3 ? 0.97 + 0.82 * tile_share(tile.block_m, tile.block_n)
-                                : row_.precision == Precision::kTF32 ? 1.07
-                                                                     : 1.0;
+                                : row_.precision == Precision::kTF32 && (tile.differences || !problem.upsamples()) ? 1.07
+                                                                                                                   : 1.0;
         Step step{tile.step.issue_us * products, tile.step.latency_us * products};
         if (tile.phase_step_us > 0 && problem.upsamples()) step = {tile.phase_step_us * products, 0};
         if (operands_.prologue_in_kernel) {  // through registers, while the tensor cores wait
@@ -57,6 +59,7 @@ protected:
         ImplicitGemmTmaParams d{};
         d.gemm = g;
         d.prologue = prologue_of(problem, t);
+        d.w_rows = static_cast<int32_t>(w_rows());
         d.steps = row_.tile.differences ? tap_steps_ : g.shape.kh * g.shape.kw * tap_steps_;
         d.div_tap_steps = FastDiv(static_cast<uint32_t>(tap_steps_));
         d.phases = PhaseTiles(operands_.phases, g.m_tiles);
@@ -88,13 +91,21 @@ private:
                                  static_cast<uint32_t>(row_.tile.block_m));
     }
 
+    // Channels of Y in a box of W. TMA fills what is outside of W slower than it copies, so boxes end where W does, unless they get
+    // small. A box of 128 has both taps of differences.
+    uint32_t w_rows() const {
+        const uint32_t m = static_cast<uint32_t>(ceil_div(operands_.shape.m, 8)) * 8;
+        const uint32_t most = static_cast<uint32_t>(row_.tile.block_n), part = std::gcd(m, most);
+        return m < most ? m : part < 32 || row_.tile.differences ? most : part;
+    }
+
     // W [taps,m,c], a view.
     cudaError_t encode_w(const void *w, CUtensorMap *map) const {
         const Shape2d &s = operands_.shape;
         const uint64_t taps = static_cast<uint64_t>(s.kh) * s.kw, pixel = pixel_bytes();
         const uint64_t sizes[] = {static_cast<uint64_t>(s.c), static_cast<uint64_t>(s.m), taps};
         const uint64_t strides[] = {taps * pixel, pixel};
-        const uint32_t box[] = {channels(), static_cast<uint32_t>(row_.tile.block_n), 1, 2};
+        const uint32_t box[] = {channels(), w_rows(), 1, w_rows() == 128 ? 2u : 1u};
         if (row_.tile.differences) {  // [rows of taps,columns of taps,m,c]
             const uint64_t apart[] = {sizes[0], sizes[1], static_cast<uint64_t>(s.kw), static_cast<uint64_t>(s.kh)};
             const uint64_t steps[] = {strides[0], strides[1], static_cast<uint64_t>(s.kw) * pixel};

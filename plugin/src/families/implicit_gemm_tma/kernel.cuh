@@ -101,27 +101,38 @@ template <class Config, bool kActivates, bool kPhases, int kStaged> struct Impli
             return {static_cast<int>(a) * p.gemm.shape.dilation_h, static_cast<int>(b) * p.gemm.shape.dilation_w};
         }
     }
-    CONVPOOL_DEVICE void copy_weights(int step, int stage) const {
+    // The rows of W that a step copies: whole boxes, none of which is all outside of W.
+    CONVPOOL_DEVICE int weight_rows() const {
+        const int left = p.gemm.shape.m - tile.first_channel;
+        return min(Config::kBlockN, (left + p.w_rows - 1) / p.w_rows * p.w_rows);
+    }
+    // kWhole: a box has all of the tile's channels. Rows that are not copied stay as they are: their sums are those of no channel.
+    template <bool kWhole> CONVPOOL_DEVICE void copy_weights(int step, int stage, int rows) const {
         const Slice slice = slice_of(step);
-        barrier_expect(full(stage), Stage::kBytes);  // the pixels', too
-        copy_box(stage_at(stage) + Stage::kPixelBytes, &p.w_map, full(stage), slice.channel, tile.first_channel,
-                 weight_tap(slice.tap));
+        const int tap = weight_tap(slice.tap);
+        const uint32_t target = stage_at(stage) + Stage::kPixelBytes;
+        barrier_expect(full(stage), kWhole ? Stage::kBytes : Stage::kPixelBytes + rows * Stage::kRowBytes);  // the pixels', too
+        if constexpr (kWhole) copy_box(target, &p.w_map, full(stage), slice.channel, tile.first_channel, tap);
+        else
+            for (int row = 0; row < rows; row += p.w_rows)
+                copy_box(target + row * Stage::kRowBytes, &p.w_map, full(stage), slice.channel, tile.first_channel + row, tap);
     }
 
     // The thread that copies. A column of the im2col map begins at the tile's first pixel; TMA goes on from there. first: the tile
     // is the block's first.
-    CONVPOOL_DEVICE void copy(Ring<kStages> &ring, bool first = true) const {
+    template <bool kWhole> CONVPOOL_DEVICE void copy(Ring<kStages> &ring, bool first) const {
         const ImplicitGemmParams &g = p.gemm;
         const Shape2d &s = g.shape;
-        const int early = g.early_weights && first ? min(kStages, steps) : 0;
+        const int early = g.early_weights && first ? min(kStages, steps) : 0, rows = kWhole ? Config::kBlockN : weight_rows();
 #pragma unroll 1
-        for (int step = 0; step < early; ++step) copy_weights(step, step);
+        for (int step = 0; step < early; ++step) copy_weights<kWhole>(step, step, rows);
         if (!kPhases && g.early_weights) {  // the others on their way to the L2, a part by each pixel tile
             const int pixel_tiles = gridDim.x / (g.split * g.m_tiles);
 #pragma unroll 1
             for (int step = early + tile.pixel_tile; step < steps; step += pixel_tiles) {
                 const Slice slice = slice_of(step);
-                prefetch_box(&p.w_map, slice.channel, tile.first_channel, weight_tap(slice.tap));
+                for (int row = 0; row < rows; row += kWhole ? Config::kBlockN : p.w_rows)
+                    prefetch_box(&p.w_map, slice.channel, tile.first_channel + row, weight_tap(slice.tap));
             }
         }
         wait_for_previous_kernel();
@@ -134,7 +145,7 @@ template <class Config, bool kActivates, bool kPhases, int kStaged> struct Impli
 #pragma unroll 1
         for (int step = 0; step < steps; ++step) {
             barrier_wait(empty(ring.buffer), ring.parity ^ 1);
-            if (step >= early) copy_weights(step, ring.buffer);
+            if (step >= early) copy_weights<kWhole>(step, ring.buffer, rows);
             const Slice slice = slice_of(step);
             const int2 distance = distance_of(slice.tap);
             copy_column(stage_at(ring.buffer), &p.x_map, full(ring.buffer), slice.channel, x, y, n, distance.y, distance.x);
@@ -287,6 +298,10 @@ template <class Config, bool kActivates, bool kPhases, int kStaged> struct Impli
         }
         sums.finish();
         store(sums.acc, held, lane == 0);
+    }
+
+    CONVPOOL_DEVICE void copy(Ring<kStages> &ring, bool first = true) const {
+        p.w_rows == Config::kBlockN ? copy<true>(ring, first) : copy<false>(ring, first);
     }
 
     // Before the block's first tile: barriers, and the exchange of a cluster.

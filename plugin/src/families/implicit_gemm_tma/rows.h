@@ -16,6 +16,7 @@ struct ImplicitGemmTmaParams {
     Prologue prologue;        // of a kernel that activates: only an activation
     int32_t steps;            // of 128 bytes of channels
     FastDiv div_tap_steps;    // those of a tap
+    int32_t w_rows;           // channels of Y in a box of W, a part of a tile's
     // Parameters of a kernel for phases. The channel tiles of gemm are those of all phases, `steps` unused.
     PhaseTiles phases;
     int32_t blocks;  // of all tiles; those that run take them one after the other
