@@ -81,13 +81,6 @@ class ConvLeaf:
 
 
 @dataclass(frozen=True)
-class OpaqueLeaf:
-    """A tensor that is pooled as it is, since the pooling distributes over the join that reads it."""
-
-    tensor: str
-
-
-@dataclass(frozen=True)
 class JoinTree:
     """Add, Sub, Sum or Concat of trees: the pooling distributes over it."""
 
@@ -97,7 +90,8 @@ class JoinTree:
     nodes: tuple[int, ...] = ()
 
 
-Tree = ConvLeaf | OpaqueLeaf | JoinTree
+Tree = ConvLeaf | JoinTree | str
+"""A tensor by name is pooled as it is, since the pooling distributes over the join that reads it."""
 
 
 def walk(tree: Tree) -> list[Tree]:
@@ -109,13 +103,13 @@ def conv_leaves(tree: Tree) -> list[ConvLeaf]:
     return [item for item in walk(tree) if isinstance(item, ConvLeaf)]
 
 
-def opaque_leaves(tree: Tree) -> list[OpaqueLeaf]:
-    return [item for item in walk(tree) if isinstance(item, OpaqueLeaf)]
+def opaque_leaves(tree: Tree) -> list[str]:
+    return [item for item in walk(tree) if isinstance(item, str)]
 
 
 def tree_nodes(tree: Tree) -> list[int]:
     """The nodes that go when the tree is rewritten."""
-    return [node for item in walk(tree) if not isinstance(item, OpaqueLeaf) for node in item.nodes]
+    return [node for item in walk(tree) if not isinstance(item, str) for node in item.nodes]
 
 
 def folded(leaf: ConvLeaf) -> tuple[np.ndarray, np.ndarray | None]:

@@ -24,7 +24,7 @@ from convpool.ir.protos import label
 from convpool.ir.schema import VERSION
 from convpool.report import Log
 from convpool.rules.base import Plan, Reject, Rule, Site
-from convpool.rules.convs import ConvLeaf, JoinTree, OpaqueLeaf, Pooling, Tree, conv_leaves, folded, macs, tree_nodes
+from convpool.rules.convs import ConvLeaf, JoinTree, Pooling, Tree, conv_leaves, folded, macs, tree_nodes
 from convpool.rules.linear import Step
 from convpool.rules.pool_first.averages import Candidate
 from convpool.rules.pool_first.trace import ShapeNodes, rewire
@@ -148,8 +148,8 @@ class Emitter:
             self._split(self._pooling.split, name, conv_leaves(tree)[0].conv.rank)
 
     def _tree(self, tree: Tree) -> str:
-        if isinstance(tree, OpaqueLeaf):
-            return self._pool(tree.tensor, self._pooling.spec)
+        if isinstance(tree, str):
+            return self._pool(tree, self._pooling.spec)
         if isinstance(tree, ConvLeaf):
             name = self._leaf(tree, next(self._lowerings))
         else:

@@ -148,7 +148,7 @@ def _pad_of_opaque(scope: Scope, tree: convs.Tree, pool: PoolSpec | None) -> Rej
     if pool is None:
         return None
     for leaf in convs.opaque_leaves(tree):
-        _, pads, nodes = convs.zero_pads(scope, leaf.tensor, pool.rank)
+        _, pads, nodes = convs.zero_pads(scope, leaf, pool.rank)
         if any(pad >= k for pad, k in zip(pads, pool.kernel_shape * 2, strict=True)):
             expected = f"less than {list(pool.kernel_shape)}, as onnxruntime demands"
             return reject(scope, nodes[-1], "Pad that the pooling would follow", list(pads), expected)
@@ -303,14 +303,12 @@ def _judge(plan: PairPlan, lowerings: list[forms.Lowering]) -> PairPlan | Reject
     before += forms.pool_cost(window, convs.channel_count(scope, plan.pooling.input) or channels, full, bytes_)
     # Joins, and nodes that go behind the pooling.
     steps = sum(
-        len(item.behind) + isinstance(item, convs.JoinTree)
-        for item in convs.walk(plan.tree)
-        if not isinstance(item, convs.OpaqueLeaf)
+        len(item.behind) + isinstance(item, convs.JoinTree) for item in convs.walk(plan.tree) if not isinstance(item, str)
     )
     before += forms.affine_cost(steps, channels, full, bytes_)
     after += forms.affine_cost(steps, channels, pooled, bytes_)
     for opaque in convs.opaque_leaves(plan.tree):
-        after += forms.pool_cost(window, convs.channel_count(scope, opaque.tensor) or channels, full, bytes_)
+        after += forms.pool_cost(window, convs.channel_count(scope, opaque) or channels, full, bytes_)
     if after.macs > ENOUGH * before.macs or after.time >= before.time:
         got = (
             f"{after.macs:,} of {before.macs:,} multiply-adds, and {after.additions:,} additions in place of {before.additions:,}"

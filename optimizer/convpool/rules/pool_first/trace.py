@@ -126,7 +126,7 @@ def other_reader(scope: Scope, tensor: str, inside: frozenset[int]) -> str | Non
 
 def _with_step(scope: Scope, tree: convs.Tree, step: Step) -> convs.Tree | Reject:
     """`tree` with one more linear node behind it."""
-    if isinstance(tree, convs.OpaqueLeaf):
+    if isinstance(tree, str):
         raise AssertionError("trace returns opaque leaves only below joins")
     nodes = (*tree.nodes, *step.before, step.node)
     if step.pads is not None and any(step.pads):
@@ -165,8 +165,7 @@ def _join(scope: Scope, index: int, rank: int, depth: int) -> convs.JoinTree | R
         child = trace(scope, name, rank, depth=depth + 1)
         if isinstance(child, Reject):
             failures.append(child)
-            child = convs.OpaqueLeaf(name)
-        children.append(child)
+        children.append(name if isinstance(child, Reject) else child)
     tree = convs.JoinTree(index, tuple(children), nodes=(index,))
     return tree if convs.conv_leaves(tree) else failures[0]
 

@@ -18,7 +18,7 @@ from convpool.ir import schema
 from convpool.ir.edit import Edit
 from convpool.ir.protos import attributes, is_op
 from convpool.rules.convs import WINDOW
-from convpool.rules.resampling.maps import Applied, Leaf, Source, sliced
+from convpool.rules.resampling.maps import Applied, Source, sliced
 from convpool.rules.resampling.resize import WHOLE, Resample
 
 DOMAIN_OF_TORCH = "ai.convpool.torch"
@@ -45,8 +45,8 @@ class Emitter:
 
     def source(self, source: Source) -> str:
         """The tensor that a source is; computed once for all plans of the scope that need it."""
-        if isinstance(source, Leaf):
-            return source.tensor
+        if isinstance(source, str):
+            return source
         key = self._owner, source
         if key not in self._edit.made:
             self._edit.made[key] = self._groups(source) if source.kind == "groups" else self._copy(source)

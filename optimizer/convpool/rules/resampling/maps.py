@@ -40,13 +40,6 @@ MAX_DEPTH = 24
 
 
 @dataclass(frozen=True)
-class Leaf:
-    """A tensor of the model, at the size that its part is computed at."""
-
-    tensor: str
-
-
-@dataclass(frozen=True)
 class Applied:
     """A node of the model, applied to other operands.  kind: "node", "groups" or "edges".
 
@@ -56,7 +49,7 @@ class Applied:
     """
 
     node: int
-    operands: tuple[Leaf | Applied | None, ...]
+    operands: tuple[str | Applied | None, ...]
     channels: tuple[int, int] | None = None
     kind: str = "node"
     inner: int = 0
@@ -64,7 +57,8 @@ class Applied:
     resample: Resample | None = None
 
 
-Source = Leaf | Applied
+Source = str | Applied
+"""A tensor of the model, by name, at the size that its part is computed at; or nodes on such."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +106,7 @@ class Walk:
         return self._known[tensor]
 
     def _plain(self, tensor: str) -> Map:
-        return Map((Part(0, channel_count(self._scope, tensor), Leaf(tensor)),))
+        return Map((Part(0, channel_count(self._scope, tensor), tensor),))
 
     def _found(self, tensor: str, depth: int) -> Map:
         scope, plain = self._scope, self._plain(tensor)
@@ -152,7 +146,7 @@ class Walk:
             nodes = found.nodes | self.map(found.input).nodes
             both = replace(found, input=first.input, up=up, growth=float(up.copies), nodes=nodes)
             return Map((replace(parts[0], resample=both),), nodes)
-        return Map((Part(0, channel_count(self._scope, tensor), Leaf(found.input), found),), found.nodes)
+        return Map((Part(0, channel_count(self._scope, tensor), found.input, found),), found.nodes)
 
     def _blocked(self, index: int) -> None:
         """Note a node that nothing moves past, where a resampling stands in front of it, or of a crop or QuantizeLinear there."""
@@ -342,8 +336,8 @@ def _alike(maps: Sequence[Map]) -> Resample | None:
 
 def inputs_of(source: Source) -> Iterator[str]:
     """The tensors that a source is computed from, but for operands that stay."""
-    if isinstance(source, Leaf):
-        yield source.tensor
+    if isinstance(source, str):
+        yield source
     else:
         for operand in source.operands:
             if operand is not None:
@@ -352,7 +346,7 @@ def inputs_of(source: Source) -> Iterator[str]:
 
 def count_nodes(source: Source) -> int:
     """The number of nodes of a map's size a source has."""
-    if isinstance(source, Leaf):
+    if isinstance(source, str):
         return 0
     return 1 + sum(count_nodes(operand) for operand in source.operands if operand is not None)
 

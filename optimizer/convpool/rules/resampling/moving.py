@@ -18,7 +18,7 @@ from convpool.rules.base import Reject, Rule
 from convpool.rules.convs import macs
 from convpool.rules.resampling import plans
 from convpool.rules.resampling.emit import Emitter
-from convpool.rules.resampling.maps import Applied, Leaf, Source
+from convpool.rules.resampling.maps import Applied, Source
 from convpool.rules.seen import verdict_of
 
 
@@ -102,8 +102,8 @@ def _at_full_size(group: plans.Group, scope: Scope) -> Iterator[tuple[int, int, 
         found = group.resample
         if found is None:
             yield first, count, sources
-        elif sources == (Leaf(found.input),):
-            yield first, count, (Leaf(scope.nodes[found.node].output[0]),)
+        elif sources == (found.input,):
+            yield first, count, (scope.nodes[found.node].output[0],)
         else:
             yield first, count, tuple(Applied(found.node, (source,), kind="resample", resample=found) for source in sources)
 

@@ -22,7 +22,7 @@ from convpool.ir.protos import is_op, known_attributes, label
 from convpool.rules.base import Context, Plan, Reject, Site, reject, rejection
 from convpool.rules.convs import ConvLeaf
 from convpool.rules.linear import Step, known_step
-from convpool.rules.resampling.maps import Leaf, Map, Source, count_nodes
+from convpool.rules.resampling.maps import Map, Source, count_nodes
 from convpool.rules.resampling.resize import Resample
 
 SPELLINGS = ("Resize", "Upsample", "ConvTranspose", "DepthToSpace", "Gather", "GatherND", "Expand", "Tile", "Concat")
@@ -248,7 +248,7 @@ def _against_node(site: ResizeSite, leaf: ConvLeaf, groups: tuple[Group, ...], o
 
 def _is_of_nodes(source: Source) -> bool:
     return (
-        isinstance(source, Leaf) or source.kind == "node" and all(item is None or _is_of_nodes(item) for item in source.operands)
+        isinstance(source, str) or source.kind == "node" and all(item is None or _is_of_nodes(item) for item in source.operands)
     )
 
 

@@ -31,7 +31,7 @@ from convpool.rules import convs
 from convpool.rules.base import Context, Plan, Reject, reject, rejection
 from convpool.rules.linear import pad_numbers
 from convpool.rules.resampling import plans
-from convpool.rules.resampling.maps import Applied, Leaf, Map, Part, Walk, inputs_of
+from convpool.rules.resampling.maps import Applied, Map, Part, Walk, inputs_of
 from convpool.rules.resampling.moving import MovingRule
 from convpool.rules.resampling.resize import first_apart
 
@@ -193,7 +193,7 @@ def _edges(
         apart = first_apart(scope, before, rank)
         if apart is not None and mode == "edge":
             whole, missing = apart
-            inner = Map((Part(0, convs.channel_count(scope, whole.input), Leaf(whole.input), whole),), whole.nodes)
+            inner = Map((Part(0, convs.channel_count(scope, whole.input), whole.input, whole),), whole.nodes)
     if not inner.resampled:
         return found, None, None, passed
     if isinstance(numbers, Reject):
