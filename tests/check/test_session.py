@@ -90,8 +90,6 @@ STAGES = {
     ("turn", 1): "passed not timed: onnxruntime cannot time the models: ends the process with SIGSEGV",
     ("turn", 9): "passed not timed: onnxruntime cannot time the models: ends the process with SIGSEGV",
 }
-
-
 SIGNALS = {("make", 1): "SIGABRT", ("run", 1): "SIGFPE", ("turn", 1): "SIGKILL"}
 """Other signals, each at a stage that tells of it."""
 ENDS = [(*stage, "SIGSEGV") for stage in STAGES] + [(*stage, name) for stage, name in SIGNALS.items()]

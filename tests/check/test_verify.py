@@ -27,8 +27,6 @@ from tests.support.models import graph, random_feeds, weights
 
 GAINS = {"float16": 1.1, "bfloat16": 1.3, "float32": 1.005, "float64": 1.005}
 """A factor on the weights just beyond each type's tolerances."""
-
-
 BREAKS = {
     "weights off by a little": lambda model, dtype: change(model, "w", lambda w: w.astype(np.float64) * GAINS[dtype]),
     "one weight": lambda model, dtype: change(

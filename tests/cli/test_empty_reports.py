@@ -25,7 +25,6 @@ SOFTMAX = "h = Conv(x, w)\nr = Softmax<axis=1>(h)\n"
 MICROSOFT = ', "com.microsoft": 1, "com.microsoft.nchwc": 1'
 LOCAL = """<opset_import: ["": 17], domain: "local">
 clipped (a) => (b) { b = Clip(a) }"""
-
 SITUATIONS: dict[str, tuple] = {  # nodes, words of the report, and constants
     "no convolution": ("y = Relu(x)", "0 convolutions, 0 averages, 0 Resizes"),
     "an average alone": (f"y = {POOL}(x)", "0 convolutions, 1 average, 0 Resizes"),

@@ -42,7 +42,6 @@ FILES = {
     "long" * 70 + ".onnx": None,
 }  # fmt: skip
 NO_MODEL, BENCHMARKS = "truncated, or not an ONNX model", "`python -m benchmarks layers`"
-
 CASES = {
     "random bytes": ("optimize random.onnx", 2, NO_MODEL),
     "a picture": ("optimize picture.onnx", 2, NO_MODEL),

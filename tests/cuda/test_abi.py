@@ -18,7 +18,8 @@ from convpool.cuda.errors import NotBuiltError
 from convpool.errors import TensorRTError
 from convpool.tensorrt import plugin_path
 
-INCLUDE = Path(__file__).parents[2] / "plugin" / "include"
+ROOT = Path(__file__).parents[2]
+HEADER = ROOT / "plugin" / "include" / "convpool.h"
 STRUCTURES = {
     "convpool_problem": library.ProblemStruct,
     "convpool_tensors": library.TensorsStruct,
@@ -37,7 +38,7 @@ def compiler() -> str:
 
 def header_fields(structure: str) -> list[str]:
     """Names of the fields, in the order of the header."""
-    text = re.sub(r"/\*.*?\*/", "", (INCLUDE / "convpool.h").read_text(), flags=re.S)
+    text = re.sub(r"/\*.*?\*/", "", HEADER.read_text(), flags=re.S)
     body = re.search(r"typedef struct \{([^{}]*)\} " + structure + ";", text)[1]
     names = []
     for declaration in filter(None, (part.strip() for part in body.split(";"))):
@@ -55,7 +56,7 @@ def layout(tmp_path_factory) -> list[str]:
     (folder / "fields.inc").write_text("\n".join(lines))
     program = folder / "print_layout"
     source = Path(__file__).with_name("print_layout.c")
-    command = [compiler(), f"-I{INCLUDE}", f'-DFIELDS="{folder}/fields.inc"', str(source), "-o", str(program)]
+    command = [compiler(), f"-I{HEADER.parent}", f'-DFIELDS="{folder}/fields.inc"', str(source), "-o", str(program)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return subprocess.run([program], capture_output=True, text=True, check=True).stdout.splitlines()
@@ -82,10 +83,6 @@ def test_a_library_of_another_version_is_refused(monkeypatch):
     with pytest.raises(LibraryError, match=r"another version of its interface; got \d+ from .*, expected 999"):
         library.load()
     library._load.cache_clear()
-
-
-ROOT = Path(__file__).parents[2]
-HEADER = ROOT / "plugin" / "include" / "convpool.h"
 
 
 def header_version() -> str:

@@ -16,7 +16,6 @@ ROOT = Path(__file__).parents[2]
 FILE_LINES, FUNCTION_LINES = 600, 60
 PYTHON = sorted((ROOT / "optimizer" / "convpool").rglob("*.py"))
 CPP = sorted(path for path in (ROOT / "plugin").rglob("*") if path.suffix in (".h", ".cpp", ".cu", ".cuh"))
-
 HEAD = re.compile(r"^(?:[ \t]*(?://[^\n]*|/\*.*?\*/|#[^\n]*)?\n)*", re.DOTALL)
 LITERALS = re.compile(
     r"""//[^\n]*|/\*.*?\*/|R"(?P<tag>[^(]*)\(.*?\)(?P=tag)"|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])'""", re.DOTALL

@@ -21,7 +21,6 @@ from tests.support.recipes import follow, recipe
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "extending.md").read_text()
-
 OPTIMIZE = """
 import json, numpy as np, onnx, onnxruntime
 from onnx import helper, numpy_helper

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.cuda.test_abi import header_version
+
 ROOT = Path(__file__).parents[2]
-HEADER = ROOT / "plugin" / "include" / "convpool.h"
 IGNORED = {"__pycache__", ".git", ".venv", "build", "dist", "shared", ".hypothesis"}
 
 pytest.importorskip("scikit_build_core")
@@ -27,11 +28,6 @@ def backend(folder: Path, call: str) -> str:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=folder)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.splitlines()[-1]
-
-
-def header_version() -> str:
-    parts = dict(re.findall(r"#define CONVPOOL_VERSION_(\w+) (\d+)", HEADER.read_text()))
-    return ".".join(parts[name] for name in ("MAJOR", "MINOR", "PATCH"))
 
 
 def check_metadata(metadata: Message, name: str) -> None:

@@ -208,10 +208,8 @@ def test_results_are_those_of_this_process():
         assert elsewhere.infer_elsewhere(model).graph == onnx.shape_inference.infer_shapes(model, data_prop=True).graph
 
 
-OWN = (
-    "pool_kernel_shape=[{p},{p}], pool_strides=[1,1], pool_pads=[0,0,0,0], pool_dilations=[{d},{d}], "
-    "kernel_shape=[3,3], strides=[1,1], pads=[0,0,0,0], dilations=[1,1], group=1, weight_perm=[0,3,1,2]"
-)
+POOL_PART = "pool_kernel_shape=[{p},{p}], pool_strides=[1,1], pool_pads=[0,0,0,0], pool_dilations=[{d},{d}]"
+CONV_PART = "kernel_shape=[3,3], strides=[1,1], pads=[0,0,0,0], dilations=[1,1], group=1, weight_perm=[0,3,1,2]"
 LIES = """
 <domain: "ai.convpool", opset_import: ["" : 17]>
 ConvAvgPool <pool_kernel_shape, pool_strides, pool_pads, pool_dilations, kernel_shape, strides, pads, dilations, group,
@@ -223,10 +221,9 @@ PARTS = "prologue_affine={a}, prologue_activation={q}, prologue_alpha=0.0, resid
 
 def own(attributes: str = "", *, op_type: str = "ConvAvgPool", more: str = "", pool: int = 1, dilation: int = 1) -> str:
     """A node of convpool's own operators on x, of 10 by 10, as text."""
-    return f"q = ai.convpool.{op_type}<{OWN.format(p=pool, d=dilation)}{attributes}>(x, v, b{more})"
+    return f"q = ai.convpool.{op_type}<{POOL_PART.format(p=pool, d=dilation)}, {CONV_PART}{attributes}>(x, v, b{more})"
 
 
-POOL_PART = "pool_kernel_shape=[1,1], pool_strides=[1,1], pool_pads=[0,0,0,0], pool_dilations=[1,1]"
 UPSAMPLES = {
     "upsampled": "upsample=[2,3], scales=[1.0,1.0,2.0,3.0]",
     "no scales": "upsample=[2,3]",
@@ -259,7 +256,7 @@ NODES = {
     "a graph as attribute": own(", body=b () => (float[1] o) { o = Constant<value_float=1.0>() }"),
     "an operator that there is not": own(op_type="ConvAvgPool3"),
     "an activation": own(", " + PARTS.format(a=0, q=0, r=0, e=1), op_type="ConvAvgPoolRelu"),
-    **{name: own(op_type="UpsampleConv").replace(POOL_PART, part) for name, part in UPSAMPLES.items()},
+    **{name: own(op_type="UpsampleConv").replace(POOL_PART.format(p=1, d=1), part) for name, part in UPSAMPLES.items()},
     "a residual": own(", " + PARTS.format(a=0, q=0, r=1, e=0), op_type="ConvAvgPoolAdd", more=", x"),
 }  # fmt: skip
 
@@ -309,10 +306,9 @@ def test_sizes_behind_convpools_own_operators(name, functions):
 @pytest.mark.parametrize("node,opset", [("GroupNormalization<num_groups=4>(x, g, g)", 21), ("MeanVarianceNormalization(x)", 13)])
 def test_sizes_behind_normalizations_that_onnx_does_not_infer(node, opset):
     pooled = "AveragePool<kernel_shape=[2,2], strides=[2,2]>"
-    body = (
-        f"n = {node}\nc = {pooled}(n)\ny = If(flag) <then_branch = t () => (float[a,b,c,d] i) {{ k = {node}\ni = {pooled}(k) }},"
-    )
-    body += " else_branch = e () => (float[a,b,c,d] j) { j = Neg(c) }>"
+    then = f"then_branch = t () => (float[a,b,c,d] i) {{ k = {node}\ni = {pooled}(k) }}"
+    branches = f"{then}, else_branch = e () => (float[a,b,c,d] j) {{ j = Neg(c) }}"
+    body = f"n = {node}\nc = {pooled}(n)\ny = If(flag) <{branches}>"
     model = graph(body, {"g": np.ones(16, np.float32)}, inputs="float[1,16,12,10] x, bool flag", opset=opset)
     before = model.SerializeToString(deterministic=True)
     found = load(model).inferred

@@ -24,8 +24,6 @@ MODELS = int(os.environ.get("NOTED_MODELS", "60"))
 TARGETS = ("any", "cpu", "cuda", "tensorrt")
 SHARE = 1e-5
 """A share of the largest output."""
-
-
 ONES = np.ones((1, 16, 12, 12), np.float32)
 
 

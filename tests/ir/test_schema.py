@@ -17,7 +17,6 @@ from convpool.algebra.parts import AFFINES, FUSED_VARIANTS, OPERATORS
 from convpool.check.session import Session
 from convpool.errors import ModelError
 from convpool.ir import schema
-from convpool.ir import schema as domains
 from convpool.ir.model import LoadedModel
 from tests.support.models import graph, model_of, operators
 from tests.support.operator_models import SAMPLED
@@ -272,7 +271,7 @@ def test_the_border_is_zero_and_not_what_the_prologue_makes_of_zero():
 
 def test_moving_to_another_domain_takes_the_fused_variants_along():
     found, _ = fused_variant("ReluConvAvgPoolAdd")
-    domains.move_to_domain(found, "trt.plugins")
+    schema.move_to_domain(found, "trt.plugins")
     assert found.graph.node[0].domain == found.functions[0].domain == "trt.plugins"
     assert {entry.domain for entry in found.opset_import} == {"", "trt.plugins"}
     Session(LoadedModel(found, None, 0), optimize=False)
@@ -280,14 +279,14 @@ def test_moving_to_another_domain_takes_the_fused_variants_along():
 
 def test_moving_to_a_domain_where_fused_variants_are_already():
     found, _ = fused_variant("ReluConvAvgPoolAdd")
-    domains.move_to_domain(found, "trt.plugins")
+    schema.move_to_domain(found, "trt.plugins")
     more, _ = fused_variant("ReluConvAvgPoolAdd")
     found.functions.extend(more.functions)
     found.opset_import.extend(entry for entry in more.opset_import if entry.domain)
     found.graph.node.extend(more.graph.node)
     found.graph.node[1].name = found.graph.node[1].output[0] = "second"
     found.graph.output.add().CopyFrom(helper.make_tensor_value_info("second", TensorProto.FLOAT, [None] * 4))
-    domains.move_to_domain(found, "trt.plugins")
+    schema.move_to_domain(found, "trt.plugins")
     assert [(entry.domain, entry.version) for entry in found.opset_import] == [("", 17), ("trt.plugins", 2)]
     assert [(function.domain, function.name) for function in found.functions] == [("trt.plugins", "ReluConvAvgPoolAdd")]
     Session(LoadedModel(found, None, 0), optimize=False)
@@ -299,7 +298,7 @@ def test_no_move_to_a_domain_with_another_function_of_the_name():
     before = result.model.SerializeToString()
     with pytest.raises(convpool.OptionError, match="domain 'mine': got another function 'ConvAvgPool'"):
         result.move_to_domain("mine")
-    assert result.model.SerializeToString() == before and not domains.move_back(result.model)
+    assert result.model.SerializeToString() == before and not schema.move_back(result.model)
 
 
 def change(found: onnx.ModelProto, what: str) -> None:
@@ -366,6 +365,6 @@ def test_only_nodes_of_the_source_s_domain_move_to_another():
     model = convpool.optimize(graph(PAIR), check=0).model
     for domain, op_type in ((schema.DOMAIN, "Foreign"), ("elsewhere", "ConvAvgPool")):
         model.graph.node.add(op_type=op_type, domain=domain, input=["y"], output=[f"{domain}/{op_type}"])
-    assert domains.move_to_domain(model, "trt.plugins")
+    assert schema.move_to_domain(model, "trt.plugins")
     assert [node.domain for node in model.graph.node] == ["trt.plugins", schema.DOMAIN, "elsewhere"]
-    assert not domains.move_to_domain(model, "trt.plugins") and not domains.move_to_domain(model, schema.DOMAIN)
+    assert not schema.move_to_domain(model, "trt.plugins") and not schema.move_to_domain(model, schema.DOMAIN)

@@ -253,8 +253,6 @@ def test_a_border_that_the_factor_covers(mode):
 
 
 TWO = {"inputs": "float[1,64,12,12] x, float[1,8,24,24] z", "outputs": "float[a,b,c,d] y"}
-
-
 SPLIT = "a, b = Split<axis=2>(x, parts)\n"
 SLICES = "a = Slice(x, zero, one, two)\nb = Slice(x, one, big, two)\n"
 FRAMES = f"""c = Squeeze(a, two)

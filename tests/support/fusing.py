@@ -18,8 +18,6 @@ BEHIND = {"g": (32,), "b": (32,), "m": (32,), "d": np.full(32, 2, np.float32)}
 PER_CHANNEL = {"k": (16, 1, 1), "t": (1, 16, 1, 1), "s": np.float32(-0.5)}
 HALF = weights((32, 16, 3, 3), dtype=np.float16)
 RESIDUAL = "float[1,16,12,12] x, float[1,32,6,6] r"
-
-
 BOTH = {"prologue": True, "epilogue": True}
 """The options for what stands before and behind a pair."""
 

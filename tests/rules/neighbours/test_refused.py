@@ -38,11 +38,7 @@ BEFORE: dict[str, tuple] = {  # nodes before PAIR, the reason, and what `graph_o
         {"k": (16, 1, 1), "inputs": "float[1,1,12,12] x"},
     ),
     "rank raised": ("p = Mul(x, k)", "Mul 'p': rank; got 3, expected 4", {"k": (1, 1, 1, 1), "inputs": "float[16,12,12] x"}),
-    "a graph output": (
-        "p = Relu(x)",
-        f"Relu 'p': output 'p' is a graph output; {CONVOLUTION}",
-        {"outputs": MORE.format("p")},
-    ),
+    "a graph output": ("p = Relu(x)", f"Relu 'p': output 'p' is a graph output; {CONVOLUTION}", {"outputs": MORE.format("p")}),
     "BatchNormalization by a caller": (
         "p = BatchNormalization(x, v, b, m, d)",
         f"BatchNormalization 'p': {COMPUTED}",
@@ -56,10 +52,7 @@ BEFORE: dict[str, tuple] = {  # nodes before PAIR, the reason, and what `graph_o
     ),
     "scale beyond the type": ("n = Mul(x, s)\np = Mul(n, s)", f"Mul 'p': scale and shift; {BEYOND}", {"s": np.float32(1e30)}),
     "scale too small": ("n = Mul(x, s)\np = Mul(n, s)", f"Mul 'p': scale and shift; {BEYOND}", {"w": HALF, **HALVES}),
-    "slope beyond float16": (
-        "p = LeakyRelu<alpha=-1e5>(x)",
-        "LeakyRelu 'p': slope; got -100000, expected a number of float16",
-    ),
+    "slope beyond float16": ("p = LeakyRelu<alpha=-1e5>(x)", "LeakyRelu 'p': slope; got -100000, expected a number of float16"),
 }
 BEHIND: dict[str, tuple] = {  # nodes behind TAIL, the reason, and what `graph_of` is given
     "result read elsewhere": (

@@ -12,7 +12,6 @@ from tests.support.rewriting import CONV, DIRECT, PAIR, POOL, assert_close, rewr
 TWO = "p = Conv<pads=[1,1,1,1]>(x, w)\nq = Conv(x, v)\n"
 POINTWISE = {"v": (32, 16, 1, 1)}
 TWO_IMAGES = "float[1,16,12,12] x, float[1,16,12,12] z"
-
 MIDDLES = {
     "Identity": "h = Identity(c)",
     "Dropout": "h = Dropout(c)",
