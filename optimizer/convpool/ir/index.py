@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
 
@@ -55,37 +55,32 @@ class TensorInfo:
 UNKNOWN = TensorInfo(0, None)
 
 
+@dataclass(eq=False, repr=False)
 class Scope:
     """One graph or function body.  Nodes are named by their index in `nodes`; `path` is "" for the main graph."""
 
-    def __init__(
-        self,
-        proto: GraphProto | FunctionProto,
-        parent: Scope | None,
-        opset: int,
-        ir_version: int,
-        read: Read,
-        evaluate: Evaluate,
-        infos: dict[str, TensorInfo],
-        path: str = "",
-        depth: int = 0,
-    ) -> None:
-        self.proto, self.parent, self.opset, self.path = proto, parent, opset, path
-        self.depth = depth
-        """Bodies around it; a function's are those around its calls, the most of them."""
-        self._read, self._evaluate = read, evaluate
-        self.infos = infos
-        """Types and shapes that do not follow from constants."""
-        self.is_function = isinstance(proto, FunctionProto)
-        self.ir_version = ir_version
-        self.trained: set[str] = set()
-        """Tensors that the model's training information reads or assigns to."""
-        self.captured: set[str] = set()
-        self.children: list[Scope] = []
-        self.owner = -1
-        """The node of the scope around a body that has it."""
-        self.is_bound = False
-        """True in a branch of an If whose results must not become better known (`inference.BRANCHES_OPSET`)."""
+    proto: GraphProto | FunctionProto
+    parent: Scope | None
+    opset: int
+    ir_version: int
+    _read: Read
+    _evaluate: Evaluate
+    infos: dict[str, TensorInfo]
+    """Types and shapes that do not follow from constants."""
+    path: str = ""
+    depth: int = 0
+    """Bodies around it; a function's are those around its calls, the most of them."""
+    owner: int = -1
+    """The node of the scope around a body that has it."""
+    is_bound: bool = False
+    """True in a branch of an If whose results must not become better known (`inference.BRANCHES_OPSET`)."""
+    trained: set[str] = field(default_factory=set)
+    """Tensors that the model's training information reads or assigns to."""
+    captured: set[str] = field(default_factory=set)
+    children: list[Scope] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.is_function = isinstance(self.proto, FunctionProto)
         self.reload()
 
     def reload(self) -> None:
