@@ -116,8 +116,8 @@ def gaining(net, shape, pairs=None, scale=1.0, rule="pool_first"):
 
     def backend(graph, inputs):
         convs = [node for node in graph.graph.nodes if node.target is torch.conv2d]
-        taken, second = eager.gaining(graph.graph, dict.fromkeys(convs[:pairs], rule), scale)
-        found.extend(node in taken | second for node in convs)
+        taken, second = eager.gaining(graph.graph, dict.fromkeys([node.name for node in convs[:pairs]], rule), scale)
+        found.extend(node.name in taken | second for node in convs)
         return graph.forward
 
     torch._dynamo.reset()
@@ -190,9 +190,9 @@ def ready(targets, in_steps=True, second=False):
     second: with second derivatives of convpool's."""
 
     def backend(module, inputs):
-        graph, copies = _copy(module.graph)
+        graph = _copy(module.graph)
         assert _planned(graph, OptimizeOptions(), Captured(""))[0]
-        convolutions = {node.name for node in copies.values() if node.target is torch.conv2d and second}
+        convolutions = {node.name for node in module.graph.nodes if node.target is torch.conv2d and second}
         run = eager.ready(module, graph, in_steps=convolutions if in_steps else None)
         targets.extend(node.target for node in run.__self__.graph.nodes if node.op == "call_function")
         return run

@@ -72,7 +72,7 @@ class PoolFirst:
         """A function that runs the module's graph rewritten; None where nothing changes.
 
         With gradients a GPU has two graphs: for captures, and for eager steps."""
-        graph, copies = _copy(module.graph)
+        graph = _copy(module.graph)
         changed, pairs = _planned(graph, self.options, seen)
         if not changed:
             return None
@@ -80,40 +80,39 @@ class PoolFirst:
         if place is None or not torch.is_grad_enabled():
             return eager.ready(module, graph)
         gpu.give_derivatives(graph)
-        prepared, originals = eager.ready(module, graph, first=True), {copy: node for node, copy in copies.items()}
-        kept, copies = _copy(module.graph)  # TorchDynamo takes from its graph what it knows of the inputs
-        steps = _eager_steps(module, kept, {copies[originals[node]]: rule for node, rule in pairs.items()}, self.options)
-        return eager.by_stream(steps, prepared, place)
+        prepared = eager.ready(module, graph, first=True)
+        kept = _copy(module.graph)  # TorchDynamo takes from its graph what it knows of the inputs
+        return eager.by_stream(_eager_steps(module, kept, pairs, self.options), prepared, place)
 
 
-def _eager_steps(module: fx.GraphModule, graph: fx.Graph, pairs: dict[fx.Node, str], options: OptimizeOptions) -> Callable:
+def _eager_steps(module: fx.GraphModule, graph: fx.Graph, pairs: dict[str, str], options: OptimizeOptions) -> Callable:
     """A function that gives, for a batch that is some times the one that was captured, what an eager step on a GPU runs.
 
-    pairs: the convolutions of the graph that can be rewritten, with the rules."""
+    pairs: the convolutions of the graph that can be rewritten, by their names, with the rules."""
 
     def steps(scale: float) -> Callable:
         taken, second = eager.gaining(graph, pairs, scale)
-        copied, copies = _copy(graph)
-        stay = [copies[node] for node in pairs.keys() - taken]
-        if not taken | second or _planned(copied, options, Captured(""), stay)[0] is None:
+        copied = _copy(graph)
+        if not taken | second or _planned(copied, options, Captured(""), pairs.keys() - taken)[0] is None:
             return module.forward
         if eager.may_have_penalty(copied):  # for those that are asked for, and those that the rules have made of pairs
-            kept = {copies[node] for node in graph.nodes if node in copies and node not in second}
-            gpu.give_derivatives(copied, [node for node in copied.nodes if node not in kept])
-        return eager.ready(module, copied, in_steps={copies[node].name for node in second})
+            kept = {node.name for node in graph.nodes} - second
+            gpu.give_derivatives(copied, [node for node in copied.nodes if node.name not in kept])
+        return eager.ready(module, copied, in_steps=second)
 
     return steps
 
 
-def _copy(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
-    copied, values = fx.Graph(), dict[fx.Node, fx.Node]()
-    copied.output(copied.graph_copy(graph, values))
-    return copied, values
+def _copy(graph: fx.Graph) -> fx.Graph:
+    """The graph again; its nodes have the same names."""
+    copied = fx.Graph()
+    copied.output(copied.graph_copy(graph, {}))
+    return copied
 
 
 def _planned(
-    graph: fx.Graph, options: OptimizeOptions, seen: Captured, stay: Collection[fx.Node] = ()
-) -> tuple[bool | None, dict[fx.Node, str]]:
+    graph: fx.Graph, options: OptimizeOptions, seen: Captured, stay: Collection[str] = ()
+) -> tuple[bool | None, dict[str, str]]:
     """Return if the graph has been rewritten, and the convolutions that were, with the rules; those of `stay` are not.
 
     None where the graph is of no use, and the original is to run: whatever is wrong with it."""
@@ -131,17 +130,16 @@ def _planned(
 
 def _rewrite_in_place(graph: fx.Graph, options: OptimizeOptions, seen: Captured) -> None:
     """Rewrite the pairs of a graph for a compiler.  Its inputs stay: TorchDynamo has attributes of its own on them."""
-    copied, values = _copy(graph)
+    copied = _copy(graph)
     if not _planned(copied, options, seen)[0]:
         return
     gpu.run_by_library(copied)
-    originals = {copy: node for node, copy in values.items()}
     for node in reversed(graph.nodes):
         if node.op != "placeholder":
             graph.erase_node(node)
-    made: dict[fx.Node, fx.Node] = {}
+    made = dict(zip(copied.find_nodes(op="placeholder"), graph.nodes, strict=True))
     for node in copied.nodes:
-        made[node] = originals[node] if node.op == "placeholder" else graph.node_copy(node, lambda item: made[item])
+        made[node] = made.get(node) or graph.node_copy(node, made.__getitem__)
 
 
 # ---- eager calls ----

@@ -158,17 +158,17 @@ def _second_us(positions: float, pixels: float, macs: float) -> float:
 # ---- a GPU: which convolutions are worth a node of Python ----
 
 
-def gaining(graph: fx.Graph, pairs: Mapping[fx.Node, str], scale: float = 1.0) -> tuple[set[fx.Node], set[fx.Node]]:
-    """The convolutions of an original graph that an eager training step on a GPU gains from: those of `pairs` as pairs, and those
-    with second derivatives of convpool's.
+def gaining(graph: fx.Graph, pairs: Mapping[str, str], scale: float = 1.0) -> tuple[set[str], set[str]]:
+    """The names of an original graph's convolutions that an eager training step on a GPU gains from: those of `pairs` as pairs,
+    and those with second derivatives of convpool's.
 
-    pairs: with the rule that rewrites each.  scale: by how much the batch is larger than the one that was captured."""
+    pairs: names with the rule that rewrites each.  scale: by how much the batch is larger than the one that was captured."""
     penalty = may_have_penalty(graph)
     operators: list[tuple[bool, float, float]] = []
-    taken: tuple[set[fx.Node], set[fx.Node]] = set(), set()
-    found: list[tuple[float, float, int, fx.Node, set[fx.Node]]] = []
+    taken: tuple[set[str], set[str]] = set(), set()
+    found: list[tuple[float, float, int, str, set[str]]] = []
     for node in graph.nodes:
-        y = value_of(node)
+        y, name = value_of(node), node.name
         if node.op not in ("call_function", "call_method") or not isinstance(y, torch.Tensor):
             continue
         recorded, convolved, place, second = y.requires_grad, node.target in CONVS.values(), len(operators), 0.0
@@ -178,30 +178,30 @@ def gaining(graph: fx.Graph, pairs: Mapping[fx.Node, str], scale: float = 1.0) -
         macs = scale * y.element_size() / 2 * _macs(weight, y) / 1e9 if convolved else 0.0
         device = passes * _us(CONVOLUTION if convolved else OPERATOR, size, macs)
         swaps = convolved and max(weight.shape[2:]) == 1  # PyTorch's operators in the other order
-        by_operators = pairs.get(node) == "pool_first" and (swaps or _pools_weights(value_of(node.args[0]), weight))
+        by_operators = pairs.get(name) == "pool_first" and (swaps or _pools_weights(value_of(node.args[0]), weight))
         if convolved and penalty:
             share = 4 if by_operators else 1  # of the positions, with a pooling of 2x2
             given = scale * _positions(y), math.prod(plain.hints(y.shape)[2:]), macs
             second = _second_us(*given)
-            if node not in pairs or by_operators:
-                found.append((_second_us(*(n / share for n in given)), CONVOLUTION_US * recorded, place, node, taken[1]))
-        if pairs.get(node) == "pool_first":
+            if name not in pairs or by_operators:
+                found.append((_second_us(*(n / share for n in given)), CONVOLUTION_US * recorded, place, name, taken[1]))
+        if pairs.get(name) == "pool_first":
             saved = second - _second_us(*(n / share for n in given)) if by_operators and penalty else second
-            found.append((SAVED * device + saved, 0 if by_operators else PAIR_US[penalty] * recorded, place, node, taken[0]))
-        elif node in pairs:
+            found.append((SAVED * device + saved, 0 if by_operators else PAIR_US[penalty] * recorded, place, name, taken[0]))
+        elif name in pairs:
             channels, input_channels = weight.shape[:2]
             written = WEIGHTS_US * weight.numel() * y.element_size() / 1e6
             gain = passes * (_us(UPSAMPLED, size * (1 + input_channels / channels), macs) - written) + second
             host = 0 if swaps and channels <= 2 * input_channels else UPSAMPLED_US * recorded
-            found.append((gain, host, place, node, taken[0]))
+            found.append((gain, host, place, name, taken[0]))
         operators.append((recorded, HOST_US[penalty] if recorded else UNRECORDED_US, device + second))
     least = _step_us(operators, penalty)
-    for gain, cost, place, node, chosen in sorted(found, key=lambda item: item[0], reverse=True):
+    for gain, cost, place, name, chosen in sorted(found, key=lambda item: item[0], reverse=True):
         recorded, host, device = before = operators[place]
         operators[place] = (recorded, host + cost, device - gain)
         if gain > 0 and (now := _step_us(operators, penalty)) <= least:
             least = now
-            chosen.add(node)
+            chosen.add(name)
         else:
             operators[place] = before
     return taken

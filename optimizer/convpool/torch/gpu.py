@@ -20,7 +20,6 @@ from torch import fx
 from convpool.torch import gradients, kernels, kinds, plain
 from convpool.torch.changes import changes, contexts_of, is_of_module, value_of
 from convpool.torch.pairs import POOLED_CONV, convolve, pooled_conv_of, unwatched
-from convpool.torch.skeleton import ints
 
 IMAGE_CHANNELS, PLAIN_MACS = 16, 2.5e9
 """Channels up to which, or multiply-adds with more, the library's convolution is faster than cuDNN under a compiler."""
@@ -57,8 +56,11 @@ def _of_convolution(node: fx.Node) -> tuple | None:
     if a is None or not isinstance(value, torch.Tensor) or not value.is_cuda:
         return None
     rank = list(plain.CONVS.values()).index(node.target) + 1
-    sizes = [ints(a[name], rank) for name in ("stride", "padding", "dilation")]
-    return None if None in sizes else (a["input"], a["weight"], a["bias"], (*sizes, a["groups"]))
+    try:
+        sizes = [kinds.whole(a[name], rank) for name in ("stride", "padding", "dilation")]
+    except kinds.Unknown:
+        return None
+    return a["input"], a["weight"], a["bias"], (*sizes, a["groups"])
 
 
 def give_derivatives(graph: fx.Graph, asked: Collection[fx.Node] | None = None) -> None:

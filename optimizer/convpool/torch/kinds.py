@@ -21,7 +21,7 @@ from torch import fx
 from convpool.algebra.geometry import refuse, same_pads
 from convpool.algebra.parts import MAX_UPSAMPLE
 from convpool.torch.changes import value_of
-from convpool.torch.skeleton import Dim, Skeleton, ints
+from convpool.torch.skeleton import Dim, Skeleton
 
 Translated = list[NodeProto]
 Arguments = dict[str, Any]
@@ -45,10 +45,11 @@ def shape_of(s: Skeleton, value: Any) -> tuple[Dim, ...]:
 
 
 def whole(value: Any, rank: int) -> tuple[int, ...]:
-    """One whole number for each axis; Unknown for anything else."""
-    found = ints(value, rank)
-    need(found is not None)
-    return found or ()
+    """One whole number for every axis, or one for each; Unknown for anything else."""
+    given = tuple(value) if isinstance(value, (tuple, list)) else (value,) * rank
+    given = given * rank if len(given) == 1 else given
+    need(len(given) == rank and all(type(number) is int for number in given))
+    return given
 
 
 def one(op_type: str, node: fx.Node, *inputs: Any, **values: Any) -> Translated:
@@ -227,9 +228,6 @@ def same(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Translated:
 
 # ---- reductions, slices, and functions that only rearrange ----
 
-FAR = 2**62
-"""A Slice that ends here takes the rest of an axis."""
-
 
 def getitem(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Translated:
     index, shape = a["other"] if isinstance(a["other"], tuple) else (a["other"],), shape_of(s, a["input"])
@@ -239,7 +237,8 @@ def getitem(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Translated:
     need(all(isinstance(item, slice) for item in index))
     need(all(value is None or type(value) is int for item in index for value in (item.start, item.stop, item.step)))
     taken = [(axis, item) for axis, item in enumerate(index) if item != slice(None)]
-    bounds = [(item.start or 0, FAR if item.stop is None else item.stop, axis, item.step or 1) for axis, item in taken]
+    far = 2**62  # a Slice that ends there takes the rest of an axis
+    bounds = [(item.start or 0, far if item.stop is None else item.stop, axis, item.step or 1) for axis, item in taken]
     names = [s.number(list(numbers)) for numbers in zip(*bounds, strict=True)]
     return one("Slice" if names else "Identity", node, a["input"], *names)
 
@@ -289,13 +288,6 @@ def pixel_unshuffle(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Tra
 
 
 # ---- the table ----
-
-
-def signature(text: str) -> inspect.Signature:
-    """The parameters that a line of Python describes."""
-    space: dict[str, Any] = {}
-    exec(f"def function({text}): pass", space)
-    return inspect.signature(space["function"])
 
 
 _CONV = "input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1"
@@ -354,7 +346,7 @@ def _functions(name: str) -> Iterator[Any]:
 
 
 FUNCTIONS = {
-    function: (signature(text), translate)
+    function: (inspect.signature(eval(f"lambda {text}: None")), translate)
     for names, text, translate in _LINES
     for name in names.split()
     for function in _functions(name)
@@ -380,13 +372,12 @@ def translate_call(s: Skeleton, label: str, node: fx.Node) -> Translated | None:
 
 def arguments(node: fx.Node) -> Arguments | None:
     """The arguments of a call by their names, complete; None where the function is not known, or has no such."""
-    found = FUNCTIONS.get(node.target)
+    if node.target not in FUNCTIONS:
+        return None
     names = {"train": "training", "axis": "dim", "self": "input"}  # torch.dropout's and numpy's
     try:
-        bound = found and found[0].bind(*node.args, **{names.get(key, key): value for key, value in node.kwargs.items()})
+        bound = FUNCTIONS[node.target][0].bind(*node.args, **{names.get(key, key): value for key, value in node.kwargs.items()})
     except TypeError:
-        return None
-    if bound is None:
         return None
     bound.apply_defaults()
     return bound.arguments

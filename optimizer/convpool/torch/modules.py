@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from convpool.torch.functional import Sizes, checked, conv_avg_pool, sizes
-from convpool.torch.upsampling import upsample_conv
+from convpool.torch.upsampling import upsample_conv2d
 from convpool.types import Accumulation
 
 
@@ -98,7 +98,7 @@ class _UpsampleConv:
         if conv.padding_mode != "zeros":
             x, scales, padding = F.interpolate(x, scale_factor=[float(s) for s in scales]), (1,) * self.rank, 0
             x = F.pad(x, conv._reversed_padding_repeated_twice, mode=conv.padding_mode)
-        return upsample_conv(self.rank, x, conv.weight, conv.bias, scales, padding)
+        return upsample_conv2d(x, conv.weight, conv.bias, scale_factor=scales, padding=padding, _rank=self.rank)
 
     def extra_repr(self) -> str:
         """The convolution's arguments, then the upsampling's."""

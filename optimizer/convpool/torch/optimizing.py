@@ -213,9 +213,6 @@ class Calls:
         said = " ".join(str(error).split())[:200]
         self.report.warnings.append(f"TorchDynamo cannot follow forward: {type(error).__name__}: {said}")
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Calls:
-        return _restored(copy.deepcopy(self.module, memo), self.options)
-
     def __reduce__(self) -> tuple:
         return _restored, (self.module, self.options)
 

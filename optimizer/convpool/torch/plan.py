@@ -38,11 +38,11 @@ class Unmapped(Exception):
     """The rewritten model has a node that the graph cannot say."""
 
 
-def plan(graph: fx.Graph, options: OptimizeOptions, stay: Collection[fx.Node] = ()) -> tuple[bool, Report, dict[fx.Node, str]]:
-    """Rewrite the graph; whether it has changed, the report, and the convolutions that were rewritten, with the rules.
+def plan(graph: fx.Graph, options: OptimizeOptions, stay: Collection[str] = ()) -> tuple[bool, Report, dict[str, str]]:
+    """Rewrite the graph; whether it has changed, the report, and the convolutions that were rewritten, by name, with the rules.
 
-    stay: nodes that are not.  Raises Unmapped, ModelError; the graph is of no use then."""
-    held = {**dict.fromkeys(stay, refuse("time", "the host's", "the GPU's")), **held_by_changes(graph)}
+    stay: names of those that are not.  Raises Unmapped, ModelError; the graph is of no use then."""
+    held = held_by_changes(graph)
     skeleton = Skeleton(graph)
     for node in graph.nodes:
         if node.op in ("placeholder", "get_attr"):
@@ -54,7 +54,7 @@ def plan(graph: fx.Graph, options: OptimizeOptions, stay: Collection[fx.Node] = 
                 skeleton.add_opaque(node, label)
             else:
                 skeleton.add(node, label, protos)
-            skeleton.pin(label, held.get(node))
+            skeleton.pin(label, held.get(node) or (refuse("time", "the host's", "the GPU's") if node.name in stay else None))
     results = next(node for node in graph.nodes if node.op == "output").all_input_nodes
     model = skeleton.model(results)
     # All shapes are TorchDynamo's: `load` would doubt those behind operators that ONNX does not have.
@@ -65,7 +65,7 @@ def plan(graph: fx.Graph, options: OptimizeOptions, stay: Collection[fx.Node] = 
     if result.changed:
         Rebuilding(skeleton, result.model).run()
     rules = {site.conv: site.rule for site in result.report.sites if site.status == "rewritten"}
-    return result.changed, result.report, {skeleton.labels[name]: rule for name, rule in rules.items() if name in skeleton.labels}
+    return result.changed, result.report, {node.name: rules[name] for name, node in skeleton.labels.items() if name in rules}
 
 
 class Rebuilding:

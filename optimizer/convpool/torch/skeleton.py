@@ -205,10 +205,3 @@ def _place(node: fx.Node) -> tuple[str, type | None]:
 
 def _info(name: str, known: Known) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, ELEM_TYPES.get(known.dtype, TensorProto.FLOAT), known.shape)
-
-
-def ints(value: Any, rank: int) -> tuple[int, ...] | None:
-    """One whole number for every axis, or one for each; None for anything else."""
-    given = tuple(value) if isinstance(value, (tuple, list)) else (value,) * rank
-    given = given * rank if len(given) == 1 else given
-    return given if len(given) == rank and all(type(number) is int for number in given) else None

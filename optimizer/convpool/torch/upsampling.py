@@ -171,31 +171,19 @@ def upsample_conv_of(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor |
     return _apply(x, weight, bias, scales, pads)
 
 
-def upsample_conv(rank: int, x: torch.Tensor, weight: torch.Tensor, bias: Any, scale_factor: Sizes, padding: Any) -> torch.Tensor:
-    """upsample_conv1d, 2d or 3d by the number of spatial axes."""
-    if weight.dim() != rank + 2:
-        raise OptionError(f"weight: wrong number of axes; got {weight.dim()}, expected {rank + 2}")
-    kernel, ones = tuple(weight.shape[2:]), (1,) * rank
-    scales, pads = sizes("scale_factor", scale_factor, rank, 1), conv_pads(padding, kernel, ones, ones)
-    x, weight, bias = pairs.cast_for_autocast((x, weight, bias))
-    alike = all(x.dtype == other.dtype and x.device == other.device for other in (weight, bias) if other is not None)
-    fits = alike and x.dim() == rank + 2 and x.shape[1] == weight.shape[1]
-    sides = zip(scales, x.shape[2:], pads, pads[rank:], kernel, strict=False)
-    if max(scales) > 1 and fits and all(max(p, q) < k <= s * n + p + q for s, n, p, q, k in sides):
-        if pairs.unwatched(x, weight, "meta"):
-            return upsample_conv_of(x, weight, bias, scales, pads)
-    return _two_operators(x, weight, bias, scales, pads)
-
-
-def upsample_conv1d(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, scale_factor: Sizes = 2, padding: Sizes | str = 0
-) -> torch.Tensor:
-    """`upsample_conv2d` with one spatial axis: x [N, C, L], weight [M, C, k]."""
-    return upsample_conv(1, x, weight, bias, scale_factor, padding)
+def upsample_conv1d(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, **arguments: Any) -> torch.Tensor:
+    """`upsample_conv2d` of one axis, by its keywords: x [N, C, L], weight [M, C, k]."""
+    return upsample_conv2d(x, weight, bias, _rank=1, **arguments)
 
 
 def upsample_conv2d(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, scale_factor: Sizes = 2, padding: Sizes | str = 0
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    scale_factor: Sizes = 2,
+    padding: Sizes | str = 0,
+    _rank: int = 2,
 ) -> torch.Tensor:
     """conv2d(interpolate(x, scale_factor=scale_factor, mode="nearest"), weight, bias, padding=padding), on the small map.
 
@@ -209,11 +197,20 @@ def upsample_conv2d(
 
     Raises OptionError for sizes that describe no upsampling, and what PyTorch's operators raise.
     """
-    return upsample_conv(2, x, weight, bias, scale_factor, padding)
+    rank, kernel, ones = _rank, tuple(weight.shape[2:]), (1,) * _rank
+    if len(kernel) != rank:
+        raise OptionError(f"weight: wrong number of axes; got {weight.dim()}, expected {rank + 2}")
+    scales, pads = sizes("scale_factor", scale_factor, rank, 1), conv_pads(padding, kernel, ones, ones)
+    x, weight, bias = pairs.cast_for_autocast((x, weight, bias))
+    alike = all(x.dtype == other.dtype and x.device == other.device for other in (weight, bias) if other is not None)
+    fits = alike and x.dim() == rank + 2 and x.shape[1] == weight.shape[1]
+    sides = zip(scales, x.shape[2:], pads, pads[rank:], kernel, strict=False)
+    if max(scales) > 1 and fits and all(max(p, q) < k <= s * n + p + q for s, n, p, q, k in sides):
+        if pairs.unwatched(x, weight, "meta"):
+            return upsample_conv_of(x, weight, bias, scales, pads)
+    return _two_operators(x, weight, bias, scales, pads)
 
 
-def upsample_conv3d(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, scale_factor: Sizes = 2, padding: Sizes | str = 0
-) -> torch.Tensor:
-    """`upsample_conv2d` with three spatial axes: x [N, C, D, H, W], weight [M, C, kd, kh, kw]."""
-    return upsample_conv(3, x, weight, bias, scale_factor, padding)
+def upsample_conv3d(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, **arguments: Any) -> torch.Tensor:
+    """`upsample_conv2d` of three axes, by its keywords: x [N, C, D, H, W], weight [M, C, kd, kh, kw]."""
+    return upsample_conv2d(x, weight, bias, _rank=3, **arguments)
