@@ -1,18 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """TensorRT-RTX's parser and builder take the rewritten models in standard operators, in every precision."""
 
+import functools
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+import onnx
 import pytest
 
+from convpool.cli import build as build_cli
+from convpool.cli.group import run
+from convpool.errors import ModelError, OutputError
+from convpool.tensorrt import build, build_engine
+from models.generators import generate
 from tests.support.models import graph
 from tests.support.rtx import for_ampere_and_later
 
-pytest.importorskip("tensorrt_rtx_bindings")
-
+trt = pytest.importorskip("tensorrt_rtx_bindings")
 ROOT = Path(__file__).parents[2]
 MODELS = dict.fromkeys(("wgan_gp_small", "stargan_v2_small", "densenet_small"), ("fp32", "tf32", "fp16", "bf16"))
 MODELS |= {"lenet5_digits": ("fp16",), "sngan64_small": ("fp16",), "densenet_transition1": ("fp32", "fp16")}
@@ -33,16 +39,6 @@ def test_builds(name):
 
 def test_convpool_build_builds_what_it_loaded(tmp_path, monkeypatch, capsys):
     """The whole program but for the plugin and the run, which need another TensorRT and a GPU."""
-    import functools
-
-    import onnx
-    import tensorrt_rtx_bindings as trt
-
-    from convpool.cli import build as build_cli
-    from convpool.cli.group import run
-    from convpool.tensorrt import build
-    from models.generators import generate
-
     configs = []
 
     def configure(config):
@@ -62,34 +58,22 @@ def test_convpool_build_builds_what_it_loaded(tmp_path, monkeypatch, capsys):
     assert configs[0] != configs[1] == (3, 1)
 
 
+def build_small(**options) -> None:
+    build_engine(generate("wgan_gp_small", batch=2), plugin=False, trt=trt, configure=for_ampere_and_later, **options)
+
+
 def test_timing_caches(tmp_path):
-    import tensorrt_rtx_bindings as trt
-
-    from convpool.errors import OutputError
-    from convpool.tensorrt import build_engine
-    from models.generators import generate
-
-    def build(path):
-        return build_engine(
-            generate("wgan_gp_small", batch=2), plugin=False, trt=trt, timing_cache=path, configure=for_ampere_and_later
-        )
-
     cache = tmp_path / "t.cache"
-    build(cache)
+    build_small(timing_cache=cache)
     written = cache.read_bytes()
     cache.write_bytes(b"damaged")
-    build(cache)
+    build_small(timing_cache=cache)
     assert written and len(cache.read_bytes()) == len(written)
     with pytest.raises(OutputError, match="timing cache .*t.cache: no folder '.*nowhere'; make it first"):
-        build(tmp_path / "nowhere" / "t.cache")
+        build_small(timing_cache=tmp_path / "nowhere" / "t.cache")
 
 
 def test_a_progress_function_that_raises_stops_the_build(capfd):
-    import tensorrt_rtx_bindings as trt
-
-    from convpool.tensorrt import build_engine
-    from models.generators import generate
-
     told = []
 
     def progress(*step):
@@ -100,18 +84,12 @@ def test_a_progress_function_that_raises_stops_the_build(capfd):
     for stop in (1, 2, 20):  # in phase_start, in a phase within, in step_complete
         told.clear()
         with pytest.raises(KeyError, match="enough"):
-            build_engine(
-                generate("wgan_gp_small", batch=2), plugin=False, trt=trt, configure=for_ampere_and_later, progress=progress
-            )
+            build_small(progress=progress)
         assert len(told) == stop
     assert capfd.readouterr().err == ""
 
 
 def test_ctrl_c_stops_the_build_with_status_130(tmp_path):
-    import onnx
-
-    from models.generators import generate
-
     onnx.save(generate("sngan64_small", batch=2), tmp_path / "model.onnx")
     code = f"""
 import functools, os, signal, sys, threading
@@ -139,11 +117,6 @@ sys.exit(run(build_cli.build_command, "convpool-build", ["model.onnx", "-o", "m.
 
 
 def test_a_model_that_tensorrt_cannot_read_is_an_error_with_its_message():
-    import tensorrt_rtx_bindings as trt
-
-    from convpool.errors import ModelError
-    from convpool.tensorrt import build_engine
-
     inputs, outputs = "float[1,4] x, string[1] s", "float[1,4] y, string[1] t"
     model = graph("m = Neg(x)\ny = Det(m)\nt = StringNormalizer(s)", inputs=inputs, outputs=outputs)
     with pytest.raises(ModelError, match="TensorRT .* cannot read the model; got "):
