@@ -15,9 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
-    "optimizer": 25881,
+    "optimizer": 25880,
     "plugin": 17453,
-    "tests": 35993,
+    "tests": 35989,
     "benchmarks": 8626,
     "tools": 952,
     "examples": 1167,

@@ -269,14 +269,6 @@ def test_the_border_is_zero_and_not_what_the_prologue_makes_of_zero():
     assert session.run(None, {key: value.astype(np.float32) for key, value in feed.items()})[0].tolist() == got.tolist()
 
 
-def test_moving_to_another_domain_takes_the_fused_variants_along():
-    found, _ = fused_variant("ReluConvAvgPoolAdd")
-    schema.move_to_domain(found, "trt.plugins")
-    assert found.graph.node[0].domain == found.functions[0].domain == "trt.plugins"
-    assert {entry.domain for entry in found.opset_import} == {"", "trt.plugins"}
-    Session(LoadedModel(found, None, 0), optimize=False)
-
-
 def test_moving_to_a_domain_where_fused_variants_are_already():
     found, _ = fused_variant("ReluConvAvgPoolAdd")
     schema.move_to_domain(found, "trt.plugins")
@@ -365,6 +357,10 @@ def test_only_nodes_of_the_source_s_domain_move_to_another():
     model = convpool.optimize(graph(PAIR), check=0).model
     for domain, op_type in ((schema.DOMAIN, "Foreign"), ("elsewhere", "ConvAvgPool")):
         model.graph.node.add(op_type=op_type, domain=domain, input=["y"], output=[f"{domain}/{op_type}"])
+    for domain in (schema.DOMAIN, "trt.plugins"):  # of one name in both, but none of convpool's
+        model.functions.add(domain=domain, name="Foreign")
     assert schema.move_to_domain(model, "trt.plugins")
     assert [node.domain for node in model.graph.node] == ["trt.plugins", schema.DOMAIN, "elsewhere"]
+    assert [part.domain for part in model.functions] == ["trt.plugins", schema.DOMAIN, "trt.plugins"]
+    assert [entry.domain for entry in model.opset_import] == ["", schema.DOMAIN, "trt.plugins"]
     assert not schema.move_to_domain(model, "trt.plugins") and not schema.move_to_domain(model, schema.DOMAIN)

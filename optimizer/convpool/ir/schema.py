@@ -389,26 +389,25 @@ def move_to_domain(model: ModelProto, domain: str, source: str = DOMAIN) -> bool
     known = {function.name for function in model.functions if function.domain == domain}
     for index in reversed(range(len(model.functions))):
         function = model.functions[index]
-        if function.domain == source:
+        if function.domain == source and function.name in OP_TYPES:
             function.domain = domain
             if function.name in known:
                 del model.functions[index]
+    stays = any(part.domain == source for part in (*model_nodes(model), *model.functions))
     for holder in (model, *model.functions):
-        own = [entry for entry in holder.opset_import if entry.domain == source]
-        there = [entry for entry in holder.opset_import if entry.domain == domain]
-        for entry in own:
-            if there:
-                there[0].version = max(there[0].version, entry.version)
-                holder.opset_import.remove(entry)
-            else:
-                entry.domain = domain
+        versions = {entry.domain: entry.version for entry in holder.opset_import}
+        if source in versions:
+            versions[domain] = max(versions.get(domain, 0), versions[source])
+            del holder.opset_import[:]
+            kept = [name for name in versions if stays or name != source]
+            holder.opset_import.extend(helper.make_opsetid(name, versions[name]) for name in kept)
     return True
 
 
 def _clash(model: ModelProto, domain: str, source: str) -> str | None:
     """The name of a function of `source` that does something else in `domain`."""
     there = {function.name: function for function in model.functions if function.domain == domain}
-    moving = (function for function in model.functions if function.domain == source)
+    moving = (function for function in model.functions if function.domain == source and function.name in OP_TYPES)
     return next((found.name for found in moving if not _same(found, there.get(found.name, found))), None)
 
 
