@@ -242,6 +242,7 @@ Operands operands_of(const Problem &p, const Form &form) {
 namespace {
 
 constexpr double kL2BytesPerUs = 11.6e6;         // to shared memory
+constexpr double kPassBytesPerUs = 3.0e6;        // of a pass over X: between those of an H100, 2.6e6, and of an H200, 3.75e6
 constexpr int kReservedBytes = 1024;             // of shared memory, for each block
 constexpr double kChannelsFirstPassBytes = 1.4;  // a byte of a pass that transposes, in bytes of one that does not
 constexpr double kWindowBytesPerUs = 7e6;        // of the loads of means over 9 and 16 values
@@ -377,7 +378,7 @@ double GemmPlan::passes_and_rounds_us(int64_t steps, Step step) const {
     // Windows of 2x2 share their sums; a mean of a larger one loads all of its window, from the caches.
     const double loads_us =
         p.x_channels_last && p.pool_size() > 4 ? double(p.pool_size()) * workspace.x_bytes / kWindowBytesPerUs : 0;
-    const double bytes_us = std::max((x_bytes(p) + double(workspace.x_bytes)) * transposed / kBytesPerUs, loads_us);
+    const double bytes_us = std::max((x_bytes(p) + double(workspace.x_bytes)) * transposed / kPassBytesPerUs, loads_us);
     const double strided_us = p.pool_strides[1] > 1 || p.pool_strides[2] > 1 ? 1.33 : 0;  // windows share no sums
     return gemm_us + (strided_us + (p.has_prologue() ? 2.23 + 1.55 * bytes_us : 1.43 + bytes_us));
 }
