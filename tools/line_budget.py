@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
     "optimizer": 25880,
-    "plugin": 17453,
+    "plugin": 17454,
     "tests": 35989,
     "benchmarks": 8626,
     "tools": 952,
