@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx.reference import ReferenceEvaluator
 
 from convpool import optimize
 from convpool.algebra.parts import FUSED_VARIANTS
@@ -23,7 +24,7 @@ from convpool.tensorrt import Engine, build_engine, prepare
 from convpool.tensorrt.package import tensorrt_module, version
 from models.digits import MODEL_PATH, load_test_set
 from models.generators import generate, random_inputs
-from tests.support.accuracy.float64 import run_float64
+from tests.support.accuracy.float64 import run_float64, to_float64
 from tests.support.accuracy.half_io import from_channels_last, half_channels_last, to_channels_last
 from tests.support.accuracy.limits import LIMITS, RATIOS
 from tests.support.accuracy.measures import largest, root_mean_square
@@ -84,10 +85,6 @@ def run_onnxruntime(model: onnx.ModelProto, precision: str, inputs) -> dict[str,
 
 def test_float64_reference_is_onnx_own_on_a_small_model():
     """The windowed operators written for speed agree with onnx's evaluator, which takes them one by one."""
-    from onnx.reference import ReferenceEvaluator
-
-    from tests.support.accuracy.float64 import to_float64
-
     for name in ("stargan_v2_small", "densenet_small", "sparcnet_small"):
         model = generate(name, batch=1)
         inputs = random_inputs(model)

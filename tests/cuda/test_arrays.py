@@ -4,10 +4,12 @@
 import ctypes
 from types import SimpleNamespace
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from convpool.cuda import ArrayError, Problem, ProblemError, arrays, conv_avg_pool, library
+from tests.support.kernels import conv_reference
 
 
 class Fake:
@@ -120,8 +122,6 @@ def test_streams():
 
 
 def expected(x, w):
-    from tests.support.kernels import conv_reference
-
     problem = Problem(n=x.shape[0], c=x.shape[1], m=w.shape[0], spatial=x.shape[2:], kernel_shape=3, **POOLED)
     return conv_reference.linear(problem, x.astype(np.float64), w.astype(np.float64))
 
@@ -146,7 +146,6 @@ def test_pycuda(gpu):
 
 
 def test_pycuda_bfloat16(gpu):
-    import ml_dtypes
     import pycuda.gpuarray as gpuarray
 
     x, w = (integers(s, i).astype(ml_dtypes.bfloat16) for i, s in enumerate([(2, 8, 16, 16), (24, 3, 3, 8)]))

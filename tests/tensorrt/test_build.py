@@ -2,6 +2,7 @@
 """`convpool.tensorrt.build` up to where TensorRT takes over, and convpool-build and convpool-verify without a GPU."""
 
 import json
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -174,8 +175,6 @@ def test_options_that_no_model_can_use_are_refused(options, message):
 
 
 def test_importing_the_package_imports_no_tensorrt():
-    import subprocess
-
     code = "import sys, convpool.tensorrt; print([name for name in ('tensorrt', 'pycuda') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr

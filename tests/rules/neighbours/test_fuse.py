@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nodes before and behind a pair: each rule by which they are fused."""
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -25,7 +26,7 @@ from tests.support.fusing import (
     optimize,
     rewrite,
 )
-from tests.support.models import graph, index, operators, random_feeds, weights
+from tests.support.models import TYPES, graph, index, operators, random_feeds, weights
 from tests.support.rewriting import POOL
 
 PROLOGUES = {
@@ -264,25 +265,20 @@ def test_open_sizes_of_a_common_origin_beside_one_channel():
     assert operators(found.graph) == {"ConvAvgPool": 1, "Conv": 1, "AveragePool": 1, "Add": 1}
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "double"])
+@pytest.mark.parametrize("dtype", [*TYPES, "bfloat16"])
 def test_types(dtype):
-    kinds = {"float16": np.float16, "float32": np.float32, "double": np.float64}
-    if dtype == "bfloat16":
-        import ml_dtypes
-
-        kinds["bfloat16"] = np.dtype(ml_dtypes.bfloat16)
-    onnx_type = "float" if dtype == "float32" else dtype
+    kind = TYPES.get(dtype, ml_dtypes.bfloat16)
     rng = np.random.default_rng(0)
     shapes = {"w": (32, 16, 3, 3), "g": 16, "b": 16, "m": 16}
-    constants = {name: (rng.standard_normal(shape) / 8).astype(kinds[dtype]) for name, shape in shapes.items()}
-    constants["d"] = np.full(16, 2).astype(kinds[dtype])
+    constants = {name: (rng.standard_normal(shape) / 8).astype(kind) for name, shape in shapes.items()}
+    constants["d"] = np.full(16, 2).astype(kind)
     body = f"n = BatchNormalization(x, g, b, m, d)\np = Relu(n)\n{PAIR.replace('y =', 'q =')}\no = Add(q, r)\ny = Relu(o)"
-    inputs, outputs = f"{onnx_type}[1,16,12,12] x, {onnx_type}[1,32,6,6] r", f"{onnx_type}[a,b2,c,d2] y"
+    inputs, outputs = f"{dtype}[1,16,12,12] x, {dtype}[1,32,6,6] r", f"{dtype}[a,b2,c,d2] y"
     model = graph(body, constants, inputs=inputs, outputs=outputs, opset=22, ir=10)
     result = optimize(model, check=2)
     assert only(result.model).op_type == "AffineReluConvAvgPoolAddRelu" and result.report.verification.passed
     types = {tensor.data_type for tensor in result.model.graph.initializer}
-    assert types == {helper.np_dtype_to_tensor_dtype(np.dtype(kinds[dtype]))}
+    assert types == {helper.np_dtype_to_tensor_dtype(np.dtype(kind))}
 
 
 @pytest.mark.parametrize(
