@@ -118,9 +118,8 @@ class Plan:
         self.alignments: dict[str, int] = {name: size for name, size in found.items() if size}
 
     def __repr__(self) -> str:
-        return (
-            f"Plan({self.tactic.name}, {self.how_chosen}, {self.expected_us:.1f} us, {self.workspace_bytes} bytes of workspace)"
-        )
+        costs = f"{self.expected_us:.1f} us, {self.workspace_bytes} bytes of workspace"
+        return f"Plan({self.tactic.name}, {self.how_chosen}, {costs})"
 
     def launch(
         self,

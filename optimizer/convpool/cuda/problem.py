@@ -283,9 +283,7 @@ class Problem:
             multiprocessors: Its multiprocessors.
             shared_bytes: Its shared memory a block, in bytes.
         """
-        chosen = ctypes.c_int32()
-        library.check(
-            library.load().convpool_default_tactic(self.struct, cc, multiprocessors, shared_bytes, max_workspace_bytes, chosen)
-        )
+        chosen, device = ctypes.c_int32(), (cc, multiprocessors, shared_bytes)
+        library.check(library.load().convpool_default_tactic(self.struct, *device, max_workspace_bytes, chosen))
         library.warn_of_tuned_file()
         return find_tactic(chosen.value)

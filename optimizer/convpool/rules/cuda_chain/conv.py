@@ -205,11 +205,8 @@ def _is_added(scope: Scope, name: str) -> bool:
 def _shortcut(scope: Scope, index: int, context: Context) -> ShortcutPlan | None:
     """A Resize that gives what a convolution of the model gave, with the 1x1 convolution in front of it; None for another."""
     node = scope.nodes[index]
-    if (
-        not is_op(node, "Resize")
-        or (scope.path, node.output[0]) not in context.originals
-        or not context.enabled("chain_upsample")
-    ):
+    wanted = context.enabled("chain_upsample") and (scope.path, node.output[0]) in context.originals
+    if not wanted or not is_op(node, "Resize"):
         return None
     found, conv = recognise(scope, index, convs.RANK), scope.producer.get(node.input[0])
     if not isinstance(found, Resample) or found.up is None or max(found.up.factors) > MAX_UPSAMPLE or conv is None:

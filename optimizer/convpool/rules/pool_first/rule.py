@@ -302,17 +302,15 @@ def _judge(plan: PairPlan, lowerings: list[forms.Lowering]) -> PairPlan | Reject
     channels = leaves[0].weight_shape[0]
     before += forms.pool_cost(window, convs.channel_count(scope, plan.pooling.input) or channels, full, bytes_)
     # Joins, and nodes that go behind the pooling.
-    steps = sum(
-        len(item.behind) + isinstance(item, convs.JoinTree) for item in convs.walk(plan.tree) if not isinstance(item, str)
-    )
+    inner = [item for item in convs.walk(plan.tree) if not isinstance(item, str)]
+    steps = sum(len(item.behind) + isinstance(item, convs.JoinTree) for item in inner)
     before += forms.affine_cost(steps, channels, full, bytes_)
     after += forms.affine_cost(steps, channels, pooled, bytes_)
     for opaque in convs.opaque_leaves(plan.tree):
         after += forms.pool_cost(window, convs.channel_count(scope, opaque) or channels, full, bytes_)
     if after.macs > ENOUGH * before.macs or after.time >= before.time:
-        got = (
-            f"{after.macs:,} of {before.macs:,} multiply-adds, and {after.additions:,} additions in place of {before.additions:,}"
-        )
+        got = f"{after.macs:,} of {before.macs:,} multiply-adds, and "
+        got += f"{after.additions:,} additions in place of {before.additions:,}"
         expected = f"at most {ENOUGH:.0%} of the multiply-adds, and less time by the cost model"
         return reject(scope, leaves[0].node, f"saves too little as {lowerings[0].name}", got, expected)
     return replace(plan, lowerings=tuple(priced))

@@ -223,9 +223,8 @@ def planned(site: ResizeSite, leaf: ConvLeaf, found: Map, passed: frozenset[int]
     if not one or not is_conv_first(plan):  # else the weights need not be known: that form is the cheapest by far
         if not is_known(scope, leaf) or leaf.weight is None:
             return reject(scope, leaf.node, "weights", "computed, or an input that a caller may override", "a constant")
-        if not holds(
-            leaf.weight.array().astype(np.float64) * _copies(groups), helper.tensor_dtype_to_np_dtype(leaf.weight.data_type)
-        ):
+        dtype = helper.tensor_dtype_to_np_dtype(leaf.weight.data_type)
+        if not holds(leaf.weight.array().astype(np.float64) * _copies(groups), dtype):
             return rejection(scope, leaf.node, outside("sums of weights"))
     return plan
 
