@@ -50,10 +50,7 @@ class Tuner:
         self._expected += sites
 
     def tune(self, rule: Rule, site: Site, plan: Plan, context: Context) -> tuple[Plan | Reject, dict[str, float] | None]:
-        """The plan with the fastest lowering, or a Reject where the original is, and the medians in microseconds.
-
-        A site that cannot be timed (open sizes, no kernels), or that has one form only, keeps the plan that it has.
-        """
+        """The fastest plan, a Reject where the original is, or `plan` where none can be timed; and medians in microseconds."""
         scope, node = site.scope, site.scope.nodes[site.root]
         if self._progress:
             self._progress(self._done, self._expected, f"timing {node.name or node.output[0]}")

@@ -151,11 +151,7 @@ class InputMaker:
         return 1.0 if self._scale is None else self._scale
 
     def _sized(self, number: int, scale: float, run: Callable[[Arrays], list[object]]) -> tuple[Arrays, list[object]]:
-        """Do what `runnable` does, for one scale.
-
-        Where dimensions are open, the first sizes of OPEN_SIZES that `run` takes without a ModelError are used from
-        then on.  Raises that error if there are none.
-        """
+        """Do `runnable` for one scale, at the first of OPEN_SIZES that runs, from then on; else raise its first ModelError."""
         sizes = self._open_sizes() if self._open_size is None else [self._open_size]
         failure: ModelError | None = None
         for size in sizes:

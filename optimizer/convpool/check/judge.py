@@ -223,10 +223,7 @@ RANDOM_RUNS = 8
 
 
 class Judge:
-    """Collects the differences of every output.
-
-    The tolerance decides, and nothing else, unless `add` gets what a more lenient judgement needs.
-    """
+    """Collects the differences of every output; the tolerance alone decides, unless `add` gets what a lenient judgement needs."""
 
     def __init__(
         self, names: list[str], tolerance: Tolerance, *, own_error_counts: bool = False, exact_integers: bool = False

@@ -303,10 +303,7 @@ def _values(runners: Sequence[OnnxruntimeRunner], arrays: inputs.Arrays) -> list
 def _with_optimisations(
     original: LoadedModel, optimized: LoadedModel, arrays: inputs.Arrays
 ) -> tuple[list[object], list[object]] | None:
-    """Run both with onnxruntime's graph optimisations; None where these do not take the original.
-
-    Raises VerificationError where they do not take the result by itself.
-    """
+    """Run both with onnxruntime's optimisations; None where the original fails, VerificationError where only the result does."""
     try:
         usual = OnnxruntimeRunner(original, "the original", optimize=True).values(arrays)
     except ModelError:

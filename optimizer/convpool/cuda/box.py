@@ -51,9 +51,7 @@ def problem(
     *,
     sums: bool = False,
 ) -> bytes:
-    """The bytes of a convpool_box_problem.  shape: [N, C, spatial...] of X, whatever its layout; pads: begins, then ends.
-
-    sums: in place of means."""
+    """The bytes of a convpool_box_problem.  shape: [N, C, spatial...] in any layout; pads: begins, then ends; sums: not means."""
     rank = len(kernel)
     s = BoxStruct(ctypes.sizeof(BoxStruct), rank, library.DTYPES[dtype], channels_last, shape[0], shape[1])
     s.spatial[:rank] = shape[2:]

@@ -202,10 +202,7 @@ class Editor:
         return name
 
     def store(self, scope: Scope, array: np.ndarray, name: str) -> list[NodeProto]:
-        """Make a constant; the node that gives it, where initializers are not to be had.
-
-        Functions have no initializers, and before IR 4 each would have to become a graph input.
-        """
+        """Make a constant; a node gives it in functions, and before IR 4, where an initializer would be a graph input."""
         self.new_constants.add(name)
         tensor = numpy_helper.from_array(np.asarray(array, order="C"), name)
         if isinstance(scope.proto, FunctionProto) or self._model.ir_version < 4 or name in scope.outputs:

@@ -24,10 +24,7 @@ MAX_NODES = 100_000
 
 @dataclass
 class Inlined:
-    """A copy of a model without some calls.
-
-    calls: the call that a node comes from, by the node's name.  places: the path of the function, and what it gives there first.
-    """
+    """A copy of a model without some calls.  calls: of nodes, by name; places: a node's function and first result there."""
 
     model: ModelProto
     calls: dict[str, Call] = field(default_factory=dict)

@@ -34,10 +34,7 @@ class OtherProcess:
     """The class `Service` of a script, in a process of its own."""
 
     def __init__(self, script: str, *words: str) -> None:
-        """Start it, and do not wait for it.  words: arguments of the class.
-
-        Raises OSError, also where there is no Python to start it with, as in a program that has Python inside.
-        """
+        """Start it, with words for the class, and do not wait.  Raises OSError, also where no Python can be started."""
         if getattr(sys, "frozen", False) or not sys.executable or not Path(script).exists():
             raise OSError("no Python to start another process with")
         self.owner = os.getpid()

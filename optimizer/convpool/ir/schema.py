@@ -226,10 +226,7 @@ def complete_layouts(nodes: list[NodeProto]) -> set[str]:
 
 
 def make_node(inputs: list[str], output: str, before: PoolSpec | UpsampleSpec, conv: ConvSpec, name: str = "") -> NodeProto:
-    """A ConvAvgPool or UpsampleConv node with every attribute set.  inputs: X, W and, if there is a bias, B.
-
-    before: what stands in front of the convolution, which tells the operator.
-    """
+    """A ConvAvgPool or UpsampleConv node, by what stands `before` its convolution.  inputs: X, W and, if there is a bias, B."""
     values: dict[str, Any]
     if isinstance(before, UpsampleSpec):
         values = {UPSAMPLE: before.factors, SCALES: scales_of(before)}

@@ -44,10 +44,7 @@ class CudaRunner(Runner):
 
 
 def open_on_cuda(model: LoadedModel, what: str, *, layers: bool = False) -> CudaRunner:
-    """A runner of a model on the CUDA provider.
-
-    layers: intermediate tensors become outputs too.  what: the model, in messages.  Raises OnnxruntimeError.
-    """
+    """A runner on the CUDA provider.  layers: intermediate tensors become outputs too.  Raises OnnxruntimeError."""
     runner = CudaRunner(with_layers(model) if layers else model, what)
     runner.model = model.proto
     return runner

@@ -18,11 +18,7 @@ ENGINE_SUFFIXES = (".engine", ".plan", ".trt")
 
 
 class EngineRunner(Runner):
-    """An engine in TensorRT; a `convpool.check.session.Runner`.
-
-    precision: by the types of what it takes and gives.  Raises OptionError for tensors in a format other than LINEAR, and
-    TensorRTError if the engine cannot be loaded.
-    """
+    """An engine in TensorRT, of the precision of its inputs and outputs.  Raises OptionError for formats other than LINEAR."""
 
     runtime = "TensorRT"
 

@@ -84,10 +84,7 @@ def modulated_by(scope: Scope, index: int, rank: int, channels: int) -> tuple[in
 def scale_and_shift(
     found: Modulation, stem: str, channels: int, rank: int, constant: Callable[..., str], edit: Edit
 ) -> tuple[str, str]:
-    """Scale and shift by image and channel: what the model computes, after a map by constants where there is one.
-
-    constant: makes one, by a key, its values and a name.
-    """
+    """Scale and shift by image and channel, after a map by constants if any.  constant: stores an array, by key and name."""
     if found.affine is IDENTITY:
         return found.factor, found.summand
 
