@@ -161,9 +161,7 @@ WANTED = {
 SMALL_ON_CUDA = [name for name in generators.names() if name.endswith("_small") and not name.startswith("condensenet")]
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"), [*((name, "float32") for name in WANTED), ("wgan_gp", "float16"), ("igebm", "float16")]
-)
+@pytest.mark.parametrize("name,dtype", [*((name, "float32") for name in WANTED), ("wgan_gp", "float16"), ("igebm", "float16")])
 def test_what_is_left(name, dtype):
     result = convpool.optimize(generators.generate(name, dtype=dtype), target="cuda", check=0)
     assert Counter(node.op_type for node in result.model.graph.node) == WANTED[name]

@@ -236,9 +236,7 @@ def operator_model(**attributes) -> onnx.ModelProto:
     return model
 
 
-@pytest.mark.parametrize(
-    ("name", "ones"), [("strides", 1), ("pads", 1), ("pads", 5), ("pool_pads", 1), ("pool_strides", 1)], ids=str
-)
+@pytest.mark.parametrize("name,ones", [("strides", 1), ("pads", 1), ("pads", 5), ("pool_pads", 1), ("pool_strides", 1)], ids=str)
 def test_attributes_of_other_ranks_are_told(name, ones):
     (site,) = convpool.optimize(operator_model(**{name: [1] * ones}), lowering="direct", check=0).report.sites
     assert site.status == "rejected" and "attributes; got" in site.reason and "expected numbers for 2 axes" in site.reason

@@ -79,9 +79,7 @@ WAIT = "WARPGROUP.DEPBAR.LE gsb0, 0x0"
 
 
 def listing(*code: str) -> str:
-    lines = [
-        line if line.startswith(".") else f"        /*{16 * i:04x}*/                   {line} ;" for i, line in enumerate(code)
-    ]
+    lines = [line if line[0] == "." else f"        /*{16 * i:04x}*/                   {line} ;" for i, line in enumerate(code)]
     return "\n".join([".text._Z6kernelv:", *lines])
 
 

@@ -234,8 +234,9 @@ BOX_WEIGHT = 75.0
 """An element that a box sum with strides of 1 writes, beside its additions."""
 SHUFFLE_WEIGHT, COPY_WEIGHT = 200.0, 50.0
 """An element that DepthToSpace moves, which leaves the blocked layout of the convolutions; one that Slice or Concat move."""
-RESIZE_WEIGHTS, SHRINKING = {"nearest": 16.0, "linear": 32.0, "cubic": 7000.0}, 2.0
-"""An element that a Resize writes, by its mode; SHRINKING times that where the map gets smaller."""
+RESIZE_WEIGHTS = {"nearest": (40.0, 16.0, 490.0), "linear": (170.0, 32.0, 170.0), "cubic": (7000.0,) * 3}
+SHRINKING = 2.0
+"""An element that a Resize writes, by its mode and the number of spatial axes; SHRINKING times that in a smaller map."""
 PASS_WEIGHT = 15.0
 """An element that an Add of two maps, or another elementwise operator, writes."""
 BLOCK = 16
@@ -276,7 +277,7 @@ def form_cost(form: str, work: Work) -> Cost:
     if form == "conv_first":
         spec, crop = conv_first(conv, up)
         crops = 0 if crop.is_empty else COPY_WEIGHT
-        return dense_cost(spec, m, c, size, item) + pass_cost(out, RESIZE_WEIGHTS["nearest"] + crops)
+        return dense_cost(spec, m, c, size, item) + pass_cost(out, RESIZE_WEIGHTS["nearest"][up.rank - 1] + crops)
     if form == "subpixel":
         spec, crop = subpixel(conv, up)
         crops = 0 if crop.is_empty else COPY_WEIGHT

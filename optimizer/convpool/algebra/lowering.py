@@ -25,6 +25,8 @@ from convpool.algebra.geometry import ConvSpec, Ints, PoolSpec, Refusal, fused_s
 
 ADDITION_WEIGHT = 8.0
 """A pooling's addition against a dense convolution's multiply-add: pooling is bound by loads."""
+PLAIN_ADDITION_WEIGHT = 100.0
+"""One in a map of one or three axes, of several windows: onnxruntime on a CPU adds one number at a time."""
 DEPTHWISE_WEIGHT = 4.0
 """A multiply-add of a convolution with under 4 input channels a group: each input element is used few times."""
 BYTE_WEIGHT = 2.0
@@ -57,14 +59,15 @@ def conv_cost(conv: ConvSpec, weight_shape: Ints, size: Ints, item_bytes: int) -
 
 
 @lru_cache
-def pool_cost(pool: PoolSpec, channels: int, size: Ints, item_bytes: int) -> Cost:
-    """Cost of one average pooling, per sample; nothing where the window is a single element at every position."""
+def pool_cost(pool: PoolSpec, channels: int, size: Ints, item_bytes: int, cpu: bool = False) -> Cost:
+    """Cost of one average pooling, per sample, on a CPU or anywhere; nothing where each window is the element it stands at."""
     if pool.is_idle:
         return Cost()
     out = pool.places(size)
     additions = out * channels * pool.taps
     moved = (math.prod(size) + out) * channels * item_bytes
-    return Cost(0, additions, additions * ADDITION_WEIGHT + moved * BYTE_WEIGHT)
+    weight = PLAIN_ADDITION_WEIGHT if cpu and len(size) != 2 and out > 1 else ADDITION_WEIGHT
+    return Cost(0, additions, additions * weight + moved * BYTE_WEIGHT)
 
 
 def affine_cost(count: int, channels: int, size: Ints, item_bytes: int) -> Cost:
@@ -177,14 +180,15 @@ def without_kernel(conv: ConvSpec, pool: PoolSpec | None = None) -> Refusal | No
     return None
 
 
-def lowering_cost(lowering: Lowering, layer: Layer, size: Ints, item_bytes: int) -> Cost:
+def lowering_cost(lowering: Lowering, layer: Layer, size: Ints, item_bytes: int, cpu: bool = False) -> Cost:
     """Cost of a lowering per sample; size: spatial input sizes, nominal where unknown."""
     channels = layer.weight_shape[1] * layer.conv.group
     shape = (*layer.weight_shape[:2], *lowering.conv.kernel_shape)
     pool = whole_map(size) if lowering.is_global else lowering.pool
     if pool is None:
         return conv_cost(lowering.conv, shape, size, item_bytes)
-    return pool_cost(pool, channels, size, item_bytes) + conv_cost(lowering.conv, shape, pool.output_size(size), item_bytes)
+    conv = conv_cost(lowering.conv, shape, pool.output_size(size), item_bytes)
+    return pool_cost(pool, channels, size, item_bytes, cpu) + conv
 
 
 def nominal_size(conv: ConvSpec, pool: PoolSpec | None) -> Ints:

@@ -211,9 +211,8 @@ def command(
     console = make_console(stderr=out is None or report_path == "-")
     try:
         with group.StepBar(*group.STEPS, hidden=quiet) as progress:
-            result = optimize(
-                loaded, check=0 if no_check else check, input_shapes=dict(shapes), progress=progress.update, **options
-            )
+            check = 0 if no_check else check
+            result = optimize(loaded, check=check, input_shapes=dict(shapes), progress=progress.update, **options)
     except VerificationError as error:
         if error.report is not None:
             if not quiet:

@@ -204,9 +204,8 @@ class Problem:
                 names = ", ".join(a for a in library.ACTIVATIONS if a)
                 raise ProblemError(f"{name}: unknown; got {value!r}, expected None or one of {names}")
         if self.accumulation not in library.ACCUMULATIONS:
-            raise ProblemError(
-                f"accumulation: unknown; got {self.accumulation!r}, expected {' or '.join(map(repr, library.ACCUMULATIONS))}"
-            )
+            names = " or ".join(map(repr, library.ACCUMULATIONS))
+            raise ProblemError(f"accumulation: unknown; got {self.accumulation!r}, expected {names}")
         s = library.ProblemStruct()
         s.struct_size = ctypes.sizeof(s)
         s.rank = rank

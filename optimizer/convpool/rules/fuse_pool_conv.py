@@ -92,9 +92,8 @@ def whole_windows(scope: Scope, index: int, rank: int) -> PoolSpec | Reject:
     if size is not None and any(n + pads[i] + pads[rank + i] < kernel[i] for i, n in enumerate(size)):
         return reject(scope, index, "window", list(kernel), f"no larger than the padded feature map, {list(size)}")
     if values.get("ceil_mode", 0):
-        whole = size is not None and all(
-            (n + pads[i] + pads[rank + i]) % k == 0 for i, (n, k) in enumerate(zip(size, kernel, strict=True))
-        )
+        sizes = [n + pads[i] + pads[rank + i] for i, n in enumerate(size or ())]
+        whole = size is not None and not any(n % k for n, k in zip(sizes, kernel, strict=True))
         if not whole:
             return reject(scope, index, "ceil_mode", "a partial window or an unknown size", "whole windows")
     return spec

@@ -237,9 +237,8 @@ class Engine:
         if info.name not in given:
             raise OptionError(f"engine: no value for input '{info.name}'; got {', '.join(given) or 'none'}")
         value = given[info.name]
-        on_gpu = hasattr(value, "__cuda_array_interface__") or (
-            hasattr(value, "__dlpack_device__") and not isinstance(value, np.ndarray)
-        )
+        by_dlpack = hasattr(value, "__dlpack_device__") and not isinstance(value, np.ndarray)
+        on_gpu = hasattr(value, "__cuda_array_interface__") or by_dlpack
         array: Any = gpu_arrays.view(info.name, value) if on_gpu else np.asarray(value)
         dims = tuple(array.shape)
         if len(dims) != len(info.shape) or any(s not in (-1, d) for s, d in zip(info.shape, dims, strict=True)):

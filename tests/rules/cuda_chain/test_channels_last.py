@@ -127,9 +127,7 @@ def test_what_needs_channels_first_gets_one_transpose():
     assert sorted(perms) == [[0, 2, 3, 1], [0, 2, 3, 1], [0, 3, 1, 2]]
 
 
-@pytest.mark.parametrize(
-    ("end", "axes"), [("y = ReduceSum<keepdims=0>(z, s)", [1, 2]), ("y = ReduceMax<axes=[-1,2]>(z)", [1, 2])]
-)
+@pytest.mark.parametrize("end,axes", [("y = ReduceSum<keepdims=0>(z, s)", [1, 2]), ("y = ReduceMax<axes=[-1,2]>(z)", [1, 2])])
 def test_a_sum_over_space_has_other_axes_where_the_map_has_the_channels_last(end, axes):
     """Here an operator that turns nothing reads the map too."""
     text = f"{TAIL}\nt = Conv<pads=[1,1,1,1]>(p, k)\nz = {POOL}(t)\no = Conv<pads=[1,1,1,1]>(z, w)\nr = {POOL}(o)\n{end}"
@@ -334,9 +332,7 @@ def test_a_pooling_between_pairs_along_one_axis_of_three_stays():
 
 def test_a_convolution_of_another_type_between_pairs_stays():
     text = f"{TAIL}\na = Cast<to=11>(p)\nb = Conv<pads=[1,1,1,1]>(a, double)\nq = Cast<to=1>(b)\n"
-    model = wide(
-        f"{text}t = Conv<pads=[1,1,1,1]>(q, k)\ny = {POOL}(t)", {"double": weights((32, 32, 3, 3)).astype(np.float64) / 17}
-    )
+    model = wide(f"{text}t = Conv<pads=[1,1,1,1]>(q, k)\ny = {POOL}(t)", {"double": weights((32, 32, 3, 3), 0, float) / 17})
     sites = convpool.optimize(model, target="cuda", check=0).report.sites
     reasons = [site.reason for site in sites if site.conv == "b"]
     assert reasons == ["Conv 'b': type; got DOUBLE, expected float16, bfloat16 or float32"]

@@ -74,9 +74,8 @@ class ChannelsLast(Rule):
             return reject(scope, site.root, "layout in a body", "a node of the operator there", "one in the main graph")
         last = layouts.channels_last(scope, ports, context.options.limits)
         if not last:
-            return reject(
-                scope, site.root, "layout", "channels first at less cost", "channels last between nodes of the operator"
-            )
+            got, expected = "channels first at less cost", "channels last between nodes of the operator"
+            return reject(scope, site.root, "layout", got, expected)
         return plan_of(scope, ports, last)
 
     def apply(self, plan: LayoutPlan, edit: Edit) -> None:

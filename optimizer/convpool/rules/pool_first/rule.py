@@ -212,7 +212,7 @@ def choose(plan: PairPlan, context: Context) -> PairPlan | Reject:
                 break
             lowerings.append(found)
         else:
-            outcome = _judge(plan, lowerings)
+            outcome = _judge(plan, lowerings, context.options.devices == ("cpu",))
             if isinstance(outcome, PairPlan):
                 return replace(outcome, fallback=_fallback(outcome, failure, context))
             failure = failure or outcome
@@ -253,7 +253,8 @@ def _of_leaf(
     if not attempt.by_cost:
         return usable[0], reason
     size, bytes_ = leaf.size or forms.nominal_size(leaf.conv, plan.pooling.spec), _item_bytes(plan.scope, leaf)
-    return min(usable, key=lambda found: forms.lowering_cost(found, leaf.layer, size, bytes_).time), reason
+    cpu = context.options.devices == ("cpu",)
+    return min(usable, key=lambda found: forms.lowering_cost(found, leaf.layer, size, bytes_, cpu).time), reason
 
 
 def _lowering(plan: PairPlan, leaf: convs.ConvLeaf, name: str, main_opset: int) -> forms.Lowering | Reject:
@@ -283,7 +284,7 @@ def _pad_in_front(scope: Scope, leaf: convs.ConvLeaf, box: PoolSpec) -> Reject |
     return None
 
 
-def _judge(plan: PairPlan, lowerings: list[forms.Lowering]) -> PairPlan | Reject:
+def _judge(plan: PairPlan, lowerings: list[forms.Lowering], cpu: bool) -> PairPlan | Reject:
     """Condition (6), over all of the tree; sizes that the model leaves open are taken as nominal ones."""
     scope, spec = plan.scope, plan.pooling.spec
     leaves = convs.conv_leaves(plan.tree)
@@ -292,7 +293,7 @@ def _judge(plan: PairPlan, lowerings: list[forms.Lowering]) -> PairPlan | Reject
     for leaf, found in zip(leaves, lowerings, strict=True):
         size = leaf.size or forms.nominal_size(leaf.conv, spec)
         old = forms.conv_cost(leaf.conv, leaf.weight_shape, size, bytes_)
-        new = forms.lowering_cost(found, leaf.layer, size, bytes_)
+        new = forms.lowering_cost(found, leaf.layer, size, bytes_, cpu)
         before, after = before + old, after + new
         known = leaf.size is not None
         priced.append(replace(found, macs_before=old.macs if known else None, macs_after=new.macs if known else None))
@@ -300,14 +301,14 @@ def _judge(plan: PairPlan, lowerings: list[forms.Lowering]) -> PairPlan | Reject
     window = spec or whole_map(full)
     pooled = window.output_size(full)
     channels = leaves[0].weight_shape[0]
-    before += forms.pool_cost(window, convs.channel_count(scope, plan.pooling.input) or channels, full, bytes_)
+    before += forms.pool_cost(window, convs.channel_count(scope, plan.pooling.input) or channels, full, bytes_, cpu)
     # Joins, and nodes that go behind the pooling.
     inner = [item for item in convs.walk(plan.tree) if not isinstance(item, str)]
     steps = sum(len(item.behind) + isinstance(item, convs.JoinTree) for item in inner)
     before += forms.affine_cost(steps, channels, full, bytes_)
     after += forms.affine_cost(steps, channels, pooled, bytes_)
     for opaque in convs.opaque_leaves(plan.tree):
-        after += forms.pool_cost(window, convs.channel_count(scope, opaque) or channels, full, bytes_)
+        after += forms.pool_cost(window, convs.channel_count(scope, opaque) or channels, full, bytes_, cpu)
     if after.macs > ENOUGH * before.macs or after.time >= before.time:
         got = f"{after.macs:,} of {before.macs:,} multiply-adds, and "
         got += f"{after.additions:,} additions in place of {before.additions:,}"

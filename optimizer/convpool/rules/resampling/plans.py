@@ -286,7 +286,7 @@ def with_forms(plan: ResizePlan, context: Context) -> ResizePlan | Reject:
         best = options.upsampling if options.upsampling in costs else min(costs, key=lambda form: costs[form].time)
         assert best is not None
         moved = costs[best] + expand.pass_cost(out, expand.PASS_WEIGHT)
-        kept = whole + expand.pass_cost(len(group.channels) * math.prod(large), weight_of(group.resample))
+        kept = whole + expand.pass_cost(len(group.channels) * math.prod(large), weight_of(group.resample, conv.rank))
         keeps_size = len(plan.groups) > 1 and best != options.upsampling and kept.time <= moved.time
         groups.append(group if keeps_size else replace(group, form=best))
         after += kept if keeps_size else moved
@@ -429,12 +429,12 @@ def _cost(form: str, work: Work, resample: Resample) -> Cost:
     if resample.up is not None:
         return expand.form_cost(form, work)
     dense = expand.dense_cost(work.conv, work.m, work.c, work.size, work.item_bytes)
-    return dense + expand.pass_cost(int(work.m * math.prod(work.size) * resample.growth), weight_of(resample))
+    return dense + expand.pass_cost(int(work.m * math.prod(work.size) * resample.growth), weight_of(resample, work.conv.rank))
 
 
-def weight_of(resample: Resample) -> float:
+def weight_of(resample: Resample, rank: int) -> float:
     """The cost of an element of a resampled map."""
-    return expand.RESIZE_WEIGHTS[resample.mode] * (expand.SHRINKING if resample.growth < 1 else 1)
+    return expand.RESIZE_WEIGHTS[resample.mode][rank - 1] * (expand.SHRINKING if resample.growth < 1 else 1)
 
 
 def channels_out(leaf: ConvLeaf) -> int:
@@ -472,7 +472,7 @@ def _between(plan: ResizePlan, *, large: bool) -> Cost:
             steps = sum(count_nodes(source) for source in sources)
             total += expand.pass_cost(steps * count * math.prod(size), expand.PASS_WEIGHT)
             if large and group.resample is not None and scope.other_readers(scope.nodes[group.resample.node].output[0]) is None:
-                total += expand.pass_cost(int(count * math.prod(size)), weight_of(group.resample))
+                total += expand.pass_cost(int(count * math.prod(size)), weight_of(group.resample, plan.leaf.conv.rank))
     return total
 
 
