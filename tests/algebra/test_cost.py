@@ -8,6 +8,7 @@ import convpool
 from convpool.algebra import lowering as cost
 from convpool.algebra.geometry import ConvSpec, PoolSpec
 from tests.support.models import graph
+from tests.support.resizing import UP
 from tests.support.rewriting import POOL
 
 WINDOW = PoolSpec((2, 2), (2, 2), (0, 0, 0, 0), (1, 1))
@@ -25,13 +26,14 @@ def test_a_pooling_of_single_elements_that_keeps_all_costs_nothing():
     assert cost.pool_cost(PoolSpec((1, 1), (2, 1), (0, 0, 0, 0), (1, 1)), 16, (12, 12), 4).additions == 6 * 12 * 16
 
 
-@pytest.mark.parametrize(("axes", "forms"), [(1, [None, None]), (2, ["direct", "conv_first"]), (3, ["fused", None])])
+@pytest.mark.parametrize(("axes", "forms"), [(1, [None] * 3), (2, ["direct", "conv_first", None]), (3, ["fused", None, None])])
 def test_one_axis_and_three_have_slow_sums_and_resizes_on_a_cpu(axes, forms):
     size, given = {1: "4096", 2: "16,16", 3: "8,8,8"}[axes], {"v": (32, 16, *(1,) * axes), "s": np.float32([1, 1, *(2,) * axes])}
     arguments = {"inputs": f"float[1,16,{size}] x", "outputs": f"float[{','.join('abcde'[: axes + 2])}] y"}
     pooled = graph("h = Conv(x, w)\ny = GlobalAveragePool(h)", {"w": (32, 16, *(3,) * axes)}, **arguments)
     enlarged = graph('u = Resize<mode="linear">(x, , s)\ny = Conv(u, v)', given, **arguments)
-    sites = [convpool.optimize(model, target="cpu", check=0).report.sites[0] for model in (pooled, enlarged)]
+    spread = graph(UP + f"y = Conv<pads={[1] * 2 * axes}>(u, w)", {**given, "w": (64, 16, *(3,) * axes)}, **arguments)
+    sites = [convpool.optimize(model, target="cpu", check=0).report.sites[0] for model in (pooled, enlarged, spread)]
     assert [site.lowering for site in sites] == forms, [site.reason for site in sites]
 
 

@@ -37,7 +37,7 @@ from typing import Any
 import numpy as np
 
 from convpool.algebra.geometry import ConvSpec, Ints, PoolSpec, Windows
-from convpool.algebra.lowering import ADDITION_WEIGHT, Cost, conv_cost
+from convpool.algebra.lowering import ADDITION_WEIGHT, PLAIN_ADDITION_WEIGHT, Cost, conv_cost
 
 FORMS = ("conv_first", "fused", "subpixel", "phases", "direct")
 
@@ -287,7 +287,8 @@ def form_cost(form: str, work: Work) -> Cost:
         return sum(costs, Cost()) + pass_cost(out, SHUFFLE_WEIGHT + COPY_WEIGHT)
     if form == "direct":
         spread, box = direct_specs(conv, up)
-        return transpose_cost(spread, m, c, size) + pass_cost(out, BOX_WEIGHT + box.taps * ADDITION_WEIGHT)
+        addition = ADDITION_WEIGHT if up.rank == 2 else PLAIN_ADDITION_WEIGHT
+        return transpose_cost(spread, m, c, size) + pass_cost(out, BOX_WEIGHT + box.taps * addition)
     return transpose_cost(fused_spec(conv, up), m, c, size)
 
 

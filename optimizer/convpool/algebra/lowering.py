@@ -25,8 +25,8 @@ from convpool.algebra.geometry import ConvSpec, Ints, PoolSpec, Refusal, fused_s
 
 ADDITION_WEIGHT = 8.0
 """A pooling's addition against a dense convolution's multiply-add: pooling is bound by loads."""
-PLAIN_ADDITION_WEIGHT = 100.0
-"""One in a map of one or three axes, of several windows: onnxruntime on a CPU adds one number at a time."""
+PLAIN_ADDITION_WEIGHT = 90.0
+"""One in a map of one or three axes, of several windows; twice that in long ones: onnxruntime on a CPU adds number by number."""
 DEPTHWISE_WEIGHT = 4.0
 """A multiply-add of a convolution with under 4 input channels a group: each input element is used few times."""
 BYTE_WEIGHT = 2.0
@@ -66,7 +66,7 @@ def pool_cost(pool: PoolSpec, channels: int, size: Ints, item_bytes: int, cpu: b
     out = pool.places(size)
     additions = out * channels * pool.taps
     moved = (math.prod(size) + out) * channels * item_bytes
-    weight = PLAIN_ADDITION_WEIGHT if cpu and len(size) != 2 and out > 1 else ADDITION_WEIGHT
+    weight = PLAIN_ADDITION_WEIGHT * (1 + (pool.taps > 64)) if cpu and len(size) != 2 and out > 1 else ADDITION_WEIGHT
     return Cost(0, additions, additions * weight + moved * BYTE_WEIGHT)
 
 

@@ -96,9 +96,7 @@ def _summed(sites: Sequence[SiteReport], summaries: Sequence[Summary]) -> Summar
     status = Counter(site.status for site in sites)
     rewritten = [(site.macs_before, site.macs_after) for site in sites if site.status == "rewritten"]
     macs = [sum(getattr(site, f"macs_{time}") or 0 for site in sites) for time in ("before", "after")]
-    operators = [
-        dict(sum((Counter(getattr(s, f"operators_{time}")) for s in summaries), Counter())) for time in ("before", "after")
-    ]
+    operators = [dict(sum((Counter(getattr(s, f"operators_{t}")) for s in summaries), Counter())) for t in ("before", "after")]
     totals: tuple = (*macs, *operators, 0, 0, 0.0, 0)
     names = ("convolutions", "rewritten_convolutions", "packed", "averages")
     counts: dict[str, Any] = {name: sum(getattr(summary, name) for summary in summaries) for name in names}
