@@ -104,7 +104,7 @@ def random_feeds(model: onnx.ModelProto, seed: int = 1, size: int = 8) -> dict[s
             kind = value.type.tensor_type
             shape = tuple(dim.dim_value or size for dim in kind.shape.dim)
             dtype = helper.tensor_dtype_to_np_dtype(kind.elem_type)
-            feeds[value.name] = weights(shape, seed).astype(dtype) if dtype.kind == "f" else np.ones(shape, dtype)
+            feeds[value.name] = weights(shape, seed + len(feeds)).astype(dtype) if dtype.kind == "f" else np.ones(shape, dtype)
     return feeds
 
 
