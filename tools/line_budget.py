@@ -15,9 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
-    "optimizer": 25833,
+    "optimizer": 25834,
     "plugin": 17454,
-    "tests": 35981,
+    "tests": 35988,
     "benchmarks": 8626,
     "tools": 952,
     "examples": 1167,

@@ -168,7 +168,7 @@ typedef struct {
     uint32_t struct_size;
     int32_t id;
     const char *name;   /* e.g. conv_avgpool_direct_fused_sm80_f16_m128n128k32_s3 */
-    const char *family; /* direct_gemm, direct_fused, filter_fused, upsample or generic */
+    const char *family; /* the method: direct_gemm, direct_fused, filter_fused, upsample or generic */
     int32_t dtype;      /* convpool_dtype of W, or -1 for every type */
     int32_t tf32;       /* 1: needs allow_tf32 */
     int32_t min_cc;     /* least compute capability, major*10+minor */

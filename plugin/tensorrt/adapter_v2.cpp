@@ -57,6 +57,9 @@ private:
     std::atomic<const char *> text_;
 };
 
+// A builder calls configurePlugin for each profile, getWorkspaceSize, then serialize. An execution context calls attachToContext, then for
+// each new shape configurePlugin, and enqueue. `answer_` is what the builder was told last; `grant_.bytes`, the least that it was told
+// of all, is stored, and enqueue counts on it.
 class Plugin final : public v2::IPluginV2DynamicExt {
 public:
     Plugin(PluginCore core, const Grant &grant, const Namespace &name_space, std::string layer)
@@ -131,7 +134,7 @@ public:
             const convpool_problem problem = core_.problem(largest);
             if (convpool_output_shape(&problem, nullptr) != CONVPOOL_OK) throw std::invalid_argument(convpool_last_error());
             if (attached_) {  // the shape at hand, as smallest and largest too: nothing about workspace
-                if (launcher_.find(largest) == nullptr) prepare(largest, problem);
+                if (launcher_.find(largest) == nullptr) prepare(largest);
                 return 0;
             }
             grant(core_.problem(tensors_of(core_, in, inputs, out, outputs, &v2::DynamicPluginTensorDesc::min)), problem, inputs);
@@ -170,12 +173,7 @@ public:
             if (grant_.inputs == 0) throw std::logic_error("called before configurePlugin");
             const Tensors tensors = tensors_of(core_, in, grant_.inputs, out, 1);
             Run *run = launcher_.find(tensors);
-            if (run == nullptr) {
-                const convpool_problem problem = core_.problem(tensors);
-                core_.check_run(tensors, problem);
-                run = &prepare(tensors, problem);
-            }
-            launcher_.launch(*run, inputs, outputs[0], workspace, stream);
+            launcher_.launch(run != nullptr ? *run : prepare(tensors), inputs, outputs[0], workspace, stream);
             return 0;
         });
     }
@@ -213,7 +211,9 @@ private:
         launcher_.forget();
     }
 
-    Run &prepare(const Tensors &tensors, const convpool_problem &problem) {
+    Run &prepare(const Tensors &tensors) {
+        const convpool_problem problem = core_.problem(tensors);
+        core_.check_run(tensors, problem);
         return launcher_.keep(tensors, problem, {0, granted_bytes(problem)}, core_.constant_weights());
     }
 

@@ -24,7 +24,7 @@ from convpool.ir.protos import FLOATS, AttributeReference, attributes, is_op, kn
 from convpool.ir.schema import POOL_DILATIONS_OPSET
 from convpool.options import Limits
 from convpool.rules.base import Context, Reject, malformed, reject, rejection, windows
-from convpool.rules.linear import Step, known_step, op_of, pad_numbers
+from convpool.rules.linear import Step, op_of, pad_numbers, step_or_reject
 
 
 @dataclass(frozen=True)
@@ -293,7 +293,7 @@ def zero_pads(scope: Scope, name: str, rank: int) -> tuple[str, Ints, tuple[int,
     nodes: tuple[int, ...] = ()
     found = name, total, nodes
     while (index := scope.made_by(name, "Identity", "Dropout", "Pad")) is not None:
-        step = known_step(scope, index, rank)
+        step = step_or_reject(scope, index, rank)
         if not isinstance(step, Step) or step.affine is None or min(step.pads or (0,)) < 0:
             break
         name, nodes = scope.nodes[index].input[0], (*nodes, index)

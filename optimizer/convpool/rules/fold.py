@@ -24,7 +24,7 @@ from convpool.ir.edit import Edit
 from convpool.ir.index import Scope
 from convpool.ir.protos import is_op, subgraphs
 from convpool.rules.base import Context, NodePlan, Rule, Site
-from convpool.rules.linear import Step, known_step, op_of
+from convpool.rules.linear import Step, op_of, step_or_reject
 
 MAX_BYTES = 2**20
 """Largest constant that may be larger than what it is computed from."""
@@ -153,7 +153,7 @@ def _passed(scope: Scope, name: str) -> str:
     while (index := scope.producer.get(name)) is not None:
         node = scope.nodes[index]
         op = op_of(node)
-        if op is None or not op.idle or not isinstance(known_step(scope, index, 0), Step):
+        if op is None or not op.idle or not isinstance(step_or_reject(scope, index, 0), Step):
             break
         name = node.input[0]
     return name

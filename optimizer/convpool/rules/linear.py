@@ -242,7 +242,7 @@ def linear_step(scope: Scope, index: int, rank: int) -> Step | Reject | None:
     return None if op is None else op.step(scope, index, rank)
 
 
-def known_step(scope: Scope, index: int, rank: int) -> Step | Reject | None:
+def step_or_reject(scope: Scope, index: int, rank: int) -> Step | Reject | None:
     """`linear_step`, with a Reject where an attribute refers to one of the function around the node."""
     try:
         return linear_step(scope, index, rank)
@@ -525,4 +525,4 @@ def is_map(scope: Scope, index: int) -> bool:
     op = op_of(scope.nodes[index])
     if op is None or op.apart:
         return False
-    return op.step is not _cast or isinstance(known_step(scope, index, 0), Step)
+    return op.step is not _cast or isinstance(step_or_reject(scope, index, 0), Step)

@@ -22,7 +22,7 @@ from convpool.ir.protos import AttributeReference, is_op, known_attributes, ops_
 from convpool.ir.schema import is_own
 from convpool.report import SiteReport
 from convpool.rules.base import BETWEEN, Reject
-from convpool.rules.linear import JOINS, Step, is_map, known_step, op_of
+from convpool.rules.linear import JOINS, Step, is_map, op_of, step_or_reject
 from convpool.rules.pool_first.averages import candidates, recognise
 from convpool.rules.pool_first.trace import max_pools
 
@@ -150,7 +150,7 @@ def _moves_past(scope: Scope, index: int) -> bool:
     if is_op(node, "Conv", "Pad", *AVERAGES, *JOINS) or is_map(scope, index):
         return True
     shape = scope.info(node.input[0]).shape if op_of(node) is not None else None
-    return shape is not None and isinstance(known_step(scope, index, len(shape) - 2), Step)
+    return shape is not None and isinstance(step_or_reject(scope, index, len(shape) - 2), Step)
 
 
 def _clips(scope: Scope, node: NodeProto) -> bool:

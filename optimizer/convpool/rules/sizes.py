@@ -32,7 +32,7 @@ from convpool.ir.index import Dim, Scope
 from convpool.ir.protos import attributes, is_op, known_attributes
 from convpool.ir.schema import is_operator, layout_of, specs_of
 from convpool.rules.base import Reject, malformed, reject, windows
-from convpool.rules.linear import BROADCASTING, UNARY, Step, known_step, op_of, pad_numbers
+from convpool.rules.linear import BROADCASTING, UNARY, Step, op_of, pad_numbers, step_or_reject
 
 MAX_DEPTH = 96
 """Nodes that a size is traced back through at most, of maps and of what computes sizes together."""
@@ -259,7 +259,7 @@ def _traced_through(scope: Scope, tensor: str, index: int, axis: int, depth: int
     if is_op(node, "Transpose"):
         order = tuple(values.get("perm", range(len(shape))[::-1]))
         return traced(scope, x, order[axis], depth) if axis < len(order) else None
-    step = known_step(scope, index, rank) if rank > 0 and axis > 1 and op_of(node) is not None else None
+    step = step_or_reject(scope, index, rank) if rank > 0 and axis > 1 and op_of(node) is not None else None
     if not isinstance(step, Step):
         return None
     first = scope.nodes[(index, *step.before)[-1]]

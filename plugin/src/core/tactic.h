@@ -110,7 +110,7 @@ struct Count {
 // of 32 bits. Empty, or the reason. takes_float_x: X may be fp32 beside 16-bit weights.
 std::string problem_reason(const Problem &problem, const Tactic &tactic, bool takes_float_x = false);
 
-// Names of tactics: conv_avgpool_<family>_sm<capability>_<precision>_m<pixels>n<channels>k<channels of X>...
+// Names of tactics: conv_avgpool_<method>_sm<capability>_<precision>_m<pixels>n<channels>k<channels of X>...
 
 inline bool is_16_bit(Precision precision) { return precision == Precision::kF16 || precision == Precision::kBF16; }
 

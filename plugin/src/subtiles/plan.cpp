@@ -49,7 +49,7 @@ std::string subtile_reason(const Problem &p, const Tactic &t, int32_t kernel, in
 
 SubtileTiles::SubtileTiles(const Problem &p, const SubtileShape &shape)
     : height(ceil_div(p.out[1], shape.rows)), width(ceil_div(p.out[2], shape.columns)), channels(ceil_div(p.m, shape.block_n)),
-      groups(ceil_div(ceil_div(p.n, shape.images) * height * width, shape.subtiles)) {}
+      subtile_groups(ceil_div(ceil_div(p.n, shape.images) * height * width, shape.subtiles)) {}
 
 namespace {
 

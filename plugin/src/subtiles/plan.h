@@ -29,10 +29,10 @@ std::string subtile_reason(const Problem &problem, const Tactic &tactic, int32_t
 
 // The tiles that the output is cut into.
 struct SubtileTiles {
-    int64_t height, width, channels, groups;  // groups: of subtiles
+    int64_t height, width, channels, subtile_groups;
 
     SubtileTiles(const Problem &problem, const SubtileShape &shape);
-    int64_t count() const { return groups * channels; }
+    int64_t count() const { return subtile_groups * channels; }
 };
 
 // Plan of a persistent kernel: its grid is the smaller of tiles and multiprocessors; with a split, all blocks of all tiles.

@@ -414,12 +414,20 @@ template <class T> void wrong_runs(bool has_device) {
         change(wrong);
         REFUSES(!wrong.run(*plugin, inputs, nullptr), words);
     };
+    Owner<T> context = T::attach(*plugin);
+    auto refuse_shapes = [&](auto change, const char *words) {  // also as a context is told of them, before a run
+        refuse(change, words);
+        Layer<T> wrong = layer;
+        change(wrong);
+        REFUSES(!T::shape_change(*context, wrong.now.data(), wrong.inputs, wrong.result), words);
+    };
     refuse([](Layer<T> &) {}, "x is null");
-    refuse([](Layer<T> &l) { l.now.back().dims.d[0] = 1; }, "R: shape; got [1, 128, 8, 8], expected that of Y, [4, 128, 8, 8]");
-    refuse([](Layer<T> &l) { l.now.back().dims.nbDims = l.result.dims.nbDims = 1 << 20; }, "R: shape");
-    refuse([](Layer<T> &l) { l.result.dims.d[3] = 4; }, "R: shape");
-    refuse([](Layer<T> &l) { l.now.back().dims.d[3] = l.result.dims.d[3] = 4; },
-           "Y: shape; got [4, 128, 8, 4], expected [4, 128, 8, 8]");
+    refuse_shapes([](Layer<T> &l) { l.now.back().dims.d[0] = 1; },
+                  "R: shape; got [1, 128, 8, 8], expected that of Y, [4, 128, 8, 8]");
+    refuse_shapes([](Layer<T> &l) { l.now.back().dims.nbDims = l.result.dims.nbDims = 1 << 20; }, "R: shape");
+    refuse_shapes([](Layer<T> &l) { l.result.dims.d[3] = 4; }, "R: shape");
+    refuse_shapes([](Layer<T> &l) { l.now.back().dims.d[3] = l.result.dims.d[3] = 4; },
+                  "Y: shape; got [4, 128, 8, 4], expected [4, 128, 8, 8]");
     refuse([](Layer<T> &l) { l.now[0].dims.nbDims = 1 << 20; }, "X: number of dimensions; got 1048576");
     refuse([](Layer<T> &l) { l.now[0].dims.d[1] = 32; }, "X: channels; got 32");
     for (int of : {0, 1}) {  // an empty batch has its shapes too

@@ -43,7 +43,7 @@ from convpool.ir.protos import is_op, known_attributes
 from convpool.options import Limits
 from convpool.rules.base import Reject
 from convpool.rules.convs import KERNEL_TYPES, channel_count
-from convpool.rules.linear import BROADCASTING, UNARY, Step, known_step, pad_numbers
+from convpool.rules.linear import BROADCASTING, UNARY, Step, pad_numbers, step_or_reject
 
 To = Callable[[int], list[int]]
 """A layout: gives the permutation into it for a number of spatial axes, as those of `algebra.parts` do."""
@@ -85,7 +85,7 @@ def joined(scope: Scope, index: int, to: To = to_channels_last) -> tuple[str, ..
 def _norm(scope: Scope, index: int) -> Affine | None:
     """A BatchNormalization as a map per channel by constants that its type has; None where it is no such map."""
     node = scope.nodes[index]
-    step = known_step(scope, index, (rank_of(scope, node.input[0]) or 2) - 2)
+    step = step_or_reject(scope, index, (rank_of(scope, node.input[0]) or 2) - 2)
     kind = scope.info(node.input[0]).elem_type or scope.info(node.input[1]).elem_type
     if not isinstance(step, Step) or step.affine is None or not kind:
         return None

@@ -48,7 +48,7 @@ from convpool.ir.protos import attributes, is_op, known_attributes, label, named
 from convpool.report import Log
 from convpool.rules.base import Context, Plan, Reject, Rule, Site, reject, rejection
 from convpool.rules.convs import is_plain
-from convpool.rules.linear import Step, is_map, known_step
+from convpool.rules.linear import Step, is_map, step_or_reject
 from convpool.rules.neighbours import patterns
 from convpool.rules.sizes import spatial_sizes
 
@@ -168,7 +168,7 @@ class FusionRule(Rule):
 
 def map_step(scope: Scope, index: int, rank: int) -> Step | Reject | None:
     """The node as a linear map, None where it joins two tensors."""
-    return None if is_op(scope.nodes[index], "Sum") else known_step(scope, index, rank)
+    return None if is_op(scope.nodes[index], "Sum") else step_or_reject(scope, index, rank)
 
 
 def slope(scope: Scope, index: int) -> float | None:

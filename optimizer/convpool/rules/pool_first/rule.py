@@ -198,6 +198,7 @@ def choose(plan: PairPlan, context: Context) -> PairPlan | Reject:
     """The plan with a lowering for each convolution, the first that pays, or why there is none."""
     failure: Reject | None = None
     order, operator = forms.ORDERS[context.options.lowering], context.options.lowering == "convavgpool"
+    # Each leaves out the first lowering of the one before: it was admitted, and did not pay.
     attempts = tuple(Attempt(order[i:], spare_direct=operator) for i in range(len(order)))
     if context.options.lowering == "auto":
         attempts = BY_COST

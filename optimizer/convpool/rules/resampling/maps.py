@@ -29,12 +29,12 @@ from convpool.ir.index import Scope
 from convpool.ir.protos import attributes, is_op
 from convpool.rules.base import Reject, reject
 from convpool.rules.convs import channel_count
-from convpool.rules.linear import BROADCASTING, UNARY, Step, known_step, pad_numbers, varies_over_space
+from convpool.rules.linear import BROADCASTING, UNARY, Step, pad_numbers, step_or_reject, varies_over_space
 from convpool.rules.resampling.resize import Resample, recognise, sources, unknown_scales
 from convpool.rules.sizes import groups_channels, unknown_ratios
 
 PER_CHANNEL = ("Identity", "Neg", "Dropout", "Add", "Sub", "Mul", "Div", "BatchNormalization")
-"""Operators that may be maps per channel; `linear.known_step` tells."""
+"""Operators that may be maps per channel; `linear.step_or_reject` tells."""
 MAX_DEPTH = 24
 """Nodes between a convolution and a resampling at most."""
 
@@ -171,7 +171,7 @@ class Walk:
         maps = [self.map(names[position], depth + 1) for position in data]
         if not any(item.resampled for item in maps):
             return None
-        step = known_step(scope, index, rank) if is_op(node, *PER_CHANNEL) else None
+        step = step_or_reject(scope, index, rank) if is_op(node, *PER_CHANNEL) else None
         if isinstance(step, Reject) and is_op(node, "BatchNormalization", "Dropout"):
             self.rejects.append(step)
             return None

@@ -21,7 +21,7 @@ from convpool.ir.index import Scope, spatial_size
 from convpool.ir.protos import is_op, known_attributes, label
 from convpool.rules.base import Context, Plan, Reject, Site, reject, rejection
 from convpool.rules.convs import ConvLeaf
-from convpool.rules.linear import Step, known_step
+from convpool.rules.linear import Step, step_or_reject
 from convpool.rules.resampling.maps import Map, Source, count_nodes
 from convpool.rules.resampling.resize import Resample
 
@@ -487,7 +487,7 @@ def with_nodes_behind(plan: ResizePlan) -> ResizePlan:
     index = _only_reader(scope, scope.nodes[leaf.node].output[0])
     if index is None or not is_op(scope.nodes[index], "BatchNormalization"):
         return plan
-    step = known_step(scope, index, leaf.conv.rank)
+    step = step_or_reject(scope, index, leaf.conv.rank)
     if not isinstance(step, Step) or step.affine is None or not step.affine.fits(channels_out(leaf)):
         return plan
     dtype = helper.tensor_dtype_to_np_dtype(leaf.weight.data_type)

@@ -135,7 +135,7 @@ public:
             reason = refusal(t, "shared memory of a block", device.shared_per_block, std::to_string(bytes), next);
         else if (slices < row.split)
             reason = refusal(t, "slices of channels", slices, "at least " + std::to_string(row.split), next);
-        else if (tiles.groups * std::max<int64_t>(tiles.channels * row.split, tile.subtiles()) > kMaxCount)
+        else if (tiles.subtile_groups * std::max<int64_t>(tiles.channels * row.split, tile.subtiles()) > kMaxCount)
             reason = refusal(t, "tiles", tiles.count(), kAtMostMaxCount, next);
         if (!reason.empty()) return nullptr;
         const int64_t pad = int64_t{p.pads_begin[2]} * p.pool_strides[2] + p.pool_pads_begin[2];

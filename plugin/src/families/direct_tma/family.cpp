@@ -57,7 +57,7 @@ public:
         if (shared.bytes > device.shared_per_block)
             reason = refusal(t, "shared memory of a block", device.shared_per_block, std::to_string(shared.bytes),
                              "use another direct_fused tactic");
-        else if (tiles.groups * std::max<int64_t>(tiles.channels, tile.subtiles) > kMaxCount)
+        else if (tiles.subtile_groups * std::max<int64_t>(tiles.channels, tile.subtiles) > kMaxCount)
             reason = refusal(t, "tiles", tiles.count(), kAtMostMaxCount, "use another direct_fused tactic");
         if (!reason.empty()) return nullptr;
         const void *function = kernel_of_row<kRows>(t.row, p.has_prologue());
