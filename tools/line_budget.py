@@ -17,7 +17,7 @@ SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
     "optimizer": 25834,
     "plugin": 17454,
-    "tests": 35988,
+    "tests": 35989,
     "benchmarks": 8626,
     "tools": 952,
     "examples": 1167,
