@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the library, the pretended-H100 library and the host program once, with whatever nvcc there is.
-
-CONVPOOL_PLUGIN_BUILD names a build folder that has them already (cmake -DCONVPOOL_PLUGIN_TESTS=ON).
-"""
+"""Builds the library, the pretended-H100 library and the host program once, with whatever nvcc there is.  CONVPOOL_PLUGIN_BUILD
+names a build folder that has them already (cmake -DCONVPOOL_PLUGIN_TESTS=ON)."""
 
 import fcntl
 import os

@@ -137,10 +137,8 @@ def cache_folder() -> tempfile.TemporaryDirectory:
 
 
 def halves_outside(name: str, precision: str) -> bool:
-    """Return True for a lone layer with halves at both ends: from floats TensorRT may make TF32.
-
-    From TensorRT 10 on an engine has the model's own types.
-    """
+    """Return True for a lone layer with halves at both ends: from floats TensorRT may make TF32.  From TensorRT 10 on an engine
+    has the model's own types."""
     return name.startswith("densenet_transition") and precision == "fp16" and version(tensorrt_module())[0] < 10
 
 

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every command, wrongly used: one line on stderr, the right exit status, and every file as it was, to byte and inode.
-
-tests/cli/test_bad_input.py has what `convpool optimize` refuses; here are the files that are no model, places where
-nothing can be written, and the other commands.
-"""
+tests/cli/test_bad_input.py has what `convpool optimize` refuses; here are the files that are no model, places where nothing can
+be written, and the other commands."""
 
 import io
 import os

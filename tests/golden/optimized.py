@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Digests of what the optimizer makes of every generated model, in every lowering.
-
-``python -m tests.golden.optimized`` compares the optimizer with the digests on record and names what differs; ``--write``
-records anew. A refactoring leaves them as they are; a change on purpose is recorded in the commit that makes it.
-"""
+"""Digests of what the optimizer makes of every generated model, in every lowering.  ``python -m tests.golden.optimized`` compares
+the optimizer with the digests on record and names what differs; ``--write`` records anew. A refactoring leaves them as they are;
+a change on purpose is recorded in the commit that makes it."""
 
 import argparse
 import hashlib

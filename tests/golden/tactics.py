@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tactics that the library chooses, for every row of every benchmark suite and 2,000 random problems.
-
-``python -m tests.golden.tactics`` compares the library's choices with those on record and names what differs; ``--write``
-records anew. Needs no GPU: the device is described to the library.
-"""
+"""The tactics that the library chooses, for every row of every benchmark suite and 2,000 random problems.  ``python -m
+tests.golden.tactics`` compares the library's choices with those on record and names what differs; ``--write`` records anew. Needs
+no GPU: the device is described to the library."""
 
 import argparse
 import hashlib

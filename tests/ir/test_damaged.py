@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Damaged models: whatever is wrong with a file, convpool refuses it in its own words, and neither crashes nor hangs.
-
-CONVPOOL_DAMAGED_CASES=20000 runs more of them, CONVPOOL_DAMAGED_FIRST=N others, CONVPOOL_DAMAGED_PROCESSES=8 more at a time.
-"""
+CONVPOOL_DAMAGED_CASES=20000 runs more of them, CONVPOOL_DAMAGED_FIRST=N others, CONVPOOL_DAMAGED_PROCESSES=8 more at a time."""
 
 import os
 import stat

@@ -37,7 +37,7 @@ from typing import Any
 import numpy as np
 
 from convpool.algebra.geometry import ConvSpec, Ints, PoolSpec, Windows
-from convpool.algebra.lowering import ADDITION_WEIGHT, PLAIN_ADDITION_WEIGHT, Cost, conv_cost
+from convpool.algebra.lowering import Cost, addition_weight, conv_cost
 
 FORMS = ("conv_first", "fused", "subpixel", "phases", "direct")
 
@@ -245,7 +245,7 @@ BLOCK = 16
 
 @dataclass(frozen=True)
 class Work:
-    """A convolution of the small map with its numbers: channels, spatial sizes and bytes an item.  group 1."""
+    """A convolution of the small map with its numbers: channels, spatial sizes, bytes an item, and its opset.  group 1."""
 
     conv: ConvSpec
     up: UpsampleSpec
@@ -253,6 +253,7 @@ class Work:
     c: int
     size: Ints
     item_bytes: int
+    opset: int
 
 
 def admits(form: str, conv: ConvSpec, up: UpsampleSpec) -> bool:
@@ -287,8 +288,7 @@ def form_cost(form: str, work: Work) -> Cost:
         return sum(costs, Cost()) + pass_cost(out, SHUFFLE_WEIGHT + COPY_WEIGHT)
     if form == "direct":
         spread, box = direct_specs(conv, up)
-        addition = ADDITION_WEIGHT if up.rank == 2 else PLAIN_ADDITION_WEIGHT
-        return transpose_cost(spread, m, c, size) + pass_cost(out, BOX_WEIGHT + box.taps * addition)
+        return transpose_cost(spread, m, c, size) + pass_cost(out, BOX_WEIGHT + box.taps * addition_weight(box, work.opset))
     return transpose_cost(fused_spec(conv, up), m, c, size)
 
 
@@ -299,10 +299,8 @@ def dense_cost(conv: ConvSpec, m: int, c: int, size: Ints, item_bytes: int) -> C
 
 
 def kernel_macs(conv: ConvSpec, up: UpsampleSpec, m: int, c: int, out: Ints) -> int:
-    """Multiply-adds of the plugin's kernels of phases for one sample, whose result has the spatial size `out`.
-
-    Where strides and dilations are 1, the taps of an output that meet one pixel count once; others are computed as they are.
-    """
+    """Multiply-adds of the plugin's kernels of phases for one sample, whose result has the spatial size `out`.  Where strides and
+    dilations are 1, the taps of an output that meet one pixel count once; others are computed as they are."""
     axes = zip(out, conv.kernel_shape, conv.strides, conv.dilations, conv.pads[: conv.rank], up.factors, strict=True)
     taps = [
         n * k if stride > 1 or d > 1 else sum(((o - pad) % s + k - 1) // s + 1 for o in range(n))

@@ -25,8 +25,10 @@ from convpool.algebra.geometry import ConvSpec, Ints, PoolSpec, Refusal, fused_s
 
 ADDITION_WEIGHT = 8.0
 """A pooling's addition against a dense convolution's multiply-add: pooling is bound by loads."""
-PLAIN_ADDITION_WEIGHT = 90.0
-"""One in a map of one or three axes, of several windows; twice that in long ones: onnxruntime on a CPU adds number by number."""
+CPU_ADDITION_WEIGHTS = {1: (32.0, 90.0), 2: (ADDITION_WEIGHT, ADDITION_WEIGHT), 3: (4.0, 60.0)}
+"""One by onnxruntime's AveragePool on a CPU, by spatial axes: before SLOW_OPSET, and from then on, twice that in long windows."""
+SLOW_OPSET = 19
+"""The first opset whose AveragePool adds number by number in maps of one or three axes."""
 DEPTHWISE_WEIGHT = 4.0
 """A multiply-add of a convolution with under 4 input channels a group: each input element is used few times."""
 BYTE_WEIGHT = 2.0
@@ -58,16 +60,23 @@ def conv_cost(conv: ConvSpec, weight_shape: Ints, size: Ints, item_bytes: int) -
     return Cost(macs, 0, macs * weight + moved * BYTE_WEIGHT)
 
 
+def addition_weight(pool: PoolSpec, cpu_opset: int) -> float:
+    """The weight of an AveragePool's addition.  cpu_opset: of the model, in onnxruntime on a CPU; 0 for other runtimes."""
+    before, since = CPU_ADDITION_WEIGHTS[pool.rank]
+    if cpu_opset >= SLOW_OPSET and pool.rank != 2:
+        return since * (1 + (pool.taps > 64))
+    return before if cpu_opset else ADDITION_WEIGHT
+
+
 @lru_cache
-def pool_cost(pool: PoolSpec, channels: int, size: Ints, item_bytes: int, cpu: bool = False) -> Cost:
-    """Cost of one average pooling, per sample, on a CPU or anywhere; nothing where each window is the element it stands at."""
+def pool_cost(pool: PoolSpec, channels: int, size: Ints, item_bytes: int, cpu_opset: int = 0) -> Cost:
+    """Cost of one average pooling, per sample, of `addition_weight`; nothing where each window is the element it stands at."""
     if pool.is_idle:
         return Cost()
     out = pool.places(size)
     additions = out * channels * pool.taps
     moved = (math.prod(size) + out) * channels * item_bytes
-    weight = PLAIN_ADDITION_WEIGHT * (1 + (pool.taps > 64)) if cpu and len(size) != 2 and out > 1 else ADDITION_WEIGHT
-    return Cost(0, additions, additions * weight + moved * BYTE_WEIGHT)
+    return Cost(0, additions, additions * addition_weight(pool, cpu_opset) + moved * BYTE_WEIGHT)
 
 
 def affine_cost(count: int, channels: int, size: Ints, item_bytes: int) -> Cost:
@@ -96,9 +105,7 @@ MAX_FUSED_GROWTH = 16
 @dataclass(frozen=True)
 class Lowering:
     """One convolution as it is to be written.  pool is None where the pooling is global or has vanished (`is_global` tells).
-
-    name: one of LOWERINGS.  macs_before, macs_after: multiply-adds of the convolution for one sample, None where unknown.
-    """
+    name: one of LOWERINGS.  macs_before, macs_after: multiply-adds of the convolution for one sample, None where unknown."""
 
     name: str
     pool: PoolSpec | None
@@ -180,15 +187,15 @@ def without_kernel(conv: ConvSpec, pool: PoolSpec | None = None) -> Refusal | No
     return None
 
 
-def lowering_cost(lowering: Lowering, layer: Layer, size: Ints, item_bytes: int, cpu: bool = False) -> Cost:
-    """Cost of a lowering per sample; size: spatial input sizes, nominal where unknown."""
+def lowering_cost(lowering: Lowering, layer: Layer, size: Ints, item_bytes: int, cpu_opset: int = 0) -> Cost:
+    """Cost of a lowering per sample; size: spatial input sizes, nominal where unknown; cpu_opset: as of `addition_weight`."""
     channels = layer.weight_shape[1] * layer.conv.group
     shape = (*layer.weight_shape[:2], *lowering.conv.kernel_shape)
     pool = whole_map(size) if lowering.is_global else lowering.pool
     if pool is None:
         return conv_cost(lowering.conv, shape, size, item_bytes)
     conv = conv_cost(lowering.conv, shape, pool.output_size(size), item_bytes)
-    return pool_cost(pool, channels, size, item_bytes, cpu) + conv
+    return pool_cost(pool, channels, size, item_bytes, 0 if lowering.is_global else cpu_opset) + conv
 
 
 def nominal_size(conv: ConvSpec, pool: PoolSpec | None) -> Ints:

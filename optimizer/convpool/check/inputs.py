@@ -101,10 +101,8 @@ class InputMaker:
         self._named = self._named_sizes()
 
     def runnable(self, number: int, run: Callable[[Arrays], list[object]]) -> tuple[Arrays, list[object]]:
-        """Set `number` of inputs, and what `run` gives for it.
-
-        Random floats are made smaller where that makes more of the outputs finite, by the same of SCALES from then on.
-        """
+        """Set `number` of inputs, and what `run` gives for it.  Random floats are made smaller where that makes more of the
+        outputs finite, by the same of SCALES from then on."""
         if self._data is not None:
             return self._data, run(self._data)
         best: tuple[float, float, Arrays, list[object]] | None = None

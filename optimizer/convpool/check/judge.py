@@ -229,9 +229,7 @@ class Judge:
         self, names: list[str], tolerance: Tolerance, *, own_error_counts: bool = False, exact_integers: bool = False
     ) -> None:
         """names: of the outputs.  own_error_counts: an output passes that is no further off than twice the original's own is.
-
-        exact_integers: whole numbers have no tolerance; classes and indices next to one another may mean anything.
-        """
+        exact_integers: whole numbers have no tolerance; classes and indices next to one another may mean anything."""
         self._names, self._tolerance, self._own_error_counts = names, tolerance, own_error_counts
         self._exact_integers, self._allowed = exact_integers, str(tolerance)
         self._results: dict[str, OutputErrors] = {}

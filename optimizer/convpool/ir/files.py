@@ -31,9 +31,7 @@ ROOM_BYTES = 15
 
 def check_output(path: Path, others: Mapping[str, Iterable[Path]] | None = None) -> None:
     """Raise OutputError for a path in no folder, of a folder or read-only file, or of one of `others`, files by what they are.
-
-    And for one that is too long for the names of the files beside it, which are longer.
-    """
+    And for one that is too long for the names of the files beside it, which are longer."""
     try:
         os.lstat(_part(path.parent, path.name))
     except ValueError as error:

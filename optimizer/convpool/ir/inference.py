@@ -43,10 +43,8 @@ MADE_UP = "unk__"
 
 
 def take(model: ModelProto) -> list[Notes]:
-    """Take the notes out of a model, and give those of the main graph and of each body in it.
-
-    Inputs are then as they count: open sizes have names of their own, and those of constants (before IR 4) the constants' sizes.
-    """
+    """Take the notes out of a model, and give those of the main graph and of each body in it.  Inputs are then as they count:
+    open sizes have names of their own, and those of constants (before IR 4) the constants' sizes."""
     for value in model.graph.input if model.ir_version < 4 else ():
         constant = next((tensor for tensor in model.graph.initializer if tensor.name == value.name), None)
         if constant is not None and value.type.HasField("tensor_type"):
@@ -135,10 +133,8 @@ def fill_in(model: ModelProto, inferred: ModelProto, notes: Sequence[Notes]) -> 
 
 
 def drop_windows(model: ModelProto, inferred: ModelProto) -> bool:
-    """Write poolings with `ceil_mode` without, whose last window starts behind the map; whether there are any.
-
-    Runtimes drop that window, and onnx counts it before opset 22.  For shape inference alone: pads are such that sizes are right.
-    """
+    """Write poolings with `ceil_mode` without, whose last window starts behind the map; whether there are any.  Runtimes drop
+    that window, and onnx counts it before opset 22.  For shape inference alone: pads are such that sizes are right."""
     found = False
     for graph, typed in zip(graphs_within(model.graph), graphs_within(inferred.graph), strict=True):
         typed_values = (*typed.value_info, *typed.input, *typed.output)

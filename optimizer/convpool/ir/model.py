@@ -192,9 +192,7 @@ class LoadedModel:
 
 def load(source: object, base_dir: Path | None = None) -> LoadedModel:
     """Load and check a model: a path, serialised bytes, a ModelProto (used as it is, not copied), a gs.Graph, or what this gave.
-
-    base_dir: folder of the external data of a model that is no path.  Raises ModelError.
-    """
+    base_dir: folder of the external data of a model that is no path.  Raises ModelError."""
     if isinstance(source, LoadedModel):
         return source
     if isinstance(source, ModelProto):
@@ -353,9 +351,7 @@ def _check_convolutions(
     graph: GraphProto, *, inferred: bool, outer: Mapping[str, tuple[int | None, ...]] = MappingProxyType({})
 ) -> None:
     """onnx's checker does not compare a Conv's weights with its other inputs; old onnx and onnxruntime end the process on some.
-
-    inferred: shapes are those of value_info too.  outer: shapes that are known around a branch or body.
-    """
+    inferred: shapes are those of value_info too.  outer: shapes that are known around a branch or body."""
     shapes = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
     for value in (*graph.value_info, *graph.input) if inferred else () if outer else graph.input:
         if value.type.tensor_type.HasField("shape"):

@@ -137,10 +137,8 @@ up where an If is constant.
 
 
 def against_node(scope: Scope, conv: ConvSpec, main_opset: int, pool: PoolSpec | None = None) -> Refusal | None:
-    """Why a convolution becomes no node of the operator; pool: the window behind it, where there is one of known size.
-
-    The operator's function has the main graph's opset, so that it cannot be called from a function of another.
-    """
+    """Why a convolution becomes no node of the operator; pool: the window behind it, where there is one of known size.  The
+    operator's function has the main graph's opset, so that it cannot be called from a function of another."""
     if scope.depth > MAX_BODIES:
         return refuse("bodies around a ConvAvgPool", scope.depth, f"at most {MAX_BODIES}")
     if (found := without_kernel(conv, pool)) is not None:

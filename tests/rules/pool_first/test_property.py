@@ -72,11 +72,11 @@ class Tally:
 
 @pytest.fixture(scope="module")
 def tally() -> Tally:
-    """All cases, run once; there plain convolutions are narrow."""
+    """All cases, run once; there plain convolutions are narrow, and no costs of a CPU count."""
     result = Tally()
     with pytest.MonkeyPatch.context() as patch:
         narrow = options.Limits(wide_channels=options.DEFAULT_LIMITS.image_channels + 1, channel_multiple=1)
-        patch.setitem(options.TARGETS, "any", replace(options.TARGETS["any"], limits=narrow))
+        patch.setitem(options.TARGETS, "any", replace(options.TARGETS["any"], limits=narrow, devices=("gpu",)))
         run_cases(result)
     print(f"\n{CASES} cases: {dict(result.counts.most_common())}\nworst error/bound: {result.worst}\nrejected:")
     for reason, count in result.reasons.most_common():

@@ -249,9 +249,7 @@ def candidates(scope: Scope) -> Iterator[tuple[Candidate, ...]]:
 
 def recognise(scope: Scope, chain: Sequence[Candidate], rank: int) -> Pooling | Reject | None:
     """The average that a chain makes from the one nearest to the convolution, chain[-1], outwards, as far as it is one window.
-
-    chain: of `candidates`, the last one first.  rank: number of spatial axes.  Raises AttributeReference.
-    """
+    chain: of `candidates`, the last one first.  rank: number of spatial axes.  Raises AttributeReference."""
     size = spatial_size(scope, chain[-1].input, rank)
     found = _single(scope, chain[-1], rank, size)
     if found is None and len(chain) > 1:

@@ -213,7 +213,7 @@ def choose(plan: PairPlan, context: Context) -> PairPlan | Reject:
                 break
             lowerings.append(found)
         else:
-            outcome = _judge(plan, lowerings, context.options.devices == ("cpu",))
+            outcome = _judge(plan, lowerings, _cpu_opset(plan, context, {found.name for found in lowerings}))
             if isinstance(outcome, PairPlan):
                 return replace(outcome, fallback=_fallback(outcome, failure, context))
             failure = failure or outcome
@@ -254,8 +254,17 @@ def _of_leaf(
     if not attempt.by_cost:
         return usable[0], reason
     size, bytes_ = leaf.size or forms.nominal_size(leaf.conv, plan.pooling.spec), _item_bytes(plan.scope, leaf)
-    cpu = context.options.devices == ("cpu",)
-    return min(usable, key=lambda found: forms.lowering_cost(found, leaf.layer, size, bytes_, cpu).time), reason
+    opset = _cpu_opset(plan, context, {found.name for found in usable})
+    return min(usable, key=lambda found: forms.lowering_cost(found, leaf.layer, size, bytes_, opset).time), reason
+
+
+def _cpu_opset(plan: PairPlan, context: Context, names: set[str]) -> int:
+    """The opset where lowerings must not be slow in onnxruntime on a CPU; 0 where a GPU decides, or the caller.  Of a target for
+    both a CPU decides over standard operators, and over nodes too from SLOW_OPSET on."""
+    options, opset = context.options, plan.scope.opset
+    both = "cpu" in options.devices and not options.for_torch and options.lowering in ("convavgpool", "auto")
+    standard = options.lowering == "convavgpool" and "convavgpool" not in names
+    return opset if options.devices == ("cpu",) or both and (standard or opset >= forms.SLOW_OPSET) else 0
 
 
 def _lowering(plan: PairPlan, leaf: convs.ConvLeaf, name: str, main_opset: int) -> forms.Lowering | Reject:
@@ -285,7 +294,7 @@ def _pad_in_front(scope: Scope, leaf: convs.ConvLeaf, box: PoolSpec) -> Reject |
     return None
 
 
-def _judge(plan: PairPlan, lowerings: list[forms.Lowering], cpu: bool) -> PairPlan | Reject:
+def _judge(plan: PairPlan, lowerings: list[forms.Lowering], cpu_opset: int) -> PairPlan | Reject:
     """Condition (6), over all of the tree; sizes that the model leaves open are taken as nominal ones."""
     scope, spec = plan.scope, plan.pooling.spec
     leaves = convs.conv_leaves(plan.tree)
@@ -294,7 +303,7 @@ def _judge(plan: PairPlan, lowerings: list[forms.Lowering], cpu: bool) -> PairPl
     for leaf, found in zip(leaves, lowerings, strict=True):
         size = leaf.size or forms.nominal_size(leaf.conv, spec)
         old = forms.conv_cost(leaf.conv, leaf.weight_shape, size, bytes_)
-        new = forms.lowering_cost(found, leaf.layer, size, bytes_, cpu)
+        new = forms.lowering_cost(found, leaf.layer, size, bytes_, cpu_opset)
         before, after = before + old, after + new
         known = leaf.size is not None
         priced.append(replace(found, macs_before=old.macs if known else None, macs_after=new.macs if known else None))
@@ -302,14 +311,15 @@ def _judge(plan: PairPlan, lowerings: list[forms.Lowering], cpu: bool) -> PairPl
     window = spec or whole_map(full)
     pooled = window.output_size(full)
     channels = leaves[0].weight_shape[0]
-    before += forms.pool_cost(window, convs.channel_count(scope, plan.pooling.input) or channels, full, bytes_, cpu)
+    opset = cpu_opset if plan.pooling.kind == "pool" else 0
+    before += forms.pool_cost(window, convs.channel_count(scope, plan.pooling.input) or channels, full, bytes_, opset)
     # Joins, and nodes that go behind the pooling.
     inner = [item for item in convs.walk(plan.tree) if not isinstance(item, str)]
     steps = sum(len(item.behind) + isinstance(item, convs.JoinTree) for item in inner)
     before += forms.affine_cost(steps, channels, full, bytes_)
     after += forms.affine_cost(steps, channels, pooled, bytes_)
     for opaque in convs.opaque_leaves(plan.tree):
-        after += forms.pool_cost(window, convs.channel_count(scope, opaque) or channels, full, bytes_, cpu)
+        after += forms.pool_cost(window, convs.channel_count(scope, opaque) or channels, full, bytes_, cpu_opset)
     if after.macs > ENOUGH * before.macs or after.time >= before.time:
         got = f"{after.macs:,} of {before.macs:,} multiply-adds, and "
         got += f"{after.additions:,} additions in place of {before.additions:,}"

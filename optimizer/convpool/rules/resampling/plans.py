@@ -460,7 +460,7 @@ def work_of(plan: ResizePlan, group: Group) -> Work:
     if size is None:
         shrink = up.factors if resample.up else (resample.growth ** (1 / conv.rank),) * conv.rank
         size = tuple(max(int(n / s), 1) for n, s in zip(_large(plan), shrink, strict=True))
-    return Work(conv, up, channels_out(plan.leaf), len(group.channels), size, 4)
+    return Work(conv, up, channels_out(plan.leaf), len(group.channels), size, 4, plan.scope.opset)
 
 
 def _between(plan: ResizePlan, *, large: bool) -> Cost:
