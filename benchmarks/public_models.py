@@ -177,16 +177,17 @@ class UNet(nn.Module):
         conv = (nn.Conv2d, nn.Conv3d)[rank - 2]
         self.pool = (nn.MaxPool2d, nn.MaxPool3d)[rank - 2](2)
 
-        def block(c: int, m: int) -> nn.Module:
-            norms = [nn.GroupNorm(8, m) if rank == 3 else nn.Identity() for _ in range(2)]
+        def block(c: int, m: int, between: int) -> nn.Module:
+            norms = [nn.GroupNorm(8, n) if rank == 3 else nn.Identity() for n in (between, m)]
             return nn.Sequential(
-                conv(c, m, 3, padding=1), norms[0], nn.ReLU(), conv(m, m, 3, padding=1), norms[1], nn.ReLU()
+                conv(c, between, 3, padding=1), norms[0], nn.ReLU(), conv(between, m, 3, padding=1), norms[1], nn.ReLU()
             )  # fmt: skip
 
         ends = list(zip(widths, widths[1:], strict=False))
-        self.down = nn.ModuleList(block(c, m) for c, m in zip((1, *widths), widths, strict=False))
+        first = zip((1, *widths), widths, strict=False)
+        self.down = nn.ModuleList(block(c, m, max(c, m // 2) if rank == 3 else m) for c, m in first)
         self.reduce = nn.ModuleList(conv(b, a, kernel) if kernel else nn.Identity() for a, b in ends[::-1])
-        self.up = nn.ModuleList(block(2 * a if kernel else a + b, a) for a, b in ends[::-1])
+        self.up = nn.ModuleList(block(2 * a if kernel else a + b, a, a) for a, b in ends[::-1])
         self.kernel = kernel
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -276,11 +277,22 @@ MODELS: dict[str, tuple[float, Callable[[], Built]]] = {
     "AudioLDM VAE decoder": (13.5, lambda: _kl((128, 256, 512), 8, 8)),
     "HunyuanVideo VAE decoder": (
         17.9,
-        lambda: _decode("AutoencoderKLHunyuanVideo", (1, 16, 2, 4, 4), block_out_channels=(32, 64, 128, 128)),
+        lambda: _decode("AutoencoderKLHunyuanVideo", (1, 16, 5, 8, 8), block_out_channels=(32, 64, 128, 128)),
     ),
     "Qwen-Image VAE decoder": (3.9, lambda: _decode("AutoencoderKLQwenImage", (1, 16, 1, 8, 8), base_dim=32)),
-    "SD1.5 UNet": (5.6, lambda: _conditioned(32, (64, 128, 256, 256))),
-    "SD x4 upscaler UNet": (5.7, lambda: _conditioned(32, (64, 128, 128, 256), in_channels=7)),
+    "SD1.5 UNet": (5.6, lambda: _conditioned(16, (64, 128, 256, 256))),
+    "SD x4 upscaler UNet": (
+        5.7,
+        lambda: _conditioned(
+            32,
+            (64, 128, 128, 256),
+            in_channels=7,
+            down_block_types=("DownBlock2D", *("CrossAttnDownBlock2D",) * 3),
+            up_block_types=(*("CrossAttnUpBlock2D",) * 3, "UpBlock2D"),
+            only_cross_attention=(True, True, True, False),
+            use_linear_projection=True,
+        ),
+    ),
     "DDPM CelebA-HQ UNet": (5.5, lambda: _unet(64, (64, 64, 128, 128, 256), **ATTENTION)),
     "DDPM CIFAR-10 UNet": (
         7.3,
@@ -317,7 +329,7 @@ MODELS: dict[str, tuple[float, Callable[[], Built]]] = {
     "DPT": (1.0, _dpt),
     "HRNetV2-W48 head": (85.3, lambda: _maps(Head((48, 96, 192, 384)), (48, 96, 192, 384), 64)),
     "YOLOv5-like neck": (1.3, lambda: _maps(Reversed(Neck(32)), (64, 64, 128), 32)),
-    "UNet3D": (30.2, lambda: (UNet((16, 32, 64), 3), (torch.randn(1, 1, 16, 16, 16),))),
+    "UNet3D": (30.2, lambda: (UNet((16, 32, 64, 128), 3), (torch.randn(1, 1, 16, 16, 16),))),
     "Keras-style U-Net": (6.9, lambda: (UNet((32, 64, 128, 256), 2, 2), (torch.randn(1, 1, 64, 64),))),
 }
 """Share in percent of the multiply-adds that form fused saves at the published size, and a builder at a small one."""
