@@ -10,8 +10,8 @@
  *
  * Upsample repeats every pixel upsample[i] times along dimension i (nearest), 1 to 4 times; 0 means 1. Conv's zeros stand around
  * the upsampled tensor, which is never in memory. Tactics but generic sum weights of a pixel's copies before they multiply, so that
- * an infinity in X beside a zero weight need not make NaN. A problem that upsamples has no pooling: its pooling window is 1, of stride 1
- * and without pads, along every dimension; else it is CONVPOOL_INVALID_ARGUMENT.
+ * an infinity in X beside a zero weight need not make NaN; tactics named differences make NaN of infinities. A problem that
+ * upsamples has no pooling: its window is 1 along every dimension, of stride 1, without pads; else it is CONVPOOL_INVALID_ARGUMENT.
  *
  * Types. W is of w_dtype, X of x_dtype, and Y, B and R are of y_dtype.
  * - F16, BF16 and F32: scale and shift are of w_dtype, as are Y, B and R (y_dtype = w_dtype). X is of w_dtype too, or F32
@@ -139,7 +139,7 @@ typedef struct {
     int32_t prologue_activation; /* pre: ACT_NONE, ACT_RELU, ACT_LEAKY_RELU or ACT_SILU */
     float prologue_alpha;        /* pre's slope of LEAKY_RELU; not beyond w_dtype's largest number */
     int32_t upsample[CONVPOOL_MAX_RANK];
-    int32_t prologue_groups; /* of channels, where prologue_affine is 3; else 0 */
+    int32_t prologue_groups; /* of channels, where prologue_affine is 3, times n below 2^31; else 0 */
     float prologue_epsilon;  /* added to the variance of a group, where prologue_affine is 3; else 0 */
 } convpool_problem;
 

@@ -108,12 +108,6 @@ void refuse(const std::string &what, const std::string &got, const std::string &
     throw std::invalid_argument(what + "; got " + got + ", expected " + expected);
 }
 
-float float_of(int32_t bits) {
-    float value;
-    std::memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
 std::string float_text(float value) {
     char text[32];
     std::snprintf(text, sizeof text, "%.9g", value);
@@ -255,6 +249,8 @@ void NodeSpec::check_name() const {
             refuse(name(id), float_text(float_of(value(id))), "0, as the operator's name has no LeakyRelu there");
     if (const float slope = float_of(value(kPrologueAlpha)); !std::isfinite(slope))
         refuse(name(kPrologueAlpha), float_text(slope), "a finite number");
+    if (const float epsilon = op_->normalizes() ? float_of(value(kEpsilon)) : 0.f; !std::isfinite(epsilon) || epsilon < 0)
+        refuse(name(kEpsilon), float_text(epsilon), "a finite number of at least 0");
 }
 
 void NodeSpec::check_input_count(int64_t count) const {

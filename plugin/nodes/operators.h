@@ -8,6 +8,7 @@
 #include <convpool.h>
 
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -95,7 +96,11 @@ const std::vector<Operator> &operators();
 // unknown, doubled, missing, or has a wrong type, length or value.
 std::vector<std::vector<int32_t>> read_attributes(const Operator &op, const Field *fields, int32_t count);
 
-float float_of(int32_t bits);
+inline float float_of(int32_t bits) {
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
 std::string float_text(float value);
 
 // One node of ai.convpool, whichever runtime has it: an operator with its attributes, and what they say of windows and of the
@@ -126,6 +131,8 @@ public:
     // Values in the order of op().attributes(); a real one by its bits.
     const std::vector<std::vector<int32_t>> &values() const { return values_; }
     bool constant_weights() const { return value(kConstantWeights) != 0; }
+    // Groups of channels that are normalized apart; 1 where nothing is.
+    int32_t norm_groups() const { return op_->normalizes() ? value(kNormGroups) : 1; }
 
     void check_input_count(int64_t count) const;
     AxisWindow window(AttributeId group, int axis) const;

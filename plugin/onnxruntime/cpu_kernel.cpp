@@ -13,18 +13,14 @@
 
 namespace convpool::onnxruntime {
 
+using nodes::float_of;
+
 template <typename Number> struct Plain {
     using Sum = Number;
     Number value;
     Sum read() const { return value; }
     void write(Sum sum) { value = sum; }
 };
-
-inline float float_of_bits(uint32_t bits) {
-    float value;
-    std::memcpy(&value, &bits, sizeof value);
-    return value;
-}
 
 inline uint32_t bits_of_float(float value) {
     uint32_t bits;
@@ -35,7 +31,7 @@ inline uint32_t bits_of_float(float value) {
 struct BFloat16 {
     using Sum = float;
     uint16_t bits;
-    Sum read() const { return float_of_bits(uint32_t{bits} << 16); }
+    Sum read() const { return float_of(uint32_t{bits} << 16); }
     // To nearest, ties to even; a NaN stays one.
     void write(Sum sum) {
         const uint32_t all = bits_of_float(sum);
@@ -49,9 +45,9 @@ struct Float16 {
     // 5 exponent bits of bias 15, 10 of the fraction.  Multiplying by 2^112 moves the bias to a float's, subnormals included.
     Sum read() const {
         const uint32_t magnitude = bits & 0x7fffu, sign = uint32_t{bits & 0x8000u} << 16;
-        const float value = magnitude >= 0x7c00 ? float_of_bits(0x7f800000u | (magnitude & 0x3ff) << 13)
-                                                : float_of_bits(magnitude << 13) * 0x1p112f;
-        return float_of_bits(bits_of_float(value) | sign);
+        const float value =
+            magnitude >= 0x7c00 ? float_of(0x7f800000u | (magnitude & 0x3ff) << 13) : float_of(magnitude << 13) * 0x1p112f;
+        return float_of(bits_of_float(value) | sign);
     }
     // To nearest, ties to even.
     void write(Sum sum) {
@@ -62,7 +58,7 @@ struct Float16 {
         } else if (magnitude >= 0x47800000u) {  // 65536 and more
             rounded = 0x7c00;
         } else if (magnitude < 0x38800000u) {  // below 2^-14: units of 2^-24, which adding 0.5 leaves in a float's last bits
-            rounded = bits_of_float(float_of_bits(magnitude) + 0.5f) - 0x3f000000u;
+            rounded = bits_of_float(float_of(magnitude) + 0.5f) - 0x3f000000u;
         } else {
             rounded = (magnitude - 0x38000000u + 0xfff + (magnitude >> 13 & 1)) >> 13;
         }
@@ -221,13 +217,13 @@ public:
     Call(const Shapes &shapes, const convpool_tensors &tensors)
         : s_(shapes), p_(shapes.p), t_(tensors), x_(p_.n * p_.c * elements(s_.in)), pooled_(p_.n * p_.c * elements(s_.pooled)),
           sums_(p_.n * p_.m * elements(s_.out)), blocks_(ceil_div(p_.m / p_.group, kOutputs)),
-          planes_(tasks() * kPlanes * elements(s_.out)), moments_(2 * p_.n * p_.prologue_groups) {}
+          planes_(tasks() * kPlanes * elements(s_.out)), moments_(2 * p_.n * std::min<int64_t>(p_.prologue_groups, p_.c)) {}
 
     void run(const OrtApi &api, const OrtKernelContext *context) {
         const auto pool = [](void *call, size_t task) { static_cast<Call *>(call)->pool(static_cast<int64_t>(task)); };
         const auto convolve = [](void *call, size_t task) { static_cast<Call *>(call)->convolve(static_cast<int64_t>(task)); };
         const auto normalize = [](void *call, size_t task) { static_cast<Call *>(call)->normalize(static_cast<int64_t>(task)); };
-        check(api, api.KernelContext_ParallelFor()(context, normalize, p_.n * p_.prologue_groups, 0, this));
+        check(api, api.KernelContext_ParallelFor()(context, normalize, moments_.size() / 2, 0, this));
         check(api, api.KernelContext_ParallelFor()(context, pool, p_.n * p_.c, 0, this));
         check(api, api.KernelContext_ParallelFor()(context, convolve, tasks(), 0, this));
     }

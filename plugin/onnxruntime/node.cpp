@@ -270,8 +270,9 @@ void Node::check_inputs(const std::vector<Sizes> &sizes) const {
     Sizes weights(dimensions, kUnknown);
     for (int i = 0; i < rank(); ++i) weights[1 + i] = value(kConvolution + kKernelShape, i);
     const int64_t channels = sizes[kInputX][channel_axis(x_last_)], group = value(nodes::kGroup), outputs = sizes[kInputW][0];
-    if (channels >= 0 && channels % group != 0)
-        refuse(op().name + ": channels of X", std::to_string(channels), "a multiple of group " + std::to_string(group));
+    for (auto [name, parts] : {std::pair{"group ", group}, {"norm_groups ", norm_groups()}})
+        if (channels >= 0 && channels % parts != 0)
+            refuse(op().name + ": channels of X", std::to_string(channels), "a multiple of " + (name + std::to_string(parts)));
     if (outputs >= 0 && outputs % group != 0)
         refuse(op().name + ": outputs of W", std::to_string(outputs), "a multiple of group " + std::to_string(group));
     if (channels >= 0) weights[rank() + 1] = channels / group;

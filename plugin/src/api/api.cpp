@@ -23,8 +23,7 @@ static_assert(sizeof(convpool_problem) == 264, "no padding: unknown bytes are ch
 convpool_status device_for(int32_t cc, int32_t multiprocessors, int32_t shared_bytes, Device &device) {
     if (cc == 0) {
         const cudaError_t error = current_device(device);
-        if (error != cudaSuccess) return cuda_failure("no current CUDA device", error);
-        return CONVPOOL_OK;
+        return error == cudaSuccess ? CONVPOOL_OK : cuda_failure("no current CUDA device", error);
     }
     if (cc < 0 || multiprocessors < 0 || shared_bytes < 0)
         return fail(CONVPOOL_INVALID_ARGUMENT, "device: a negative size; expected 0 or more");
@@ -128,8 +127,7 @@ convpool_status convpool_output_shape(const convpool_problem *problem, int64_t *
 convpool_status convpool_device(int32_t *cc, int32_t *multiprocessors, int32_t *shared_bytes) {
     return guarded([&] {
         Device device;
-        const cudaError_t error = current_device(device);
-        if (error != cudaSuccess) return cuda_failure("no current CUDA device", error);
+        if (const convpool_status status = device_for(0, 0, 0, device); status != CONVPOOL_OK) return status;
         if (cc != nullptr) *cc = device.cc;
         if (multiprocessors != nullptr) *multiprocessors = device.multiprocessors;
         if (shared_bytes != nullptr) *shared_bytes = device.shared_per_block;

@@ -199,6 +199,8 @@ Reason wrong_products(const Problem &p) {
         {"W", p.m * filter}};
     for (auto [name, elements] : tensors)
         if (elements > kMaxElements) return std::string(name) + " has more than 2^40 elements";
+    if (const double groups = double(p.n) * p.prologue_groups; groups >= kMaxSize)
+        return mismatch("n * prologue_groups", static_cast<int64_t>(groups), "less than 2^31");
     // Products of e4m3 are multiples of 2^-18 below 2^18, so as many fit into 64 bits; of int8 more would.
     if (p.eight_bit() && filter * p.pool_size() > 134217728.0)
         return "products of an output's sum; got more than 2^27, expected at most as many, the exact sum of which fits 64 bits";

@@ -157,7 +157,7 @@ template <class Body> cudaError_t with_precision(int32_t dtype, Body body) {
 size_t array_bytes(const Problem &p) { return round_up_256(size_t(p.n) * p.c * p.element_bytes()); }
 
 int64_t pixels_of_part(const Problem &p) {
-    const int64_t parts = std::max<int64_t>(kBlocks / p.n, 1);
+    const int64_t parts = std::max<int64_t>(std::min(kBlocks / p.n, INT32_MAX / (p.n * p.prologue_groups)), 1);  // a grid's most
     return std::max<int64_t>((p.in_pixels() + parts - 1) / parts, kLeastPixels);
 }
 int64_t parts_of(const Problem &p) { return (p.in_pixels() + pixels_of_part(p) - 1) / pixels_of_part(p); }
