@@ -132,9 +132,8 @@ GRIDS = [({}, "NHWC", [2 * 6, 4]), ({}, "NCHW", [2 * 6 * 8, 4]), (MANY, "NCHW", 
 def test_two_kernels_go_before(monkeypatch, changed, layout, grids):
     lib = pretended.load(monkeypatch)
     p = Problem(**LAYER | changed, dtype="float16", layout=layout)
-    tensors = library.TensorsStruct(struct_size=library.ctypes.sizeof(library.TensorsStruct), workspace_bytes=1 << 40)
-    for number, name in enumerate(("x", "w", "b", "y", "workspace", "scale", "shift"), 1):
-        setattr(tensors, name, number << 30)
+    addresses = {name: number << 30 for number, name in enumerate(("x", "w", "b", "y", "workspace", "scale", "shift"), 1)}
+    tensors = library.TensorsStruct(library.ctypes.sizeof(library.TensorsStruct), workspace_bytes=1 << 40, **addresses)
     before, generic = lib.pretended_launches(), 1
     assert lib.convpool_launch(p.struct, generic, tensors, None) == 0, lib.convpool_last_error()
     launched = [lib.pretended_launch(i)[0].grid for i in range(before, lib.pretended_launches())]

@@ -210,6 +210,8 @@ def test_a_plan_says_why_it_cannot_be(lib):
         Plan(Problem(**LAYER, dtype="bfloat16"), tactic=FUSED)
     with pytest.raises(ProblemError, match="workspace; got 0 bytes, expected"):
         Plan(Problem(**LAYER), tactic=GEMM, max_workspace_bytes=0)
+    with pytest.raises(ProblemError, match="max_workspace_bytes: out of range; got -1, expected an unsigned 64-bit number"):
+        Plan(Problem(**LAYER), max_workspace_bytes=-1)
     lib.pretended_set_device(-1, 0)
     with pytest.raises(CudaError, match="no current CUDA device"):
         Plan(Problem(**LAYER))

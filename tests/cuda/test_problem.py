@@ -144,6 +144,7 @@ def test_the_largest_slope_is_a_number_of_the_type(dtype, slope):
         (dict(pads=(1, 1)), r"pads: wrong length; got \[1, 1\], expected 4"),
         (dict(n=2**64 + 1), r"n: out of range; got 18446744073709551617, expected a 64-bit number"),
         (dict(group=2**32 + 1), r"group: out of range; got 4294967297, expected a 32-bit number"),
+        (dict(prologue_affine=2**32 + 1), r"prologue_affine: out of range; got 4294967297, expected a 32-bit number"),
         (dict(spatial=(32, 32.0)), r"spatial: no whole number; got 32\.0"),
         (dict(activation="gelu"), r"activation: unknown; got 'gelu'"),
         (dict(prologue_activation="gelu"), r"prologue_activation: unknown; got 'gelu'"),
@@ -274,9 +275,10 @@ def test_implicit_gemm_by_tma_activates_without_a_pass(fields, space):
     assert bool(changed(**(plain | fields)).workspace_bytes(f"conv_avgpool_{IM2COL}")) == space
 
 
-def test_absurd_device_is_refused():
-    with pytest.raises(ProblemError, match=r"shared_bytes; got 2147483647, expected at most 2\^24"):
-        changed().why_not(1, cc=90, shared_bytes=2**31 - 1)
+@pytest.mark.parametrize("name, value", [("shared_bytes", 2**31 - 1), ("cc", 2**32 + 90), ("max_workspace_bytes", -1)])
+def test_absurd_device_or_bound_is_refused(name, value):
+    with pytest.raises(ProblemError, match=f"; got {value}, expected"):
+        changed().default_tactic(**H200 | {name: value})
 
 
 @pytest.mark.parametrize("device", [H200, TURING, AMPERE, ADA, BLACKWELL])

@@ -31,10 +31,6 @@ class ArrayView:
     read_only: bool
     owner: Any
 
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.itemsize
-
 
 class _DLDevice(ctypes.Structure):
     _fields_ = [("type", ctypes.c_int32), ("id", ctypes.c_int32)]
@@ -67,6 +63,7 @@ _DL_TYPES = {
 _CAI_TYPES = {"|i1": "int8", "<f2": "float16", "<f4": "float32"}
 _NO_TYPESTR = ("bfloat16", "float8_e4m3fn")  # ml_dtypes shows <V2 and |V1
 _NO_SYNC = -1  # the stream argument with which a producer waits for nothing
+_OF_CAPSULE = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
 
 
 def _check_dense(name: str, shape: tuple[int, ...], strides: tuple[int, ...] | None, unit: int) -> None:
@@ -86,13 +83,11 @@ def _check_dense(name: str, shape: tuple[int, ...], strides: tuple[int, ...] | N
 def _dlpack(name: str, array: Any) -> ArrayView:
     try:
         capsule = array.__dlpack__(stream=_NO_SYNC)
+        tensor = _DLTensor.from_address(_OF_CAPSULE(capsule, b"dltensor"))
     except TypeError:
         raise ArrayError(f"{name}: a host array; got {type(array).__name__}, expected a GPU array") from None
-    except (BufferError, RuntimeError) as error:
+    except (BufferError, RuntimeError, ValueError) as error:
         raise ArrayError(f"{name}: DLPack export failed; got {error}, expected a plain GPU array") from error
-    get = ctypes.pythonapi.PyCapsule_GetPointer
-    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    tensor = _DLTensor.from_address(get(capsule, b"dltensor"))
     key = (tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes)
     shape = tuple(tensor.shape[: tensor.ndim])
     _check_dense(name, shape, tuple(tensor.strides[: tensor.ndim]) if tensor.strides else None, 1)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from convpool.cuda import arrays, library
 from convpool.cuda.errors import ArrayError
-from convpool.cuda.problem import Problem, Tactic, find_tactic
+from convpool.cuda.problem import Problem, Tactic, find_tactic, whole
 
 _HOW_CHOSEN = {0: "named", 1: "measured", 2: "rule"}
 OPERANDS = ("x", "w", "b", "residual", "scale", "shift", "w_scale", "y")
@@ -95,7 +95,8 @@ class Plan:
         lib = library.load()
         handle = ctypes.c_void_p()
         chosen = 0 if tactic is None else find_tactic(tactic).id
-        most = library.ANY_BYTES if max_workspace_bytes is None else max_workspace_bytes
+        bound = library.ANY_BYTES if max_workspace_bytes is None else max_workspace_bytes
+        most = whole("max_workspace_bytes", bound, 64, signed=False)
         flags = library.PLAN_UNALIGNED if unaligned else 0
         library.check(lib.convpool_plan_create(problem.struct, chosen, most, flags, handle))
         if chosen == 0:

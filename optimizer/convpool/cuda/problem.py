@@ -100,23 +100,25 @@ def channels_last(layout: str) -> bool:
         raise ProblemError(f"layout: unknown; got {layout!r}, expected one of {', '.join(_LAYOUTS)}") from None
 
 
-def _whole(name: str, value: int, bits: int) -> int:
-    """ctypes would cut off what does not fit."""
+def whole(name: str, value: int, bits: int, *, signed: bool = True) -> int:
+    """The number: ctypes would cut off what does not fit."""
     try:
-        whole = operator.index(value)
+        number = operator.index(value)
     except TypeError:
         raise ProblemError(f"{name}: no whole number; got {value!r}, expected one") from None
-    if not -(2 ** (bits - 1)) <= whole < 2 ** (bits - 1):
-        raise ProblemError(f"{name}: out of range; got {whole}, expected a {bits}-bit number")
-    return whole
+    least = -(2 ** (bits - 1)) if signed else 0
+    if not least <= number < least + 2**bits:
+        kind = "a" if signed else "an unsigned"
+        raise ProblemError(f"{name}: out of range; got {number}, expected {kind} {bits}-bit number")
+    return number
 
 
 def _numbers(name: str, values: Sequence[int] | int | None, count: int, default: int) -> list[int]:
     if values is None:
         return [default] * count
     if not isinstance(values, Iterable):
-        return [_whole(name, values, 32)] * count
-    values = [_whole(name, v, 32) for v in values]
+        return [whole(name, values, 32)] * count
+    values = [whole(name, v, 32) for v in values]
     if len(values) != count:
         raise ProblemError(f"{name}: wrong length; got {values}, expected {count} numbers")
     return values
@@ -213,13 +215,13 @@ class Problem:
         s.accumulation = library.ACCUMULATIONS[self.accumulation]
         s.x_layout, s.y_layout = channels_last(self.layout), channels_last(self.y_layout or self.layout)
         s.allow_tf32, s.has_bias, s.has_residual, s.has_w_scale = self.allow_tf32, self.bias, self.residual, self.w_scale
-        s.n, s.c, s.m = _whole("n", self.n, 64), _whole("c", self.c, 64), _whole("m", self.m, 64)
-        s.group = _whole("group", self.group, 32)
+        s.n, s.c, s.m = whole("n", self.n, 64), whole("c", self.c, 64), whole("m", self.m, 64)
+        s.group = whole("group", self.group, 32)
         s.activation, s.alpha, s.beta = library.ACTIVATIONS[self.activation], self.alpha, self.beta
-        s.prologue_affine, s.prologue_alpha = self.prologue_affine, self.prologue_alpha
-        s.prologue_groups, s.prologue_epsilon = _whole("prologue_groups", self.prologue_groups, 32), self.prologue_epsilon
+        s.prologue_affine, s.prologue_alpha = whole("prologue_affine", self.prologue_affine, 32), self.prologue_alpha
+        s.prologue_groups, s.prologue_epsilon = whole("prologue_groups", self.prologue_groups, 32), self.prologue_epsilon
         s.prologue_activation = library.ACTIVATIONS[self.prologue_activation]
-        s.spatial[:rank] = [_whole("spatial", size, 64) for size in self.spatial]
+        s.spatial[:rank] = [whole("spatial", size, 64) for size in self.spatial]
         for name, values in (("pool_kernel", self.pool_kernel_shape), ("kernel", self.kernel_shape)):
             getattr(s, name)[:rank] = _numbers(name, values, rank, 1)
         for name in ("pool_strides", "pool_dilations", "strides", "dilations", "upsample"):
@@ -262,7 +264,8 @@ class Problem:
             cc: A compute capability (90 for 9.0), 0 for the current device.
             shared_bytes: Its shared memory a block, in bytes.
         """
-        status = library.load().convpool_supports(self.struct, find_tactic(tactic).id, cc, shared_bytes)
+        device = whole("cc", cc, 32), whole("shared_bytes", shared_bytes, 32)
+        status = library.load().convpool_supports(self.struct, find_tactic(tactic).id, *device)
         return library.unsupported_reason(status)
 
     def workspace_bytes(self, tactic: int | str | Tactic) -> int:
@@ -282,7 +285,8 @@ class Problem:
             multiprocessors: Its multiprocessors.
             shared_bytes: Its shared memory a block, in bytes.
         """
-        chosen, device = ctypes.c_int32(), (cc, multiprocessors, shared_bytes)
-        library.check(library.load().convpool_default_tactic(self.struct, *device, max_workspace_bytes, chosen))
+        chosen, most = ctypes.c_int32(), whole("max_workspace_bytes", max_workspace_bytes, 64, signed=False)
+        device = [whole("device", size, 32) for size in (cc, multiprocessors, shared_bytes)]
+        library.check(library.load().convpool_default_tactic(self.struct, *device, most, chosen))
         library.warn_of_tuned_file()
         return find_tactic(chosen.value)
