@@ -268,11 +268,8 @@ def options_for(
     disable: Iterable[str] = (),
     switches: Mapping[str, bool | None] | None = None,
 ) -> OptimizeOptions:
-    """The options of a target, with changes.
-
-    lowering: None for the target's.  enable, disable: names of `PASSES`.  switches: whether a rule runs, by name; None for as the
-    target has it.  Raises OptionError.
-    """
+    """The options of a target, with changes.  lowering: None for the target's.  enable, disable: names of `PASSES`.  switches:
+    whether a rule runs, by name; None for as the target has it.  Raises OptionError."""
     if not isinstance(target, str) or target not in TARGETS:
         raise OptionError(f"target: got {target!r}, expected one of {', '.join(TARGETS)}")
     enable, disable = _names("enable", enable), _names("disable", disable)

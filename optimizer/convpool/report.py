@@ -188,10 +188,8 @@ class Log:
     def fused(
         self, found: SiteReport, output: str, now: str, before: Iterable[str], behind: Iterable[str], saved: int | None
     ) -> None:
-        """The operator's node that gives `output` was fused with the nodes `before` and `behind` it, and gives `now`.
-
-        found: a report of the node as it is now, for one that an earlier run wrote.  saved: bytes a sample, None where unknown.
-        """
+        """The operator's node that gives `output` was fused with the nodes `before` and `behind` it, and gives `now`.  found: a
+        report of the node as it is now, for one that an earlier run wrote.  saved: bytes a sample, None where unknown."""
         number = self._giver.pop((found.scope, output), None)
         if number is None:
             number = len(self._rewritten)

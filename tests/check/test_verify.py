@@ -53,6 +53,37 @@ def test_broken_results_are_caught(name, dtype):
     assert verification.outputs[0].max_abs_error > 0
 
 
+BRANCHED = f"""m = ReduceMean<keepdims=0>(x)
+q = CONDITION(m, m)
+y = If(q) <then_branch = t () => (TYPE[a,b,c,d] p) {{ g = Conv(x, v) p = {POOL}(g) }},
+           else_branch = e () => (TYPE[a,b,c,d] o) {{ h = Conv(x, w, b) r = LAST o = {POOL}(r) }}>"""
+
+
+def branched(dtype: str, condition: str, last: str = "Identity(h)") -> onnx.ModelProto:
+    """Two pairs in the branches of an If, which takes the first one if the condition is Equal."""
+    text = BRANCHED.replace("TYPE", TYPES[dtype]).replace("CONDITION", condition).replace("LAST", last)
+    return pair(dtype, text, constants={"w": (32, 16, 3, 3), "v": (32, 16, 3, 3), "wrong": [7, 11, 2, 2]})
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "bfloat16"])
+@pytest.mark.parametrize(("condition", "taken"), [("Equal", "v"), ("Greater", "w")])
+def test_both_branches_of_an_if_are_compared(dtype, condition, taken, tmp_path):
+    model, files = branched(dtype, condition), [str(tmp_path / f"{name}.onnx") for name in "ab"]
+    report = convpool.optimize(model).report
+    assert [site.status for site in report.sites] == ["rewritten"] * 2 and not report.verification.doubts
+    for name in "vw":
+        for file, held in zip(files, (model, wrong := change(model, name, lambda w: w[::-1])), strict=True):
+            onnx.save(held, file)
+        difference = convpool.verify(model, wrong).difference
+        assert difference.startswith("output 'y' differs") and ("branches of each If exchanged" in difference) == (name != taken)
+        assert run(verify_command, "convpool-verify", files) == 1
+
+
+def test_a_branch_that_cannot_run_is_named():
+    verification = convpool.optimize(branched("float32", "Equal", "Reshape(h, wrong)")).report.verification
+    assert verification.passed and verification.notes[0].startswith("a branch of each If was not run: onnxruntime cannot run")
+
+
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("lowering", ["convavgpool", "direct", "fused"])
 def test_right_results_pass(dtype, lowering):

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of at most 600 lines and functions of at most 60, in the package and the plugin.
-
-A longer one says why: by a line that begins with `Length:` in the file's docstring or first comment, which for a function
-names it.  `python -m tests.docs.test_budgets` lists all that are longer and say nothing.
-"""
+"""Files of at most 600 lines and functions of at most 60, in the package and the plugin.  A longer one says why: by a line that
+begins with `Length:` in the file's docstring or first comment, which for a function names it.  `python -m
+tests.docs.test_budgets` lists all that are longer and say nothing."""
 
 import ast
 import re

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The recipes of docs/extending.md work: each is followed on a copy of the sources, and its example is put to use.  Those that
-change the library are followed on one copy, which is built once.
-
-No GPU: kernels of the examples are compiled, and planned, named, ranked and refused on a pretended CUDA runtime.
-"""
+change the library are followed on one copy, which is built once.  No GPU: kernels of the examples are compiled, and planned,
+named, ranked and refused on a pretended CUDA runtime."""
 
 import json
 import os

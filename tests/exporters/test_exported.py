@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of PyTorch's exporters, weights in data files: rewritten, checked, saved, loaded elsewhere.
-
-CONVPOOL_OLD_ONNX_PYTHON names a Python with the oldest onnx that convpool takes; it loads every original and result.
-"""
+"""Files of PyTorch's exporters, weights in data files: rewritten, checked, saved, loaded elsewhere.  CONVPOOL_OLD_ONNX_PYTHON
+names a Python with the oldest onnx that convpool takes; it loads every original and result."""
 
 import os
 import shutil

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shape inference: models on which onnx's ends or blocks the process are refused in one line; layers as outputs.
-
-`tests/check/test_session.py` has what both other processes share: threads, forks, Ctrl-C, a parent that is killed.
-"""
+`tests/check/test_session.py` has what both other processes share: threads, forks, Ctrl-C, a parent that is killed."""
 
 import resource
 import subprocess

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Saves beside each other, interrupted and killed at every step: a model never has another's weights, and what was there stays.
-
-Every step is one that Python's audit events name: opening, renaming, deleting and making of files.  A process of its own goes
-to a step, and there another model is saved, a signal comes, or the process ends.
-"""
+Every step is one that Python's audit events name: opening, renaming, deleting and making of files.  A process of its own goes to
+a step, and there another model is saved, a signal comes, or the process ends."""
 
 import errno
 import os

@@ -30,10 +30,8 @@ SAMPLED = [
 
 @dataclass(frozen=True)
 class Node:
-    """A node.  sizes: of X's spatial axes.  constant: W, B, scale and shift are initializers, else inputs.
-
-    Inputs and outputs of a model are float32, or float64 where the node's are.
-    """
+    """A node.  sizes: of X's spatial axes.  constant: W, B, scale and shift are initializers, else inputs.  Inputs and outputs of
+    a model are float32, or float64 where the node's are."""
 
     op_type: str = "ConvAvgPool"
     dtype: str = "float32"

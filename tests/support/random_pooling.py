@@ -66,10 +66,8 @@ def _changed(m: Maker, op_type: str, name: str, axes: list[int]) -> str:
 
 
 def make_shape(m: Maker, shape: list[int]) -> str:
-    """The shape for a Reshape.
-
-    Not behind an Identity, which shape inference does not see through, nor before opset 9 by a Constant, which has no integers.
-    """
+    """The shape for a Reshape.  Not behind an Identity, which shape inference does not see through, nor before opset 9 by a
+    Constant, which has no integers."""
     return m.constant(np.array(shape, np.int64), str(m.pick(["initializer", "constant"])) if m.opset >= 9 else "initializer")
 
 
@@ -235,10 +233,8 @@ def make_residual(m: Maker, shape: tuple[int, ...]) -> str:
 
 
 def make_behind(m: Maker, name: str, layer: Layer, after: list[int], known: bool) -> str:
-    """Nodes behind the average: maps per channel, a residual, an activation; `m.epilogue` says what must be fused.
-
-    known: the average gives [batch, filters, after...] beyond doubt.
-    """
+    """Nodes behind the average: maps per channel, a residual, an activation; `m.epilogue` says what must be fused.  known: the
+    average gives [batch, filters, after...] beyond doubt."""
     constant = layer.weight_kind in ("initializer", "constant", "identity")
     m.epilogue = "" if constant or m.factor == 1 else None
     if known and m.chance(0.3):

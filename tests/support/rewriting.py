@@ -46,10 +46,8 @@ def rewrite(
     whole: bool = False,
     **options,
 ) -> onnx.ModelProto:
-    """The optimized model, after all that every result must hold: `pairs` rewritten, valid, equal, stable.
-
-    whole: on inputs that are whole numbers.
-    """
+    """The optimized model, after all that every result must hold: `pairs` rewritten, valid, equal, stable.  whole: on inputs that
+    are whole numbers."""
     options["lowering"] = lowering
     before = model.SerializeToString(deterministic=True)
     result = convpool.optimize(model, check=0, **options)

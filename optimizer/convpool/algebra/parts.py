@@ -50,10 +50,8 @@ IDENTITY = Affine(np.array(1.0), np.array(0.0))
 
 
 def fold(weight: np.ndarray, bias: np.ndarray | None, affine: Affine) -> tuple[np.ndarray, np.ndarray | None]:
-    """Weights and bias of the convolution that does `affine` behind itself; float64.
-
-    weight: [M, ...]; bias: [M] or None.  The bias returned is None where it would be all zeros and there was none.
-    """
+    """Weights and bias of the convolution that does `affine` behind itself; float64.  weight: [M, ...]; bias: [M] or None.  The
+    bias returned is None where it would be all zeros and there was none."""
     m = weight.shape[0]
     scale = np.broadcast_to(affine.scale, (m,))
     old = np.zeros(m) if bias is None else bias.astype(np.float64)
@@ -75,11 +73,9 @@ def holds(values: np.ndarray, dtype: np.dtype) -> bool:
 
 
 def keeps(factors: np.ndarray, dtype: np.dtype) -> bool:
-    """Return True if the type has these factors, finite and to its precision.
-
-    factors: [rows, ...].  A number too small for the type may lose digits, or all, only beside a larger one in its row:
-    what both are multiplied by is then added up.  A summand may always: the sum is no more precise than the type.
-    """
+    """Return True if the type has these factors, finite and to its precision.  factors: [rows, ...].  A number too small for the
+    type may lose digits, or all, only beside a larger one in its row: what both are multiplied by is then added up.  A summand
+    may always: the sum is no more precise than the type."""
     if not holds(factors, dtype):
         return False
     rows = factors.reshape(len(factors), -1)

@@ -120,11 +120,9 @@ class InputMaker:
     def elsewhere(
         self, arrays: Arrays, other: ModelProto | None, run: Callable[[Arrays], list[object]], ranges: Sequence[Ranges] = ()
     ) -> tuple[Arrays, list[object]] | None:
-        """Inputs of other sizes than `arrays`, and what `run` gives for them; None where it takes none.
-
-        Sizes change that the model and `other` leave open, within all `ranges`.  Values are drawn from those of `arrays`; an
-        input of the same shape keeps its values.
-        """
+        """Inputs of other sizes than `arrays`, and what `run` gives for them; None where it takes none.  Sizes change that the
+        model and `other` leave open, within all `ranges`.  Values are drawn from those of `arrays`; an input of the same shape
+        keeps its values."""
         dims = {value.name: _dims(value) for value in self._feeds}
         for value in feeds(other) if other is not None else ():
             for axis, dim in enumerate(_dims(value)):

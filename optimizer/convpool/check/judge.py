@@ -246,12 +246,10 @@ class Judge:
         nudge: Callable[[], list[list]] | None = None,
         how: str = "",
     ) -> None:
-        """Compare one run's outputs.  how: said of one that differs.
-
-        original: what the original gives in its own types; default the reference.  again: runs the original once more; an
-        output that then differs from itself as much is random and passes.  nudge: runs the reference on slightly changed
-        inputs; an output passes that differs only where the reference is discontinuous.
-        """
+        """Compare one run's outputs.  how: said of one that differs.  original: what the original gives in its own types; default
+        the reference.  again: runs the original once more; an output that then differs from itself as much is random and passes.
+        nudge: runs the reference on slightly changed inputs; an output passes that differs only where the reference is
+        discontinuous."""
         original = reference if original is None else original
         runs = nudge and cache(nudge)
         for index, name in enumerate(self._names):

@@ -39,10 +39,8 @@ from convpool.ir.serving import DONE, MEMORY
 
 
 class Session:
-    """An onnxruntime session on the CPU, in another process, for models that may end it: then it raises EndedError.
-
-    model: kept as it is; it may not change.  The other arguments are those of `session_process.open_session`.
-    """
+    """An onnxruntime session on the CPU, in another process, for models that may end it: then it raises EndedError.  model: kept
+    as it is; it may not change.  The other arguments are those of `session_process.open_session`."""
 
     def __init__(self, model: LoadedModel, *, optimize: bool, threads: int = 0, spin: bool = False) -> None:
         self._model, self._options = model, {"optimize": optimize, "threads": threads, "spin": spin}
@@ -132,11 +130,9 @@ Outputs = dict[str, Any]
 
 
 class Runner(ABC):
-    """Runs one thing on inputs by name.
-
-    runtime: its name.  precision: what it computes in, "fp32" where nothing says otherwise.  model: the model, which says what
-    its inputs may be; None for an engine.  input_types: by input's name, where there is no model.
-    """
+    """Runs one thing on inputs by name.  runtime: its name.  precision: what it computes in, "fp32" where nothing says otherwise.
+    model: the model, which says what its inputs may be; None for an engine.  input_types: by input's name, where there is no
+    model."""
 
     runtime: str
     input_names: list[str]
@@ -155,11 +151,9 @@ class Runner(ABC):
 
 
 class OnnxruntimeRunner(Runner):
-    """A model in onnxruntime on the CPU.  `error` says why it could not be loaded.
-
-    what: the model, in messages.  optimize: with onnxruntime's own passes.  lenient: with them too where onnxruntime ends its
-    process without them, as on some optional outputs that a model leaves out; then `note` says so.  spin: as for `Session`.
-    """
+    """A model in onnxruntime on the CPU.  `error` says why it could not be loaded.  what: the model, in messages.  optimize: with
+    onnxruntime's own passes.  lenient: with them too where onnxruntime ends its process without them, as on some optional outputs
+    that a model leaves out; then `note` says so.  spin: as for `Session`."""
 
     runtime = "onnxruntime"
 
@@ -176,7 +170,7 @@ class OnnxruntimeRunner(Runner):
         self.what, self.error, self.note, self.precision = what, "", "", precision
         self.model, self.input_names, self.output_names = model.proto, [], []
         self.optimize, self._lenient = optimize, lenient and not optimize
-        self._loaded, self._spin = model, spin
+        self.loaded, self._spin = model, spin
         try:
             self._load()
         except Exception as error:  # onnxruntime's exceptions share no base class
@@ -184,7 +178,7 @@ class OnnxruntimeRunner(Runner):
 
     def _load(self) -> None:
         try:
-            self.session = Session(self._loaded, optimize=self.optimize, spin=self._spin)
+            self.session = Session(self.loaded, optimize=self.optimize, spin=self._spin)
         except EndedError as error:
             if not self._lenient:
                 raise
@@ -195,7 +189,7 @@ class OnnxruntimeRunner(Runner):
     def _optimize(self, error: EndedError) -> None:
         """Load the model with onnxruntime's passes from now on.  error: what it does without."""
         self._lenient = False
-        self.session = Session(self._loaded, optimize=True, spin=self._spin)
+        self.session = Session(self.loaded, optimize=True, spin=self._spin)
         self.optimize = True
         self.note = f"onnxruntime {error} on {self.what} unless its graph optimisations are on, as they are by default"
 

@@ -14,11 +14,9 @@ TURN_S = 0.02
 
 
 def open_session(content: bytes, folder: str | None, *, optimize: bool, threads: int = 0, spin: bool = False) -> Any:
-    """An onnxruntime session of a serialised model on the CPU.
-
-    optimize: with onnxruntime's own passes.  threads: 0 for as many as there are cores.  spin: idle threads wait for work
-    awake, as is onnxruntime's default: faster for a session by itself, and in the way of others.
-    """
+    """An onnxruntime session of a serialised model on the CPU.  optimize: with onnxruntime's own passes.  threads: 0 for as many
+    as there are cores.  spin: idle threads wait for work awake, as is onnxruntime's default: faster for a session by itself, and
+    in the way of others."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

@@ -20,8 +20,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
+from typing import Any, TypeVar
 
 import numpy as np
 from onnx import TensorProto
@@ -31,10 +33,59 @@ from convpool.check.session import OnnxruntimeRunner, Outputs, Runner, prepare
 from convpool.errors import ConvpoolError, ModelError, OptionError, VerificationError
 from convpool.ir.constants import UNIT_ROUNDOFF
 from convpool.ir.model import LoadedModel, load, passes_full_check
+from convpool.ir.protos import all_nodes, is_op, model_nodes, subgraphs
+from convpool.ir.schema import OP_TYPES
 from convpool.options import check_arguments
 from convpool.types import Model
 
+BRANCHES = {"then_branch": "else_branch", "else_branch": "then_branch"}
+WORK = ("Conv", "ConvTranspose", "Gemm", "MatMul", *OP_TYPES)
+"""Operators of branches worth a run; others, by which exporters tell shapes apart, often cannot run."""
+Compare = TypeVar("Compare", bound=Callable[..., judge.Verification])
 
+
+def _in_all_branches(compare: Compare) -> Compare:
+    """Make a comparison run once more with the branches exchanged of each If that does work: one run takes one of the two."""
+
+    @wraps(compare)
+    def both(first: Any, second: Any, *arguments: Any, **options: Any) -> judge.Verification:
+        verdict = compare(first, second, *arguments, **options)
+        models = [getattr(side, "loaded", side) for side in (first, second)]
+        known = verdict.passed and all(isinstance(model, LoadedModel) for model in models)
+        names = set.intersection(*map(_working_ifs, models)) if known else set()
+        if not names:
+            return verdict
+        try:
+            other = compare(*(_exchanged(side, names) for side in (first, second)), *arguments, **options)
+        except ModelError as error:
+            return replace(verdict, notes=[*verdict.notes, f"a branch of each If was not run: {error}"])
+        how = "with the branches of each If exchanged"
+        told = [o if o.passed else replace(o, note=f"{o.note or f'{o.max_abs_error:.3g} absolute'} {how}") for o in other.outputs]
+        return replace(other, outputs=told) if other.differs else verdict
+
+    return both  # type: ignore[return-value]
+
+
+def _working_ifs(model: LoadedModel) -> set[tuple[str, ...]]:
+    """The Ifs with WORK in a branch, by their outputs."""
+    inner = {tuple(node.output): subgraphs(node) for node in model_nodes(model.proto) if is_op(node, "If")}
+    return {name for name, graphs in inner.items() if any(n.op_type in WORK for _, _, graph in graphs for n in all_nodes(graph))}
+
+
+def _exchanged(side: Any, names: set[tuple[str, ...]]) -> Any:
+    """A model or onnxruntime's runner of it with the branches of these Ifs exchanged."""
+    if isinstance(side, OnnxruntimeRunner):
+        runner = OnnxruntimeRunner(_exchanged(side.loaded, names), side.what, precision=side.precision)
+        runner.model = side.model  # whose types the inputs have
+        return runner
+    result = replace(side, proto=deepcopy(side.proto))
+    for node in (node for node in model_nodes(result.proto) if is_op(node, "If") and tuple(node.output) in names):
+        for attribute in node.attribute:
+            attribute.name = BRANCHES.get(attribute.name, attribute.name)
+    return result
+
+
+@_in_all_branches
 def compare_runners(
     first: Runner,
     second: Runner,
@@ -170,6 +221,9 @@ def verify(
     Values that are NaN or infinite in both prove nothing.  Random inputs are made smaller, down to
     2^-12, where that leaves fewer of them; an output without any other value fails.
 
+    One run takes one branch of an If.  Where branches have convolutions or matrix products, both models
+    also run with them exchanged.
+
     Behind a QuantizeLinear, Round, ArgMax or comparison, the last bit of a sum decides now and then
     over a whole step.  An output beyond the default tolerances therefore passes when the original
     does the same to itself: when inputs changed by a part in 2^18, of the order of what summing in
@@ -205,6 +259,7 @@ def verify(
         raise ModelError(NO_MEMORY) from error
 
 
+@_in_all_branches
 def compare_models(
     original: LoadedModel,
     optimized: LoadedModel,

@@ -288,10 +288,8 @@ def _numpy_type(dtype: str) -> Any:
 
 
 def allocator(library: str, shape: tuple[int, ...], dtype: str) -> Allocator | None:
-    """Return a maker of uninitialised arrays of that library, shape and type; None if not known.
-
-    Memory of PyTorch and CuPy is that of the stream, where nothing before the work still uses it.  PyTorch's is recorded as used
-    by its current stream too, so that it is not handed out again before the work there is done.
-    """
+    """Return a maker of uninitialised arrays of that library, shape and type; None if not known.  Memory of PyTorch and CuPy is
+    that of the stream, where nothing before the work still uses it.  PyTorch's is recorded as used by its current stream too, so
+    that it is not handed out again before the work there is done."""
     makers = {"pycuda": _pycuda_allocator, "cupy": _cupy_allocator, "torch": _torch_allocator}
     return makers[library](shape, dtype) if library in makers else None

@@ -56,11 +56,9 @@ class GraphTimer:
     def measure(
         self, call: Callable[[int], Any], sets: int, *, quick: bool = False, give_up_us: float = math.inf
     ) -> dict[str, float]:
-        """Median and spread of microseconds of `call(i)`, i rotating through the sets.
-
-        quick: fewer replays.  give_up_us: a call that takes longer at a first look, or in the first two replays, gets no closer
-        one.  call only enqueues on `stream`; what it allocates comes from the graph's own memory.
-        """
+        """Median and spread of microseconds of `call(i)`, i rotating through the sets.  quick: fewer replays.  give_up_us: a call
+        that takes longer at a first look, or in the first two replays, gets no closer one.  call only enqueues on `stream`; what
+        it allocates comes from the graph's own memory."""
         torch = self._torch
         with torch.cuda.stream(self.stream):
             call(0)

@@ -32,11 +32,9 @@ class Inlined:
 
 
 def inlined(model: ModelProto, calls: Container[Call] | None = None) -> Inlined | None:
-    """A copy in which these calls, None for all, are replaced; None where there is none that can be.
-
-    convpool's own functions stay, those whose operators have other versions than the model's, and those of the standard domain:
-    onnxruntime runs the operator of the name.  Functions that nothing calls any more go.
-    """
+    """A copy in which these calls, None for all, are replaced; None where there is none that can be.  convpool's own functions
+    stay, those whose operators have other versions than the model's, and those of the standard domain: onnxruntime runs the
+    operator of the name.  Functions that nothing calls any more go."""
     functions = {protos.key_of(function): function for function in model.functions}
     usable = {k for k, f in functions.items() if k[0] not in protos.STANDARD_DOMAINS and not is_own(f) and _fits(f, model)}
     if not any(protos.key_of(node) in usable for node in protos.model_nodes(model)) or check_functions(model) > MAX_NODES:
@@ -124,10 +122,8 @@ class _Inliner:
             yield helper.make_node("Identity", [names[name]], [wanted], name=self._fresh(f"{protos.label(node)}/{name}")), wanted
 
     def _rename(self, node: NodeProto, around: str, names: dict[str, str], values: dict[str, AttributeProto]) -> None:
-        """Give a node of a function its names in the call, and the attributes that it refers to.
-
-        around: the call's name.  names: of the tensors; what the node gives comes to them.  values: the attributes.
-        """
+        """Give a node of a function its names in the call, and the attributes that it refers to.  around: the call's name.
+        names: of the tensors; what the node gives comes to them.  values: the attributes."""
         node.name = self._fresh(f"{around}/{protos.label(node)}")
         node.input[:] = [names.get(name, name) for name in node.input]
         for _, _, graph in protos.subgraphs(node):

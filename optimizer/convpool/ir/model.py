@@ -79,11 +79,9 @@ def check_types(model: ModelProto) -> None:
 
 
 def check_functions(model: ModelProto) -> int:
-    """The nodes that the main graph stands for once functions are expanded; 0 without functions.
-
-    Raises ModelError for functions that older onnx crashes on, or that keep every onnx busy for minutes: two of one name, one
-    that calls itself, directly or not, and calls that stand for more than MAX_NODES nodes.
-    """
+    """The nodes that the main graph stands for once functions are expanded; 0 without functions.  Raises ModelError for functions
+    that older onnx crashes on, or that keep every onnx busy for minutes: two of one name, one that calls itself, directly or not,
+    and calls that stand for more than MAX_NODES nodes."""
     calls: dict[protos.Key, Counter[protos.Key]] = {}
     for function in model.functions:
         key = protos.key_of(function)
@@ -279,11 +277,9 @@ def _without_large_values(model: ModelProto) -> ModelProto:
 
 
 def infer_shapes(model: ModelProto) -> ModelProto | None:
-    """The model with inferred shapes, node for node; None where inference fails or the model is too large for it.
-
-    Shapes follow from the model's inputs; others that the file notes count where `convpool.ir.inference` says.
-    Raises ModelError where it would end the process.
-    """
+    """The model with inferred shapes, node for node; None where inference fails or the model is too large for it.  Shapes follow
+    from the model's inputs; others that the file notes count where `convpool.ir.inference` says. Raises ModelError where it would
+    end the process."""
     probe = _without_large_values(model)
     taken = notes.take(probe)
     notes.let_through(probe)

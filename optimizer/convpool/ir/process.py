@@ -61,10 +61,8 @@ class OtherProcess:
         return self._ready
 
     def ask(self, method: str, *arguments: Any, content: bytes | None = None, patience_s: float | None = None) -> tuple[str, Any]:
-        """Call a method; `serving.DONE` and what it gives, FAILED and the error's text, or MEMORY.
-
-        content: the first argument, as it is.  Raises EndedError, and TimeoutError where no answer comes in time.
-        """
+        """Call a method; `serving.DONE` and what it gives, FAILED and the error's text, or MEMORY.  content: the first argument,
+        as it is.  Raises EndedError, and TimeoutError where no answer comes in time."""
         while self._later:
             self._exchange(self._later.pop(), None, None)
         return self._exchange((method, *arguments), content, patience_s)
@@ -125,10 +123,8 @@ class Shared:
         atexit.register(self.end)
 
     def start(self) -> OtherProcess | None:
-        """The process, started if there is none; None where none can be started.
-
-        Raises EndedError where one was there and no other can be: what ended that one is not to end this process.
-        """
+        """The process, started if there is none; None where none can be started.  Raises EndedError where one was there and no
+        other can be: what ended that one is not to end this process."""
         if not self._hopeless and (self.process is None or self.process.gone or self.process.owner != os.getpid()):
             try:
                 self.process = OtherProcess(str(self._script.__file__), *self._words())

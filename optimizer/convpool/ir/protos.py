@@ -213,11 +213,9 @@ def _read_names(node: NodeProto) -> set[str]:
 
 
 def in_default_domain(model: ModelProto) -> ModelProto:
-    """The model, as a copy with "" in place of `ai.onnx` where a node, a function or its imports have that.
-
-    onnxruntime takes both for one, but in branches and as a function's import; onnx's checker refuses nodes of `ai.onnx`.
-    Raises ModelError where both are imported, and differ.
-    """
+    """The model, as a copy with "" in place of `ai.onnx` where a node, a function or its imports have that.  onnxruntime takes
+    both for one, but in branches and as a function's import; onnx's checker refuses nodes of `ai.onnx`. Raises ModelError where
+    both are imported, and differ."""
     name, alias = STANDARD_DOMAINS
     holders = (model, *model.functions)
     for holder in holders:

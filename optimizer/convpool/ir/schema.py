@@ -210,11 +210,9 @@ def give_layout(node: NodeProto, channels_last: int) -> None:
 
 
 def complete_layouts(nodes: list[NodeProto]) -> set[str]:
-    """Give nodes of these operators the permutations that their functions need; the operators that need such functions.
-
-    An operator has one function in a model.  Where one of its nodes has channels last, that function permutes by attributes,
-    and those of the other nodes change nothing.
-    """
+    """Give nodes of these operators the permutations that their functions need; the operators that need such functions.  An
+    operator has one function in a model.  Where one of its nodes has channels last, that function permutes by attributes, and
+    those of the other nodes change nothing."""
     permuting = {node.op_type for node in nodes if layout_of(node)}
     for node in nodes:
         layout = layout_of(node)

@@ -16,11 +16,9 @@ from convpool.onnxruntime.session import session
 
 
 class CudaRunner(Runner):
-    """A model in onnxruntime on the CUDA provider, the operators by the library; a `convpool.check.session.Runner`.
-
-    what: the model, in messages.  precision: by the model's types, "tf32" where it is float32.  arguments: those of
-    `convpool.onnxruntime.session`.  Raises OnnxruntimeError if the model cannot be loaded.
-    """
+    """A model in onnxruntime on the CUDA provider, the operators by the library; a `convpool.check.session.Runner`.  what: the
+    model, in messages.  precision: by the model's types, "tf32" where it is float32.  arguments: those of
+    `convpool.onnxruntime.session`.  Raises OnnxruntimeError if the model cannot be loaded."""
 
     runtime = "onnxruntime's CUDA provider"
 

@@ -93,10 +93,8 @@ def _source(model: Model) -> tuple[Any, Path | None]:
 
 @contextmanager
 def _data_from(folder: Path | None, settings: Any, shared: bool) -> Iterator[None]:
-    """Name the folder of a model's data in session options.  Of shared ones, which go on to other models, only meanwhile.
-
-    A model that is a path has its data beside it, but some releases of onnxruntime look where the entry says.
-    """
+    """Name the folder of a model's data in session options.  Of shared ones, which go on to other models, only meanwhile.  A
+    model that is a path has its data beside it, but some releases of onnxruntime look where the entry says."""
     if not shared:
         if folder is not None:
             settings.add_session_config_entry(_FOLDER, str(folder))

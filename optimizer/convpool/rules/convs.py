@@ -52,11 +52,9 @@ class Pooling:
 
 @dataclass(frozen=True)
 class ConvLeaf:
-    """A convolution whose output only the pooling reads, with what stood between already in it.
-
-    conv: attributes, with a zero Pad behind it added to the pads.  affine: to be folded into weights and bias.
-    behind: nodes that move behind the pooling, in order.  size: spatial input size, None where any of it is unknown.
-    """
+    """A convolution whose output only the pooling reads, with what stood between already in it.  conv: attributes, with a zero
+    Pad behind it added to the pads.  affine: to be folded into weights and bias. behind: nodes that move behind the pooling, in
+    order.  size: spatial input size, None where any of it is unknown."""
 
     node: int
     input: str
@@ -252,11 +250,9 @@ SEARCH_LIMIT = 24
 
 
 def with_pads_in_front(scope: Scope, leaf: ConvLeaf) -> ConvLeaf:
-    """`leaf` with zero Pads in front of it merged into its own.
-
-    A Pad left in front of an AveragePool is merged into it by onnxruntime, which then refuses pads that reach the kernel.  It
-    merges one into a pooling that is its only reader, even a MaxPool, which then finds no zeros: one that a pooling reads stays.
-    """
+    """`leaf` with zero Pads in front of it merged into its own.  A Pad left in front of an AveragePool is merged into it by
+    onnxruntime, which then refuses pads that reach the kernel.  It merges one into a pooling that is its only reader, even a
+    MaxPool, which then finds no zeros: one that a pooling reads stays."""
     name, pads, passed = zero_pads(scope, leaf.input, leaf.conv.rank)
     if not passed or any(_pooled(scope, scope.nodes[index].output[0]) for index in passed):
         return leaf

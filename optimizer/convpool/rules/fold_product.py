@@ -33,11 +33,9 @@ from convpool.rules.convs import KERNEL_TYPES
 
 @dataclass(frozen=True)
 class Product:
-    """A tensor [N, M, 1...] that is linear in x [N, K]: the sum of products, each times a factor [M], plus a shift [M].
-
-    factors: by node of the product.  views: nodes between, in turn.  nodes: all that it is computed by.  mapped: whether they do
-    more than multiply, add the bias of a MatMul, and rearrange.
-    """
+    """A tensor [N, M, 1...] that is linear in x [N, K]: the sum of products, each times a factor [M], plus a shift [M].  factors:
+    by node of the product.  views: nodes between, in turn.  nodes: all that it is computed by.  mapped: whether they do more than
+    multiply, add the bias of a MatMul, and rearrange."""
 
     x: str
     channels: int

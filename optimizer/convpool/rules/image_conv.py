@@ -40,11 +40,9 @@ KINDS = {"image_conv": "stem", "plain_conv": "plain_conv"}
 
 
 class ImageConv(PairRule):
-    """The model's own convolutions that are none of a pair, where a pair has become a node of the operator.
-
-    One of few channels or of an input is of an image, unless an average starts from it, rewritten or not.  Others are plain, as
-    is that of an input of many channels where plain ones are asked for, unless an average that is exact to move starts from it.
-    """
+    """The model's own convolutions that are none of a pair, where a pair has become a node of the operator.  One of few channels
+    or of an input is of an image, unless an average starts from it, rewritten or not.  Others are plain, as is that of an input
+    of many channels where plain ones are asked for, unless an average that is exact to move starts from it."""
 
     names = (*KINDS, "norm_conv")
     on_operators = True

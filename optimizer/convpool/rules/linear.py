@@ -221,11 +221,9 @@ WHOLE_AXIS = 2**31 - 1
 
 @dataclass(frozen=True)
 class Step:
-    """One linear node.  operand: number of the input that carries the data; result: of the output that is read.
-
-    affine: what it does per channel, None if that is not constant; pads: what a Pad adds, begins then ends.  before: nodes that
-    belong to it, nearest first; then `operand` is of the last one.  channels: which it picks, where a Gather takes their place.
-    """
+    """One linear node.  operand: number of the input that carries the data; result: of the output that is read.  affine: what it
+    does per channel, None if that is not constant; pads: what a Pad adds, begins then ends.  before: nodes that belong to it,
+    nearest first; then `operand` is of the last one.  channels: which it picks, where a Gather takes their place."""
 
     node: int
     operand: int

@@ -127,10 +127,8 @@ def test_the_cases_reach_what_they_are_for(tally):
 
 
 def check_case(case: Case, tally: Tally, target: str = "any") -> None:
-    """Everything that holds for any model, then the two bounds.
-
-    Every fourth case is without fused variants, every third without stems, every fifth without plain convolutions.
-    """
+    """Everything that holds for any model, then the two bounds.  Every fourth case is without fused variants, every third without
+    stems, every fifth without plain convolutions."""
     fused = case.seed % 4 > 0
     options = {
         "lowering": case.lowering, "check": 0, "prologue": fused, "epilogue": fused, "stem": case.seed % 3 > 0,
@@ -209,10 +207,8 @@ def check_form(original: onnx.ModelProto, result: onnx.ModelProto) -> None:
 
 
 def check_values(case: Case, result: onnx.ModelProto, constants: int, tally: Tally) -> None:
-    """The two bounds of the module's docstring, and that value_info tells the truth.
-
-    constants: roundings of the constants that the rewrite made, on the way of any term.
-    """
+    """The two bounds of the module's docstring, and that value_info tells the truth.  constants: roundings of the constants that
+    the rewrite made, on the way of any term."""
     name = case.model.graph.output[0].name
     exact = evaluate(case.model, case.feeds)[name]
     if not np.isfinite(exact.magnitude).all():  # a division by data that is 0

@@ -20,9 +20,7 @@ def largest(outputs: Outputs, reference: Outputs) -> float:
 
 
 def root_mean_square(outputs: Sequence[Outputs], reference: Sequence[Outputs]) -> float:
-    """sqrt(sum (y - r)^2 / sum r^2) over all outputs of all input sets.
-
-    What a ratio of two engines is taken of: the largest error of a few scores is a matter of luck.
-    """
+    """sqrt(sum (y - r)^2 / sum r^2) over all outputs of all input sets.  What a ratio of two engines is taken of: the largest
+    error of a few scores is a matter of luck."""
     off = sum(float(((y[name] - r[name]) ** 2).sum()) for y, r in zip(outputs, reference, strict=True) for name in r)
     return (off / sum(float((value**2).sum()) for r in reference for value in r.values())) ** 0.5

@@ -23,11 +23,9 @@ EXPORTERS = ("dynamo", "script")
 
 @dataclass(frozen=True)
 class Case:
-    """make: the module; shapes: of its inputs; open_axes: names by axis that stay open on every input.
-
-    missed: pairs that stay although they are exact to move, by exporter.  exporters: those that take the module.
-    opset: 0 for the exporter's usual one.
-    """
+    """make: the module; shapes: of its inputs; open_axes: names by axis that stay open on every input.  missed: pairs that stay
+    although they are exact to move, by exporter.  exporters: those that take the module. opset: 0 for the exporter's usual
+    one."""
 
     make: Callable[[], nn.Module]
     pairs: int

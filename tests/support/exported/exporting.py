@@ -23,9 +23,7 @@ OPSETS = {"dynamo": 20, "script": 17}
 @dataclass(frozen=True)
 class Exported:
     """path: the model, alone in its folder with its data; feeds: by the names in the file; expected: PyTorch's in float64.
-
-    tolerance: for each output, relative to its largest value.
-    """
+    tolerance: for each output, relative to its largest value."""
 
     path: Path
     feeds: dict[str, np.ndarray]

@@ -26,10 +26,8 @@ NO_KERNELS = {"float64", "bfloat16"}
 
 @dataclass(frozen=True)
 class Made:
-    """An exported model, its result in every layout in a folder of its own, and the files before and after.
-
-    files: by layout, those that `save` names, the model first.
-    """
+    """An exported model, its result in every layout in a folder of its own, and the files before and after.  files: by layout,
+    those that `save` names, the model first."""
 
     exported: Exported
     report: Report

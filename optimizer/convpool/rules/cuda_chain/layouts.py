@@ -151,10 +151,8 @@ def turning(node: NodeProto) -> list[int] | None:
 
 
 def turn(edit: Edit, index: int, rank: int, x: bool, y: bool, to: To) -> None:
-    """Make node `index` for the layouts of its input and output, before its tensors are renamed.
-
-    rank: axes of what is turned; x, y: whether the first input, and the output, are.
-    """
+    """Make node `index` for the layouts of its input and output, before its tensors are renamed.  rank: axes of what is turned;
+    x, y: whether the first input, and the output, are."""
     scope, node = edit.scope, deepcopy(edit.scope.nodes[index])
     if is_op(node, "BatchNormalization"):
         _scale(edit, index, node)

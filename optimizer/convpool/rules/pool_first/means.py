@@ -115,11 +115,9 @@ def recognise_mean(scope: Scope, index: int, rank: int, size: Ints | None) -> Po
 
 @dataclass
 class _Terms:
-    """A weighted sum of Slices: the Slices' outputs, their weights, and the nodes that sum and scale.
-
-    shapes: of the constant factors, and of constant zeros among the terms.  rounding: relative error that the factors
-    may have by being rounded to their types.
-    """
+    """A weighted sum of Slices: the Slices' outputs, their weights, and the nodes that sum and scale.  shapes: of the constant
+    factors, and of constant zeros among the terms.  rounding: relative error that the factors may have by being rounded to their
+    types."""
 
     slices: list[str]
     weights: list[float]
