@@ -7,7 +7,7 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -47,12 +47,12 @@ class OptimizeResult:
         loaded: The model with the folder of its external data.
     """
 
-    model: ModelProto
-    report: Report
+    model: ModelProto = field(repr=False)
+    report: Report = field(repr=False)
     changed: bool
-    loaded: LoadedModel
-    _new_constants: set[str]
-    _seen: Seen
+    loaded: LoadedModel = field(repr=False)
+    _new_constants: set[str] = field(repr=False)
+    _seen: Seen = field(repr=False)
 
     @property
     def graph(self) -> Any:
@@ -160,13 +160,8 @@ def optimize(
             or pooling matches one; so is a Concat.
         enable: Names of rules (`convpool.options.RULES`) to add to the target's.
         disable: Names of rules to leave out.
-        fuse_pool_conv: Run that rule or not.  Ends with release 0.3, as do the five below: use
-            enable and disable.
-        stem: Run the rule image_conv.
-        plain_conv: Run the rule plain_conv.
-        prologue: Run the rule fuse_prologue.
-        epilogue: Run the rule fuse_epilogue.
-        concat: Run the rule chain_concats.
+        fuse_pool_conv, stem, plain_conv, prologue, epilogue, concat: Run a rule or not.  They end with
+            release 0.3: use enable and disable.
         fold: Run the rule fold, as `--fold` does.
         accumulation: Type in which kernels sum pooling windows of float16 and bfloat16, for all
             nodes of the operator in the result: "default", float32, or "packed", that type where a
@@ -310,14 +305,11 @@ def rewrite(
     summary = replace(_summary(original, result, sites, run.log.concats), channels_last=run.log.channels_last, packed=packed)
     summary = with_macs(summary, sites, run.macs_before, run.macs_after, {})
     summary = replace(summary, averages=run.seen.averages, resizes=run.seen.resizes, between=dict(run.seen.between.most_common()))
-    report = Report(
-        sites,
-        summary,
-        options={"lowering": options.lowering, "accumulation": options.accumulation},
-        notes=notes(run.seen, sites, run.int8),
-        changed=run.changed,
-        warnings=unmatched(options.exclude, run.matched),
-    )
+    report = Report(sites, summary, notes=notes(run.seen, sites, run.int8), changed=run.changed)
+    report.options |= {"lowering": options.lowering, "accumulation": options.accumulation, "rules": sorted(options.passes)}
+    report.warnings += unmatched(options.exclude, run.matched)
+    if tuner is not None and "cpu" not in options.devices:
+        report.warnings.append("autotune: timed on this machine's CPU, which says little of a GPU")
     if (dense := len(sparse_values(original.proto)) - len(sparse_values(result.proto))) > 0:
         report.warnings.append(f"sparse constants: {dense} dense in the result, since the rewrite changes their numbers")
     for name in sorted(_misread(result.proto) - _misread(original.proto)):
@@ -352,19 +344,11 @@ def _with_clearer_reasons(log: Log, stays: Stays) -> list[SiteReport]:
 
 def _summary(original: LoadedModel, result: LoadedModel, reports: list[SiteReport], concats: int) -> Summary:
     status = Counter(report.status for report in reports)
-    return Summary(
-        status["rewritten"],
-        status["rejected"],
-        status["excluded"],
-        sum(report.macs_before or 0 for report in reports),
-        sum(report.macs_after or 0 for report in reports),
-        _operators(original.proto),
-        _operators(result.proto),
-        original.size_bytes,
-        result.proto.ByteSize() + external_size(result.proto),
-        0.0,
-        concats,
-    )
+    macs = sum(report.macs_before or 0 for report in reports), sum(report.macs_after or 0 for report in reports)
+    operators = _operators(original.proto), _operators(result.proto)
+    size = result.proto.ByteSize() + external_size(result.proto)
+    counts = status["rewritten"], status["rejected"], status["excluded"]
+    return Summary(*counts, *macs, *operators, original.size_bytes, size, seconds=0.0, concats=concats)
 
 
 def _operators(model: ModelProto) -> dict[str, int]:

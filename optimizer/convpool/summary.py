@@ -137,10 +137,13 @@ def next_steps(
         found.append(SAVED)
     elif seen.quantized:
         found.append(QUANTIZE_LATER)
-    elif any(re.search(r"\bunknown\b|computed tensor|not provably", reason) for reason in stay):
+    on_cpu = replace(options, devices=TARGETS["cpu"].devices)
+    if not found and any(re.search(r"\bunknown\b|computed tensor|not provably|for every size", reason) for reason in stay):
         found += _preparing(report, model, options, suggested(model.proto, shapes), rewrite)
+        if not found and report.options["target"] == "any":
+            found += _preparing(report, model, on_cpu, suggested(model.proto, shapes), rewrite)
     if report.options["target"] == "any" and any(reason.endswith("for this target") for reason in stay):
-        more = rewrite(model, replace(options, devices=TARGETS["cpu"].devices)) - report.summary.rewritten
+        more = rewrite(model, on_cpu) - report.summary.rewritten
         if more > 0:
             found.append(f"{more} more for onnxruntime on a CPU: convpool optimize {name_of(model)} --target cpu")
     if report.summary.rewritten and report.summary.model_macs_before is None:
@@ -164,16 +167,17 @@ def _preparing(
             more = rewrite(fixed, tried) - report.summary.rewritten
             if more > 0:
                 what = "with sizes that are fixed (put yours)" if shapes else "with constants folded"
-                given = [_asked(report), "--fold" if tried is folding else "", _words("--fix-shape", shapes)]
+                given = [_asked(report, tried), "--fold" if tried is folding else "", _words("--fix-shape", shapes)]
                 yield f"{more} more {what}: convpool optimize {name_of(model)} {' '.join(filter(None, given))}"
                 return
 
 
-def _asked(report: Report) -> str:
+def _asked(report: Report, tried: OptimizeOptions) -> str:
     """The target and the lowering as options of a command, where they are not the usual ones."""
-    target, lowering = str(report.options["target"]), report.options["lowering"]
+    given, lowering = str(report.options["target"]), report.options["lowering"]
+    target = "cpu" if tried.devices == TARGETS["cpu"].devices else given
     words = [] if target == "any" else ["--target", target]
-    return " ".join(words if lowering == TARGETS[target].lowering else [*words, "--lowering", str(lowering)])
+    return " ".join(words if lowering == TARGETS[given].lowering else [*words, "--lowering", str(lowering)])
 
 
 def suggested(model: ModelProto, known: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:

@@ -155,6 +155,8 @@ TRACED = {
     ),
     "of another level": (f"k = MaxPool<{HALVED}>(x) m = {NEAREST}(k, , s)", "q = Div(n, two) t = Mul(q, six)"),
 }
+for node in ("AveragePool<kernel_shape=[1]>(i)", "Conv(i, w1)", "Resize(i, , ones)"):  # of fewer axes, as in Next-ViT's attention
+    TRACED[node] = f"f = Shape(x) i = Reshape(x, flat) j = {node} m = Reshape(j, f)", "t = Mul(n, two)"
 TWICE = TRACED["halves"][1]
 UNTRACED = {
     "of the skip": (TRACED["halves"][0], "t = Identity(n)", "size 2 of 'x' over size 2 of 'x' // 2"),
@@ -172,6 +174,7 @@ def _enlarged(before: str, computed: str):
     sizes = f"h = Shape(x) n = Slice(h, n2, n4) {computed} g = Shape(m) first = Slice(g, n0, n2) sizes = Concat<axis=0>(first, t)"
     constants = {**SCALES, "n0": [0], "n2": [2], "n4": [4], "one": np.array(1), "two": np.array(2), "six": np.array([6, 4])}
     constants |= {"four": np.array(4), "pads": [0, 0, 1, 0, 0, 0, 1, 2]}
+    constants |= {"flat": [0, 0, -1], "w1": (64, 64, 1), "ones": whole((3,)) ** 0}
     return graph(f"{before} {sizes} u = {NEAREST}(m, , , sizes) {CONV}", constants, **OPEN)
 
 

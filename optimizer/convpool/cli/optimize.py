@@ -255,7 +255,8 @@ def _check_offloading(options: dict[str, Any]) -> None:
     lowering = options["lowering"] or TARGETS[options["target"]].lowering
     for words, wanted in given.items():
         if wanted and lowering != "convavgpool":
-            raise OptionError(f"{words}: got --lowering {lowering} too; expected convavgpool")
+            source = "" if options["lowering"] else f"; --target {options['target']} sets {lowering}"
+            raise OptionError(f"{words}: got --lowering {lowering} too; expected convavgpool{source}")
 
 
 def _output_path(model: str, output: str | None) -> Path | None:

@@ -20,6 +20,7 @@ from convpool.report import Report, SiteReport, Speed, Summary
 
 RESIZING = ("upsample_last", "resize_last", "resize_first")
 """The rules whose convolutions stand beside a resize."""
+FINDING = ("pool_first", *RESIZING)
 STYLES = {"rewritten": "green", "rejected": "yellow", "excluded": "dim"}
 MAX_ROWS = 200
 """Sites shown unless asked for more."""
@@ -138,7 +139,11 @@ def _form(site: SiteReport, verbose: bool) -> str:
 def _gains(report: Report, preview: bool) -> list[str]:
     """Say what was rewritten, or would be, and what the model gains, as markup."""
     summary = report.summary
-    if not report.sites:
+    rules: Any = report.options.get("rules", FINDING)
+    off = [name for name in FINDING if name not in rules]
+    if not report.sites and off:
+        lines = [f"Nothing to rewrite with {', '.join(off)} disabled."]
+    elif not report.sites:
         done = sum(count for name, count in summary.operators_before.items() if name in schema.OP_TYPES)
         there = f" (nodes of convpool's operators: {done})" if done else ""
         lines = [f"Nothing to rewrite: no convolution stands beside an average pooling or a resize{there}.", *_seen(summary)]

@@ -236,6 +236,8 @@ def _traced_through(scope: Scope, tensor: str, index: int, axis: int, depth: int
     if is_op(node, *BROADCASTING, "Where") or is_op(node, "Concat") and values.get("axis", 0) % len(shape) != axis:
         found = {traced(scope, name, place, depth) for name, place in _wide(scope, node, axis)}
         return found.pop() if len(found) == 1 else None
+    if axis >= len(shape) and not is_op(node, "Reshape"):  # all in front of a map is traced, also what has fewer axes
+        return None
     if is_op(node, "Conv", "MaxPool", "AveragePool") or is_operator(node) and not layout_of(node):
         if axis < 2:
             return None if axis and not is_op(node, "MaxPool", "AveragePool") else traced(scope, x, axis, depth)
@@ -257,8 +259,7 @@ def _traced_through(scope: Scope, tensor: str, index: int, axis: int, depth: int
         if (found_there := traced(scope, x, axis, depth) if copied else _sized(terms, axis)) is not None:
             return found_there
     if is_op(node, "Transpose"):
-        order = tuple(values.get("perm", range(len(shape))[::-1]))
-        return traced(scope, x, order[axis], depth) if axis < len(order) else None
+        return traced(scope, x, tuple(values.get("perm", range(len(shape))[::-1]))[axis], depth)
     step = step_or_reject(scope, index, rank) if rank > 0 and axis > 1 and op_of(node) is not None else None
     if not isinstance(step, Step):
         return None

@@ -68,6 +68,8 @@ class ModuleReport(Report):
         text = io.StringIO()
         show(self, PrintableConsole(file=text, width=160, highlight=False, emoji=False), preview=True)
         lines = [line for line in text.getvalue().splitlines() if line != "model     multiply-adds unknown"]
+        if not self.plans:  # there is no graph yet in which a pair could be missing
+            lines[:2] = ["No call is captured."]
         return "\n".join([*lines, *(f"plan {number:<5}{line}" for number, line in enumerate(self.plans, 1))])
 
     def update(self, captured: Sequence[Captured], options: OptimizeOptions, names: Sequence[str]) -> None:
@@ -78,7 +80,9 @@ class ModuleReport(Report):
         for site in found:
             sites.setdefault((site.conv, site.pool), site)
         self.sites[:] = sites.values()
-        self.summary = _summed(self.sites, [report.summary for report in reports])
+        # Each part of forward counts once, though it is captured for several kinds of calls.
+        parts = {(one.breaks, *(s.conv for s in r.sites)): r.summary.convolutions for one in captured for r in one.reports}
+        self.summary = replace(_summed(self.sites, [report.summary for report in reports]), convolutions=sum(parts.values()))
         self.changed = bool(self.summary.rewritten)
         self.notes[:] = dict.fromkeys(note for report in reports for note in report.notes)
         pairs = [(one.call, sum(report.summary.rewritten for report in one.reports)) for one in captured]
@@ -98,8 +102,8 @@ def _summed(sites: Sequence[SiteReport], summaries: Sequence[Summary]) -> Summar
     macs = [sum(getattr(site, f"macs_{time}") or 0 for site in sites) for time in ("before", "after")]
     operators = [dict(sum((Counter(getattr(s, f"operators_{t}")) for s in summaries), Counter())) for t in ("before", "after")]
     totals: tuple = (*macs, *operators, 0, 0, 0.0, 0)
-    names = ("convolutions", "rewritten_convolutions", "packed", "averages")
-    counts: dict[str, Any] = {name: sum(getattr(summary, name) for summary in summaries) for name in names}
+    counts: dict[str, Any] = {name: sum(getattr(summary, name) for summary in summaries) for name in ("packed", "averages")}
+    counts["rewritten_convolutions"] = len({site.conv for site in sites if site.status == "rewritten"})
     if rewritten and all(None not in pair for pair in rewritten):
         counts["rewritten_macs_before"], counts["rewritten_macs_after"] = map(sum, zip(*rewritten, strict=True))
     return Summary(status["rewritten"], status["rejected"], status["excluded"], *totals, **counts)
