@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """onnx's own backend test suite: every model is optimized; one without a pair stays as it is, one with a pair computes the same.
-
-Its cases are the installed onnx package's: single operators, small models with control flow and sequences, models
-converted from PyTorch, and the light forms of real networks.
-"""
+Its cases are the installed onnx package's: single operators, small models with control flow and sequences, models converted from
+PyTorch, and the light forms of real networks."""
 
 import warnings
 from dataclasses import dataclass, field

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorRT 11's own plugin registry (the lean runtime: no GPU needed) loads the library and makes the plugin.
-
-Each test is a process of its own: a registry lives as long as its process, and a mistake here would end it.
-"""
+"""TensorRT 11's own plugin registry (the lean runtime: no GPU needed) loads the library and makes the plugin.  Each test is a
+process of its own: a registry lives as long as its process, and a mistake here would end it."""
 
 import dataclasses
 import json

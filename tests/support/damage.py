@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Damaged models: small good ones with bytes flipped and cut, or with parts exchanged, removed and filled with nonsense.
-
-A part is any field of any message that ONNX's protobuf has, so nothing of a file is left out; what a field is filled with comes
-from lists of values and names that have been trouble, or from another message of its kind.
-"""
+"""Damaged models: small good ones with bytes flipped and cut, or with parts exchanged, removed and filled with nonsense.  A part
+is any field of any message that ONNX's protobuf has, so nothing of a file is left out; what a field is filled with comes from
+lists of values and names that have been trouble, or from another message of its kind."""
 
 import functools
 

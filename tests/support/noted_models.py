@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random models with open sizes whose notes are of other sizes: value_info, outputs, and bodies' inputs and outputs.
-
-All tensors are noted at the fixed sizes of an export.  Then the inputs are opened in one of several spellings, and a noted size
-stays, or becomes a name, a -1 or nothing.
-"""
+"""Random models with open sizes whose notes are of other sizes: value_info, outputs, and bodies' inputs and outputs.  All tensors
+are noted at the fixed sizes of an export.  Then the inputs are opened in one of several spellings, and a noted size stays, or
+becomes a name, a -1 or nothing."""
 
 from dataclasses import dataclass
 

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random models around convolution and average pooling, with what is known about them by construction.
-
-A case says what node its pair must become where that is beyond doubt, by rules that this module states for itself.  All data has
-magnitudes in [1/8, 2], from which no weight that a rewrite makes can underflow, in half precision either.
-"""
+"""Random models around convolution and average pooling, with what is known about them by construction.  A case says what node its
+pair must become where that is beyond doubt, by rules that this module states for itself.  All data has magnitudes in [1/8, 2],
+from which no weight that a rewrite makes can underflow, in half precision either."""
 
 import math
 from dataclasses import dataclass, field

@@ -206,7 +206,11 @@ class Editor:
         self.new_constants.add(name)
         tensor = numpy_helper.from_array(np.asarray(array, order="C"), name)
         if isinstance(scope.proto, FunctionProto) or self._model.ir_version < 4 or name in scope.outputs:
-            return [helper.make_node("Constant", [], [name], value=tensor)]
+            if scope.opset >= 9 or array.dtype.kind == "f":
+                return [helper.make_node("Constant", [], [name], value=tensor)]
+            wide = self.fresh(f"{name}_float")  # older Constants have no integers
+            given = helper.make_node("Constant", [], [wide], value=numpy_helper.from_array(array.astype(np.float64), wide))
+            return [given, helper.make_node("Cast", [wide], [name], to=tensor.data_type)]
         scope.proto.initializer.append(tensor)
         return []
 

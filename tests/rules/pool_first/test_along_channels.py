@@ -420,3 +420,13 @@ def test_a_cast_of_an_unknown_type_stays():
     body = f"v = local.some(x)\nc = Conv<kernel_shape=[3,3]>(v, w)\nd = Cast<to=1>(c)\ny = {POOL}(d)"
     (site,) = convpool.optimize(graph(body.replace("(v, w)", "(v, v)"), imports=', "local": 1'), check=0).report.sites
     assert site.reason == f"Cast 'd': {LINEAR.format('Cast of an unknown type to FLOAT')}"
+
+
+@pytest.mark.parametrize("opset", [7, 8, 9])
+@pytest.mark.parametrize("lowering", ["direct", "fused"])
+def test_the_order_of_channels_in_old_models(opset, lowering):
+    """Before IR 4 a Constant gives it, which has no integers before opset 9."""
+    body = f"c = Conv<pads=[1,1,1,1]>(x, w)\nd = Reshape(c, s)\ne = Transpose<perm=[0,2,1,3,4]>(d)\nf = Reshape(e, t)\ny = {POOL}(f)"
+    model = graph(body, {"s": [1, 4, 8, 12, 12], "t": [1, 32, 12, 12]}, opset=opset, ir=3)
+    ops = [node.op_type for node in rewrite(model, 1, lowering).graph.node]
+    assert ops.count("Gather") == 1 and ops.count("Cast") == (opset < 9)

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Networks in PyTorch with the number of pairs that convpool should find in what each exporter writes.
-
-`pairs` counts convolutions whose average is exact to move and pays, as read from the module; `missed` of them convpool leaves
-unchanged today.  A change that finds them has to lower the number here.
-"""
+"""Networks in PyTorch with the number of pairs that convpool should find in what each exporter writes.  `pairs` counts
+convolutions whose average is exact to move and pays, as read from the module; `missed` of them convpool leaves unchanged today.
+A change that finds them has to lower the number here."""
 
 import copy
 from collections.abc import Callable

@@ -33,11 +33,9 @@ from convpool.rules.seen import verdict_of
 
 @dataclass(frozen=True)
 class PairSite(Site):
-    """A convolution and a pooling: node `root` ends an average over `tensor`, which is computed from convolution `conv`.
-
-    Where there is no average, `root` is the convolution.  averages: what may be averages of averages, from `root` on to the
-    one of `tensor`; empty where `root` has been recognised as an AveragePool.
-    """
+    """A convolution and a pooling: node `root` ends an average over `tensor`, which is computed from convolution `conv`.  Where
+    there is no average, `root` is the convolution.  averages: what may be averages of averages, from `root` on to the one of
+    `tensor`; empty where `root` has been recognised as an AveragePool."""
 
     tensor: str
     conv: int
@@ -199,11 +197,8 @@ class Emitter:
         return weight, "" if bias_array is None else self._edit.constant(bias_array, wanted)
 
     def _zero_bias(self, old: NodeProto) -> str:
-        """A bias of zeros, "" where the number of channels is not known.
-
-        Inlining the operator's function without one gives a Conv with an empty third input, which onnxruntime does not
-        bring into its blocked layout.
-        """
+        """A bias of zeros, "" where the number of channels is not known.  Inlining the operator's function without one gives a
+        Conv with an empty third input, which onnxruntime does not bring into its blocked layout."""
         info = self._scope.info(old.input[1])
         if info.shape is None or not isinstance(info.shape[0], int) or not info.elem_type:
             return ""
