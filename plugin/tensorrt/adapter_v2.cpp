@@ -179,12 +179,12 @@ public:
     }
 
 private:
-    // 0 where the shape lies outside every profile that was configured.
+    // 0 where the shape lies outside every profile that was configured. Each of them was told of what normalizes its shapes.
     size_t granted_bytes(const convpool_problem &problem) const {
         const convpool_problem &largest = grant_.largest;
-        bool inside = problem.n <= largest.n && problem.c == largest.c && grant_.bytes > 0;
+        bool inside = problem.n > 0 && problem.n <= largest.n && problem.c == largest.c && grant_.bytes > 0;
         for (int i = 0; i < problem.rank; ++i) inside = inside && problem.spatial[i] <= largest.spatial[i];
-        return inside ? static_cast<size_t>(grant_.bytes) : 0;
+        return inside ? std::max(static_cast<size_t>(grant_.bytes), least_workspace_bytes(problem)) : 0;
     }
 
     // Takes a profile of a builder into account.

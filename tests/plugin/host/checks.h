@@ -458,6 +458,13 @@ void life(const Layer<T> &layer, bool has_device, void (*check_built)(typename T
     REFUSES(!layer.run(*second, pointers, nullptr), "x is null");
 }
 
+inline std::vector<convpool_tactic_info> all_tactics() {
+    std::vector<convpool_tactic_info> infos(convpool_tactics(nullptr, 0));
+    infos[0].struct_size = sizeof infos[0];
+    convpool_tactics(infos.data(), static_cast<int32_t>(infos.size()));
+    return infos;
+}
+
 // A place for tensors that nothing reads: the pretended device runs no kernel.
 inline void *some_pointer(size_t offset = 0) { return reinterpret_cast<void *>((size_t{1} << 20) + offset); }
 

@@ -100,35 +100,43 @@ void damaged(const Attributes &a, bool has_device) {
     refuse(problem_at(saved) + offsetof(convpool_problem, n), int64_t{1} << 50, "serialised layer: ");
 }
 
-// A builder may try another format between two profiles: what the shapes of both may use is the lesser of its answers.
+// A builder may try another format between two profiles: what the shapes of both may use is the lesser of its answers, but for what
+// normalizing a shape takes.
 void profiles_and_formats() {
     const auto f16 = DataType::kHALF;
     const auto linear = TensorFormat::kLINEAR, hwc8 = TensorFormat::kHWC8;
-    struct Answer {
-        int64_t asked, stored;
-    };
-    auto configure = [&](V2::Plugin &plugin, int32_t n, int32_t size, TensorFormat format) {
-        const V2::Dynamic in[] = {dynamic<V2>({n, 64, size, size}, f16, format), dynamic<V2>({128, 3, 3, 64}, f16, linear),
-                                  dynamic<V2>({128}, f16, linear)};
-        const auto out = dynamic<V2>({n, 128, size / 2, size / 2}, f16, format);
-        CHECK(V2::configure(plugin, in, 3, out));
-        const V2::Desc tensors[] = {in[0].desc, in[1].desc, in[2].desc};
-        Answer answer{static_cast<int64_t>(plugin.getWorkspaceSize(tensors, 3, &out.desc, 1)), 0};
+    Attributes a;
+    V2::Desc tensors[5], y;
+    auto configure = [&](V2::Plugin &plugin, int32_t n, int32_t m, int32_t size, TensorFormat format) {
+        const auto out = dynamic<V2>({n, m, size / 2, size / 2}, f16, format);
+        const auto in = a.inputs(dynamic<V2>({n, 64, size, size}, f16, format), dynamic<V2>({m, 3, 3, 64}, f16, linear),
+                                 dynamic<V2>({m}, f16, linear), dynamic<V2>({64}, f16, linear), out);
+        const int32_t count = a.input_count();
+        CHECK(V2::configure(plugin, in.data(), count, out));
+        for (int32_t i = 0; i < count; ++i) tensors[i] = in[i].desc;
+        y = out.desc;
+        int64_t stored = 0;
         const std::vector<char> saved = V2::saved(plugin);
-        std::memcpy(&answer.stored, &saved[problem_at(saved) - 8], 8);
-        return answer;
+        std::memcpy(&stored, &saved[problem_at(saved) - 8], 8);
+        return std::pair{static_cast<int64_t>(plugin.getWorkspaceSize(tensors, count, &y, 1)), stored};
     };
-    Owner<V2> plugin = make<V2>({});
-    const Answer small = configure(*plugin, 4, 16, linear);
-    CHECK(small.asked > 0 && small.stored == small.asked);
+    Owner<V2> plugin = make<V2>(a);
+    const auto [small, kept] = configure(*plugin, 4, 128, 16, linear);
+    CHECK(small > 0 && kept == small);
     for (bool cloned : {false, true}) {
         if (cloned) plugin = V2::clone(*plugin);
-        const Answer other = configure(*plugin, 64, 36, hwc8);
-        CHECK(other.asked > 0 && other.stored == other.asked);
-        const Answer large = configure(*plugin, 64, 36, linear);
-        CHECK(large.asked > small.asked);
-        EQUAL(large.stored, small.asked);
+        const auto [other, stored] = configure(*plugin, 64, 128, 36, hwc8);
+        CHECK(other > 0 && stored == other);
+        const auto [large, least] = configure(*plugin, 64, 128, 36, linear);
+        CHECK(large > small && least == small);
     }
+    a = with({3, 0, 0.f, 0, 0, 0.f});
+    plugin = make<V2>(a);
+    for (int32_t n : {1, 1024}) configure(*plugin, n, 8, 4, linear);
+    if (pretended_launches == nullptr) return;
+    const std::vector<const void *> inputs(5, some_pointer());
+    void *const place = some_pointer();
+    CHECK(V2::enqueue(*V2::attach(*plugin), tensors, y, inputs.data(), &place, place, nullptr));
 }
 
 // A plugin that comes out of an engine asks for no less than its builder did, whose number its runs count on: here the
@@ -159,25 +167,20 @@ void loaded_workspace() {
 }
 
 void check_built(V2::Plugin &plugin, const Layer<V2> &layer) {
-    size_t most = 0;
-    for (const convpool_problem &problem : {layer.problem(64, 64), layer.problem(1, 16)}) {
+    auto chosen = [](const convpool_problem &problem, size_t limit) {
         int32_t tactic = 0;
         size_t bytes = 0;
-        CHECK(convpool_default_tactic(&problem, 90, 132, 232448, SIZE_MAX, &tactic) == CONVPOOL_OK);
+        CHECK(convpool_default_tactic(&problem, 90, 132, 232448, limit, &tactic) == CONVPOOL_OK);
         CHECK(convpool_workspace_bytes(&problem, tactic, &bytes) == CONVPOOL_OK);
-        most = std::max(most, bytes);
-    }
+        return bytes;
+    };
+    const size_t most = std::max(chosen(layer.problem(64, 64), SIZE_MAX), chosen(layer.problem(1, 16), SIZE_MAX));
     EQUAL(layer.workspace(plugin), most);
     const std::vector<char> saved = V2::saved(plugin);
     const convpool_problem largest = layer.problem(64, 64);
     CHECK(std::memcmp(&saved[problem_at(saved)], &largest, sizeof largest) == 0);
     if (pretended_launches == nullptr) return;
-    const convpool_problem problem = layer.problem(4, 16);
-    int32_t tactic = 0;
-    size_t bytes = 0;
-    CHECK(convpool_default_tactic(&problem, 90, 132, 232448, most, &tactic) == CONVPOOL_OK);
-    CHECK(convpool_workspace_bytes(&problem, tactic, &bytes) == CONVPOOL_OK);
-    fallbacks<V2>(*V2::attach(plugin), layer, bytes);
+    fallbacks<V2>(*V2::attach(plugin), layer, chosen(layer.problem(4, 16), most));
 }
 
 // One context of a saved and loaded layer, with the tactic that the cost rule picks.
@@ -196,10 +199,7 @@ bool run_v2(void *library, Gpu &gpu) {
     if (!find_creators<V2>(library)) return false;
     bool kept = false, restricted = false, sums_packed = false;
     std::set<int32_t> packed_ids;
-    std::vector<convpool_tactic_info> infos(convpool_tactics(nullptr, 0));
-    infos[0].struct_size = sizeof infos[0];
-    convpool_tactics(infos.data(), static_cast<int32_t>(infos.size()));
-    for (const convpool_tactic_info &info : infos)
+    for (const convpool_tactic_info &info : all_tactics())
         if (info.packed) packed_ids.insert(info.id);
     for (const Attributes &of : {Attributes{}, packed(), some_variants().back()})
         for (int32_t kernel : {1, 3})

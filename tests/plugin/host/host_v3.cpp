@@ -77,13 +77,6 @@ void logger_of_rtx() {
     }
 }
 
-std::vector<convpool_tactic_info> all_tactics() {
-    std::vector<convpool_tactic_info> infos(convpool_tactics(nullptr, 0));
-    infos[0].struct_size = sizeof infos[0];
-    convpool_tactics(infos.data(), static_cast<int32_t>(infos.size()));
-    return infos;
-}
-
 // A builder times what an execution context runs: weights that never change are transformed once by either, into memory
 // that goes with it.
 void constant_weights(V3::Plugin &plugin, const Layer<V3> &layer, bool constant) {
