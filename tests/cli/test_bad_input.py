@@ -150,6 +150,7 @@ OPTIONS = {
     "the folder itself": (["."], "a folder"),
     "model in no folder": (["none/model.onnx"], "none/model.onnx: no such file"),
     "no folder for the output": (["good.onnx", "-o", "none/out.onnx"], "no folder"),
+    "no name for the output": (["good.onnx", "-o", ""], "got '', expected a file's name"),
     "a folder as output": (["good.onnx", "-o", "sub"], "a folder"),
     "no folder for the report": (["good.onnx", "--report", "none/report.json"], "no folder"),
     "a folder as report": (["good.onnx", "--report", "sub"], "sub: a folder; expected a file name"),

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""libconvpool.so for machines without a GPU, in seconds: the host code unoptimized, on the pretended CUDA runtime.
-
-It plans, names, ranks and refuses as the real library does.  Kernels are compiled only where a test asks for them, for one
-architecture; lookups of the others find a function that does nothing, and launches of theirs return 0.
-"""
+"""libconvpool.so for machines without a GPU, in seconds: the host code unoptimized, on the pretended CUDA runtime.  It plans,
+names, ranks and refuses as the real library does.  Kernels are compiled only where a test asks for them, for one architecture;
+lookups of the others find a function that does nothing, and launches of theirs return 0."""
 
 import json
 import os

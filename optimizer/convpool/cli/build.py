@@ -43,7 +43,7 @@ Shapes = dict[str, list[int]]
     ),
 )
 @click.argument("model", shell_complete=group.complete_file)
-@click.option("-o", "--output", required=True, metavar="ENGINE", help="Where to write the engine.")
+@click.option("-o", "--output", required=True, type=group.NewFile(), metavar="ENGINE", help="Where to write the engine.")
 @click.option(
     "--precision",
     type=click.Choice(PRECISIONS),

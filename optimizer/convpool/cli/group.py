@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import re
 import sys
 import traceback
@@ -157,13 +158,25 @@ SEED = click.option("--seed", **CHECK | {"default": 0}, help="Seed of the random
 DATA = click.option("--data", metavar="FILE.npz", help="Compare on these inputs instead of random ones.")
 
 
+class NewFile(click.ParamType):
+    """The name of a file to be written: not empty, as of an unset variable, nor that of a folder, which Path would drop."""
+
+    name = "file"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The value of one option."""
+        if not value or value.endswith(os.sep):
+            self.fail(f"got {value!r}, expected a file's name", param, ctx)
+        return value
+
+
 def comparison_options(report: str) -> Callable[[Callable], Callable]:
     """The options with which every command of engines ends.  report: what --report writes."""
     options = (
         click.option("--rtol", type=Tolerance(), help="Relative tolerance. Default: by precision."),
         click.option("--atol", type=Tolerance(), help="Absolute tolerance. Default: by precision and output."),
         SEED,
-        click.option("--report", "report_path", metavar="FILE.json", help=report),
+        click.option("--report", "report_path", type=NewFile(), metavar="FILE.json", help=report),
         click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors."),
         click.version_option(package_name="convpool"),
     )

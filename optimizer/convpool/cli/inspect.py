@@ -9,7 +9,7 @@ import click
 
 from convpool.algebra.lowering import REQUESTS
 from convpool.api import optimize
-from convpool.cli.group import SHAPE, NamedShape, SectionedCommand, complete_file, load_model, write_report
+from convpool.cli.group import SHAPE, NamedShape, NewFile, SectionedCommand, complete_file, load_model, write_report
 from convpool.cli.table import make_console, show
 from convpool.ir.files import check_output
 from convpool.ir.model import LoadedModel
@@ -32,7 +32,7 @@ from convpool.types import Lowering, Target
 @click.option(
     "--input-shape", "shapes", **SHAPE, help="Shape of an input with dynamic sizes, to count with. Repeat it for more inputs."
 )
-@click.option("--report", "report_path", metavar="FILE.json", help="Write the report as JSON; '-' is stdout.")
+@click.option("--report", "report_path", type=NewFile(), metavar="FILE.json", help="Write the report as JSON; '-' is stdout.")
 @click.option("-v", "--verbose", is_flag=True, help="Also show every pair left unchanged.")
 def command(
     model: str, target: Target, lowering: Lowering | None, shapes: tuple[NamedShape, ...], report_path: str | None, verbose: bool

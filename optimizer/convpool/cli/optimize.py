@@ -49,6 +49,7 @@ EXAMPLES = (
 @click.option(
     "-o",
     "--output",
+    type=group.NewFile(),
     metavar="OUT",
     shell_complete=group.complete_file,
     help="Where to write the result; '-' is stdout, and MODEL's own name replaces MODEL. "
@@ -149,7 +150,9 @@ EXAMPLES = (
 )
 @click.option("--skip-unchanged", is_flag=True, help="Write no copy of a model in which nothing changes.")
 @click.option("--dry-run", is_flag=True, help="Do everything except writing the model.")
-@click.option("--report", "report_path", metavar="FILE.json", help="Write the report as JSON; '-' is stdout.")
+@click.option(
+    "--report", "report_path", type=group.NewFile(), metavar="FILE.json", help="Write the report as JSON; '-' is stdout."
+)
 @click.option("--rtol", type=group.Tolerance(), help="Relative tolerance of the check. Default: by type.")
 @click.option("--atol", type=group.Tolerance(), help="Absolute tolerance of the check. Default: by type and output.")
 @group.SEED

@@ -18,7 +18,7 @@ from rich.progress import TimeElapsedColumn
 from convpool.algebra.parts import ACCUMULATIONS, LAYOUTS
 from convpool.api import optimize
 from convpool.check.session import evaluate
-from convpool.cli.group import SHAPE, STEPS, NamedShape, SectionedCommand, StepBar, complete_file, load_model
+from convpool.cli.group import SHAPE, STEPS, NamedShape, NewFile, SectionedCommand, StepBar, complete_file, load_model
 from convpool.errors import ConvpoolError, OptionError, printable
 from convpool.ir import schema
 from convpool.ir.files import check_output, write_atomically
@@ -45,6 +45,7 @@ _KEYWORDS = ("kernel_shape", "strides", "pads", "dilations")
     "-o",
     "--output",
     required=True,
+    type=NewFile(),
     metavar="FILE.def",
     help="File of measurements. An existing one gains rows; those of the same problem on the same GPU are replaced.",
 )

@@ -43,11 +43,8 @@ QUANTIZED, SAVED, OTHER = "quantized", "saved", "other"
 
 @dataclass
 class Seen:
-    """The forms found in a model.  between: how often an operator is the obstacle, by name.
-
-    quantized, saved: pairs of the float model, and of the one that onnxruntime has optimized and saved.
-    max_pools: poolings by the maximum behind one.
-    """
+    """The forms found in a model.  between: how often an operator is the obstacle, by name.  quantized, saved: pairs of the float
+    model, and of the one that onnxruntime has optimized and saved. max_pools: poolings by the maximum behind one."""
 
     averages: int = 0
     max_pools: int = 0

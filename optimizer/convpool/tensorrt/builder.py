@@ -144,9 +144,7 @@ def _timing_cache(config: Any, path: Path | None) -> Any:
 
 def monitor_of(trt: ModuleType, config: Any, progress: Progress | None) -> Any:
     """The config's new monitor, which hands TensorRT's steps on; None without a progress function, or before TensorRT 10.
-
-    TensorRT prints an exception in a callback and goes on: the monitor keeps it as `error` and stops the build.
-    """
+    TensorRT prints an exception in a callback and goes on: the monitor keeps it as `error` and stops the build."""
     if progress is None or not hasattr(trt, "IProgressMonitor") or not hasattr(config, "progress_monitor"):
         return None
 
@@ -183,10 +181,8 @@ def monitor_of(trt: ModuleType, config: Any, progress: Progress | None) -> Any:
 
 @contextmanager
 def interruptible(monitor: Any) -> Iterator[None]:
-    """Ctrl-C stops the build at its next step: Python would raise KeyboardInterrupt in a callback, where it is printed.
-
-    So do SIGTERM and SIGHUP in a command.  Without a monitor these end the process at once, as nothing is being written.
-    """
+    """Ctrl-C stops the build at its next step: Python would raise KeyboardInterrupt in a callback, where it is printed.  So do
+    SIGTERM and SIGHUP in a command.  Without a monitor these end the process at once, as nothing is being written."""
     own = threading.current_thread() is threading.main_thread()
     before = {number: signal.getsignal(number) for number in interrupt.WORDS if own}
     raising = [number for number, handler in before.items() if handler in (signal.default_int_handler, interrupt.stop)]

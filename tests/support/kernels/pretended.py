@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The library on the pretended CUDA runtime of tests/support/pretended_cuda, and arrays of a pretended PyTorch on it.
-
-The library is part of a build with -DCONVPOOL_PLUGIN_TESTS=ON: in CONVPOOL_PLUGIN_BUILD, or where tests/conftest.py builds.
-"""
+"""The library on the pretended CUDA runtime of tests/support/pretended_cuda, and arrays of a pretended PyTorch on it.  The
+library is part of a build with -DCONVPOOL_PLUGIN_TESTS=ON: in CONVPOOL_PLUGIN_BUILD, or where tests/conftest.py builds."""
 
 from __future__ import annotations
 

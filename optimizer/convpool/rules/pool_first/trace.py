@@ -83,10 +83,8 @@ DEPTH_LIMIT = 100
 
 
 def trace(scope: Scope, tensor: str, rank: int, inside: frozenset[int] = frozenset(), depth: int = 0) -> convs.Tree | Reject:
-    """The tree of convolutions behind `tensor` as a Tree, or a Reject.
-
-    inside: nodes of the average itself, which may read `tensor` any number of times; depth: nodes from the average.
-    """
+    """The tree of convolutions behind `tensor` as a Tree, or a Reject.  inside: nodes of the average itself, which may read
+    `tensor` any number of times; depth: nodes from the average."""
     index = scope.producer.get(tensor)
     if index is None:
         return Reject(f"tensor '{tensor}'", "producer", "an input or constant", "a convolution")

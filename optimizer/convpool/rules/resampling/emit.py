@@ -134,10 +134,8 @@ class Emitter:
         resample: Resample,
         behind: Sequence[NodeProto] = (),
     ) -> str:
-        """The convolution with weights `array` [M, C/group, kernel...] behind a resampling of x.
-
-        behind: elementwise nodes on its result, which go in front of what only moves elements.
-        """
+        """The convolution with weights `array` [M, C/group, kernel...] behind a resampling of x.  behind: elementwise nodes on
+        its result, which go in front of what only moves elements."""
         dtype = array.dtype
 
         def stored(values: np.ndarray, wanted: str) -> str:
@@ -174,10 +172,8 @@ class Emitter:
     def operator(
         self, x: str, weight: np.ndarray, bias: np.ndarray | None, conv: ConvSpec, resample: Resample | None, *residual: str
     ) -> str:
-        """A node of UpsampleConv, or of ConvAvgPool with a window of one element where nothing is resampled.
-
-        weight: [M, C/group, kernel...].  residual: what it adds, if anything.  It has a bias in any case.
-        """
+        """A node of UpsampleConv, or of ConvAvgPool with a window of one element where nothing is resampled.  weight: [M,
+        C/group, kernel...].  residual: what it adds, if anything.  It has a bias in any case."""
         before = resample.up if resample is not None and resample.up is not None else WINDOW
         given = np.zeros(len(weight)) if bias is None else bias
         stored = self.constant(np.moveaxis(weight, 1, -1), "weight"), self.constant(given.astype(weight.dtype), "bias")

@@ -64,10 +64,8 @@ class ResizeSite(Site):
 @dataclass(frozen=True)
 class Group:
     """Maps of one size, of which one convolution is computed: those with the same channels added up, others side by side.
-
     ranges: first channel, number of channels and sources.  form: one of `expand.FORMS`, or OPERATOR; "" where the convolution is
-    at the size of the result: nothing is resampled, or moving it would cost more than it saves.
-    """
+    at the size of the result: nothing is resampled, or moving it would cost more than it saves."""
 
     ranges: tuple[tuple[int, int, tuple[Source, ...]], ...]
     resample: Resample | None

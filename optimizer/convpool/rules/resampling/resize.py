@@ -46,10 +46,8 @@ POSITIONS = (*CENTRED, "asymmetric", "align_corners")
 @dataclass(frozen=True)
 class Resample:
     """A resampling of the tensor `input`, which node `node` gives; `nodes`: all that goes with it where nothing else reads it.
-
     up: its factors where it is nearest by whole ones.  growth: how many elements there are for each of the input's.  mode: of a
-    Resize; all other spellings are "nearest".
-    """
+    Resize; all other spellings are "nearest"."""
 
     node: int
     input: str
@@ -341,11 +339,9 @@ def _repeated(scope: Scope, name: str, axis: int, rank: int) -> Resample | None:
 
 
 def _squeezed(scope: Scope, name: str, axis: int) -> tuple[str, set[int]] | None:
-    """The tensor that a Squeeze makes `name` of, and the nodes of that.
-
-    TorchScript writes an If around it, whose other branch gives the tensor as it is.  Behind the Unsqueeze that one has an axis
-    too many for the Concat: a model that runs takes the Squeeze.
-    """
+    """The tensor that a Squeeze makes `name` of, and the nodes of that.  TorchScript writes an If around it, whose other branch
+    gives the tensor as it is.  Behind the Unsqueeze that one has an axis too many for the Concat: a model that runs takes the
+    Squeeze."""
     index = scope.producer.get(name)
     if index is None:
         return None
