@@ -131,12 +131,12 @@ public:
                          int32_t outputs) noexcept override {
         guarded("configurePlugin", 0, [&] {
             const Tensors largest = tensors_of(core_, in, inputs, out, outputs, &v2::DynamicPluginTensorDesc::max);
-            const convpool_problem problem = core_.problem(largest);
-            if (convpool_output_shape(&problem, nullptr) != CONVPOOL_OK) throw std::invalid_argument(convpool_last_error());
             if (attached_) {  // the shape at hand, as smallest and largest too: nothing about workspace
                 if (launcher_.find(largest) == nullptr) prepare(largest);
                 return 0;
             }
+            const convpool_problem problem = core_.problem(largest);
+            if (convpool_output_shape(&problem, nullptr) != CONVPOOL_OK) throw std::invalid_argument(convpool_last_error());
             grant(core_.problem(tensors_of(core_, in, inputs, out, outputs, &v2::DynamicPluginTensorDesc::min)), problem, inputs);
             return 0;
         });

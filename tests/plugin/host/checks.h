@@ -432,9 +432,9 @@ template <class T> void wrong_runs(bool has_device) {
     refuse([](Layer<T> &l) { l.now[0].dims.d[1] = 32; }, "X: channels; got 32");
     for (int of : {0, 1}) {  // an empty batch has its shapes too
         Layer<T> empty = layer;
-        empty.now[0].dims.d[0] = empty.now.back().dims.d[0] = 0;
-        empty.result.dims.d[0] = of;
+        empty.now[0].dims.d[0] = empty.now.back().dims.d[0] = 0, empty.result.dims.d[0] = of;
         EQUAL(empty.run(*plugin, inputs, nullptr), of == 0);
+        EQUAL(T::shape_change(*context, empty.now.data(), empty.inputs, empty.result), of == 0);
     }
 }
 
