@@ -312,9 +312,8 @@ def test_failed_write_leaves_the_old_file(folder, monkeypatch):
 
 def test_no_traceback_from_the_installed_module(folder):
     (folder / "bad.onnx").write_bytes(b"no model")
-    done = subprocess.run(
-        [sys.executable, "-m", "convpool.cli", str(folder / "bad.onnx")], capture_output=True, text=True, check=False
-    )
+    words = [sys.executable, "-m", "convpool.cli", str(folder / "bad.onnx")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
 
 
@@ -336,7 +335,7 @@ def test_closed_stdin_and_stdout_are_told(closed, words, folder):
     """The status was that of models that differ, behind a traceback."""
     command = f"{sys.executable} -m convpool optimize {words.format(folder)} {closed}"
     done = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True)
-    assert done.returncode == 2 and re.fullmatch("convpool: std(in|out): closed; expected .*\n", done.stderr)
+    assert done.returncode == 2 and re.fullmatch("convpool: std(in|out): closed(, or a terminal)?; expected .*\n", done.stderr)
     assert not (folder / "out.onnx").exists()
 
 
@@ -347,3 +346,6 @@ def test_good_model_from_stdin_to_stdout(folder):
     model = onnx.load_from_string(done.stdout)
     assert [node.op_type for node in model.graph.node] == ["AveragePool", "Conv"]
     assert model.graph.initializer[0].data_type == TensorProto.FLOAT
+    given = {"input": (folder / "good.onnx").read_bytes(), "stdout": os.openpty()[1], "stderr": subprocess.PIPE}
+    done = [subprocess.run([*words, *more], check=False, **given) for more in ([], ["--dry-run"])]
+    assert [each.returncode for each in done] == [2, 0] and b"a terminal; expected a pipe" in done[0].stderr

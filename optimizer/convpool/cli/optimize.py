@@ -196,7 +196,7 @@ def command(
     _check_offloading(options)
     out = _output_path(model, output)
     if out is None:
-        _check_stdout(external_data, skip_unchanged, report_path)
+        _check_stdout(external_data, skip_unchanged, report_path, dry_run)
     if domain == "" or f"{domain}.".startswith("ai.onnx."):
         raise OptionError(f"--domain: got {domain!r}, where ONNX has its own operators; expected another, as trt.plugins")
     options["fix_shapes"] = dict(options["fix_shapes"])
@@ -238,10 +238,10 @@ def main() -> None:
     sys.exit(group.run(command, "convpool-optimize"))
 
 
-def _check_stdout(external_data: Layout, skip_unchanged: bool, report_path: str | None) -> None:
+def _check_stdout(external_data: Layout, skip_unchanged: bool, report_path: str | None, dry_run: bool) -> None:
     """Refuse what a model on stdout cannot have beside it."""
-    if sys.stdout is None:
-        raise OutputError("stdout: closed; expected a pipe or a file for the model")
+    if sys.stdout is None or not dry_run and sys.stdout.isatty():
+        raise OutputError("stdout: closed, or a terminal; expected a pipe or a file for the model; name the output with -o")
     if external_data == "one":
         raise OptionError("--external-data one: got stdout, which takes no data file; expected a file's name with -o")
     if skip_unchanged:
