@@ -25,7 +25,7 @@ from convpool.algebra.expand import FORMS
 from convpool.algebra.geometry import Refusal
 from convpool.algebra.lowering import REQUESTS
 from convpool.algebra.parts import ACCUMULATIONS
-from convpool.errors import OptionError
+from convpool.errors import OptionError, check_choice
 
 
 def check_arguments(**given: Any) -> None:
@@ -248,15 +248,15 @@ class OptimizeOptions(Target):
 
     def __post_init__(self) -> None:
         """Raise OptionError for names that there are not, and for packed sums of standard operators."""
-        if self.lowering not in REQUESTS:
-            raise OptionError(f"lowering: got {self.lowering!r}, expected one of {', '.join(REQUESTS)}")
-        if self.accumulation not in (None, *ACCUMULATIONS):
-            raise OptionError(f"accumulation: got {self.accumulation!r}, expected one of {', '.join(ACCUMULATIONS)}")
-        if self.upsampling not in (None, *FORMS):
-            raise OptionError(f"upsampling: got {self.upsampling!r}, expected one of {', '.join(FORMS)}")
+        check_choice("lowering", self.lowering, REQUESTS)
+        if self.accumulation is not None:
+            check_choice("accumulation", self.accumulation, ACCUMULATIONS)
+        if self.upsampling is not None:
+            check_choice("upsampling", self.upsampling, FORMS)
         if self.accumulation == "packed" and self.lowering != "convavgpool":
             raise OptionError(f"accumulation: got 'packed' with lowering {self.lowering!r}, expected lowering 'convavgpool'")
-        _check_names("passes", self.passes)
+        for name in sorted(self.passes):
+            check_choice("passes", name, PASSES)
 
 
 def options_for(
@@ -270,8 +270,7 @@ def options_for(
 ) -> OptimizeOptions:
     """The options of a target, with changes.  lowering: None for the target's.  enable, disable: names of `PASSES`.  switches:
     whether a rule runs, by name; None for as the target has it.  Raises OptionError."""
-    if not isinstance(target, str) or target not in TARGETS:
-        raise OptionError(f"target: got {target!r}, expected one of {', '.join(TARGETS)}")
+    check_choice("target", target, TARGETS)
     enable, disable = _names("enable", enable), _names("disable", disable)
     if both := sorted(enable & disable):
         raise OptionError(f"disable: got {both[0]!r}, which enable names too; expected it in one of them")
@@ -283,11 +282,6 @@ def options_for(
 
 def _names(what: str, given: Iterable[str]) -> frozenset[str]:
     names = frozenset((given,) if isinstance(given, str) else given)
-    _check_names(what, names)
-    return names
-
-
-def _check_names(what: str, names: Iterable[str]) -> None:
     for name in sorted(names):
-        if name not in PASSES:
-            raise OptionError(f"{what}: got {name!r}, expected one of {', '.join(PASSES)}")
+        check_choice(what, name, PASSES)
+    return names

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -257,7 +257,7 @@ class Judge:
             if not found.passed and again is not None and self._is_random(index, found.max_abs_error, original[index], again):
                 found = OutputErrors(name, 0.0, 0.0, True, RANDOM)
             elif runs is not None:
-                found = self._beside_jumps(found, reference[index], original[index], result[index], partial(_each, runs, index))
+                found = self._beside_jumps(found, reference[index], original[index], result[index], runs, index)
             if not found.passed and how:
                 found = replace(found, note=f"{found.note or f'{found.max_abs_error:.3g} absolute'} {how}")
             self._results[name] = worst_of(self._results.get(name), found)
@@ -287,9 +287,10 @@ class Judge:
         return False
 
     def _beside_jumps(
-        self, found: OutputErrors, reference: Any, original: Any, result: Any, nudged: Callable[[], list]
+        self, found: OutputErrors, reference: Any, original: Any, result: Any, runs: Callable[[], list[list]], index: int
     ) -> OutputErrors:
-        """An output's errors, and whether it passes once each slice of it is looked at, and where the original itself jumps."""
+        """An output's errors, and whether it passes once each slice of it is looked at, and where the original itself jumps.
+        runs: the original's outputs on nudged inputs; index: which of these it is."""
         if not _are_numbers([reference, result]) or found.passed and reference.dtype.kind != "f":
             return found
         r, y = reference.astype(np.float64), result.astype(np.float64)
@@ -303,7 +304,7 @@ class Judge:
             return found
         if not (np.abs(y - r) > allowed).any():
             return found
-        if self._jumps_alike(reference, result, nudged(), allowed):
+        if self._jumps_alike(reference, result, [run[index] for run in runs()], allowed):
             return found if found.passed else replace(found, passed=True, note="differs only where the original is discontinuous")
         return replace(found, passed=False, note=_furthest(r, y, allowed)) if found.passed else found
 
@@ -355,11 +356,6 @@ class Judge:
             worst = min(parts, key=lambda p: (p.passed, -p.max_abs_error), default=_exact(name, True, 0))
             return replace(worst, compared=sum(part.compared for part in parts))
         return _exact(name, _equal(reference, result), 0 if reference is None else 1)
-
-
-def _each(runs: Callable[[], list[list]], index: int) -> list:
-    """The output of this number of each run."""
-    return [run[index] for run in runs()]
 
 
 def _are_numbers(arrays: Sequence[Any]) -> bool:

@@ -383,7 +383,5 @@ def unchanged(
 
 def _nudged_runs(reference: OnnxruntimeRunner, arrays: inputs.Arrays, seed: int, share: float) -> list[list[object]]:
     """The reference's outputs for inputs whose floats differ by a random part of a share of theirs, NUDGED_RUNS times."""
-    runs = []
-    for number in range(NUDGED_RUNS):
-        runs.append(reference.values(inputs.noisy(arrays, share, np.random.default_rng([seed, number]))))
-    return runs
+    rngs = (np.random.default_rng([seed, number]) for number in range(NUDGED_RUNS))
+    return [reference.values(inputs.noisy(arrays, share, rng)) for rng in rngs]

@@ -64,10 +64,6 @@ class Edit:
         """A name for a new tensor: `wanted`, with a number behind it if something has that name already."""
         return self._editor.fresh(wanted)
 
-    def lowered_operator(self) -> None:
-        """Nodes of the operator went: at the end its functions go with the last of them."""
-        self._editor.operator_used = True
-
     def constant(self, array: np.ndarray, wanted: str) -> str:
         """A new constant tensor's name."""
         name = self.fresh(wanted)
@@ -131,6 +127,7 @@ class Editor:
             return
         kept = {name for nodes in edit.inserted.values() for node in nodes for name in node.output}
         gone = {name for index in removed for name in scope.nodes[index].output} - kept
+        self.operator_used |= any(schema.is_operator(scope.nodes[index]) for index in removed)
         self._maybe_dead |= {name for index in removed for name in scope.nodes[index].input} - gone
         nodes: list[NodeProto] = []
         for index, node in enumerate(scope.nodes):

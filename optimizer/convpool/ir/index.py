@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from graphlib import TopologicalSorter
 from itertools import zip_longest
 from typing import Any
 
@@ -263,12 +264,13 @@ class Scope:
         while names:
             name = names.pop()
             index = self.producer.get(name)
-            if index is None or not _is_arithmetic(self.nodes[index]):
+            node = None if index is None else self.nodes[index]
+            if index is None or node is None or not is_op(node, *ARITHMETIC) or any(a.ref_attr_name for a in node.attribute):
                 if name and self.constant(name) is None:
                     return None
             elif index not in found:
                 found.add(index)
-                names.extend(self.nodes[index].input)
+                names.extend(node.input)
         return sorted(found) or None
 
     def compute(self, name: str, indices: list[int]) -> Constant | None:
@@ -326,10 +328,6 @@ def _picked(node: NodeProto, sizes: tuple[Dim, ...], inputs: list[tuple[int, ...
     if len(inputs) < 2 or any(len(item) != 1 for item in inputs) or inputs[3:] not in ([], [(1,)]):
         return None
     return sizes[inputs[0][0] : inputs[1][0]]
-
-
-def _is_arithmetic(node: NodeProto) -> bool:
-    return is_op(node, *ARITHMETIC) and not any(attribute.ref_attr_name for attribute in node.attribute)
 
 
 def index_model(
@@ -395,18 +393,8 @@ def _bind(branches: Sequence[Scope]) -> None:
 
 def _callers_first(functions: dict[tuple, FunctionProto]) -> list[tuple]:
     """The functions' keys, each after those of the functions that call it."""
-    called = {key: set(map(key_of, all_nodes(function))) & functions.keys() for key, function in functions.items()}
-    order: list[tuple] = []
-
-    def visit(key: tuple) -> None:  # ONNX allows no recursion, so this ends
-        if key not in order:
-            for other in called[key]:
-                visit(other)
-            order.append(key)
-
-    for key in functions:
-        visit(key)
-    return order[::-1]
+    called = {key: filter(functions.__contains__, map(key_of, all_nodes(function))) for key, function in functions.items()}
+    return [*TopologicalSorter(called).static_order()][::-1]
 
 
 def _argument_infos(function: FunctionProto, calls: list[tuple[Scope, NodeProto]]) -> dict[str, TensorInfo]:
@@ -484,7 +472,8 @@ def with_shapes_folded(model: ModelProto, main: Scope) -> ModelProto | None:
         if found and all(value is not None for value in values):
             # Also where the shape is known by now, which may be by an earlier copy.
             changes += [(*place, value) for place, value in zip(found, values, strict=True) if value is not None]
-            unknown = unknown or not _is_static(main, node.output[0])
+            shape = main.info(node.output[0]).shape
+            unknown = unknown or shape is None or not all(isinstance(n, int) for n in shape[1:])  # the batch may be
     if not unknown:
         return None
     copy = ModelProto()
@@ -515,12 +504,6 @@ def _is_computed(scope: Scope, name: str) -> bool:
     """Return True if a node other than a Constant gives a tensor."""
     producer = scope.producer.get(name)
     return producer is not None and not is_op(scope.nodes[producer], "Constant")
-
-
-def _is_static(scope: Scope, name: str) -> bool:
-    """Return True if all sizes but the batch's are known."""
-    shape = scope.info(name).shape
-    return shape is not None and all(isinstance(n, int) for n in shape[1:])
 
 
 def spatial_size(scope: Scope, tensor: str, rank: int, first_axis: int = 2) -> Ints | None:

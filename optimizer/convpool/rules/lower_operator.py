@@ -92,7 +92,6 @@ class LowerOperator(Rule):
     def apply(self, plan: LowerPlan, edit: Edit) -> None:
         _Writer(plan, edit).run()
         edit.replace(plan.node, plan.own)
-        edit.lowered_operator()
 
     def rewritten(self, plan: LowerPlan, outputs: list[str], times: dict[str, float] | None, log: Log) -> None:
         found, fallback = plan.lowering, plan.fallback.why if plan.fallback else None

@@ -32,7 +32,7 @@ from convpool.ir.index import Dim, Scope
 from convpool.ir.protos import attributes, is_op, known_attributes
 from convpool.ir.schema import is_operator, layout_of, specs_of
 from convpool.rules.base import Reject, malformed, reject, windows
-from convpool.rules.linear import BROADCASTING, UNARY, Step, op_of, pad_numbers, step_or_reject
+from convpool.rules.linear import BROADCASTING, UNARY, Step, op_of, pad_numbers, slice_numbers, step_or_reject
 
 MAX_DEPTH = 96
 """Nodes that a size is traced back through at most, of maps and of what computes sizes together."""
@@ -354,15 +354,14 @@ def _computed_terms(scope: Scope, name: str, depth: int) -> list[Term] | None:
         ok = picks is not None and all(-len(terms) <= i < len(terms) for i in picks)
         return [terms[i] for i in picks or ()] if ok else None
     if is_op(node, "Slice"):
-        return _sliced(scope, node, terms)
+        starts, ends, _, steps = slice_numbers(scope, index)
+        known = [numbers[0] for numbers in (starts, ends, steps) if numbers is not None and len(numbers) == 1]
+        return terms[slice(*known)] if len(known) == 3 and known[2] else None
     if is_op(node, "Cast", "Floor", "Ceil", "Round"):
-        return [term if _is_whole(term) else None for term in terms]
+        numbers = [term.factor if isinstance(term, SizeOf) else term for term in terms]
+        whole = [number is not None and number.denominator == 1 for number in numbers]
+        return [term if kept else None for term, kept in zip(terms, whole, strict=True)]
     return terms
-
-
-def _is_whole(term: Term) -> bool:
-    number = term.factor if isinstance(term, SizeOf) else term
-    return number is not None and number.denominator == 1
 
 
 def _shape_terms(scope: Scope, node: NodeProto, depth: int) -> list[Term] | None:
@@ -405,18 +404,6 @@ def _arithmetic(operator: str, a: Term, b: Term, whole: bool) -> Term:
         return Fraction(a // b) if a >= 0 and a.denominator == 1 else None
     number = b if operator == "Add" else -b
     return a.plus(int(number)) if isinstance(a, SizeOf) else a + number
-
-
-def _sliced(scope: Scope, node: NodeProto, terms: list[Term]) -> list[Term] | None:
-    values = attributes(node)
-    if scope.opset < 10:
-        given = [values.get("starts"), values.get("ends"), None, [1]]
-    else:
-        given = [scope.constant_ints(name) if name else None for name in [*node.input[1:], "", ""][:4]]
-    starts, ends, _, steps = given
-    if starts is None or ends is None or len(starts) != 1 or len(ends) != 1:
-        return None
-    return terms[starts[0] : ends[0] : steps[0] if steps else 1]
 
 
 def groups_channels(scope: Scope, chain: Sequence[int], rank: int) -> bool:

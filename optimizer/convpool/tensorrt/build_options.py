@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from convpool.errors import OptionError, OutputError
+from convpool.errors import OptionError, OutputError, check_choice
 from convpool.types import Accumulation
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
@@ -92,10 +92,9 @@ class BuildOptions:
 
     def __post_init__(self) -> None:
         """Refuse what no model and no TensorRT can change.  Raises OptionError."""
-        if self.precision not in PRECISIONS:
-            raise OptionError(f"precision: got {self.precision!r}, expected one of {', '.join(PRECISIONS)}")
-        if self.lowering is not None and self.lowering not in LOWERINGS:
-            raise OptionError(f"lowering: got {self.lowering!r}, expected one of {', '.join(LOWERINGS)}")
+        check_choice("precision", self.precision, PRECISIONS)
+        if self.lowering is not None:
+            check_choice("lowering", self.lowering, LOWERINGS)
         if self.autotune and (self.lowering or self.layers):
             other = "lowering" if self.lowering else "layers"
             raise OptionError(f"autotune: got {other} too; expected one of them")
@@ -106,8 +105,8 @@ class BuildOptions:
 
     def _check_accumulation(self) -> None:
         """Refuse packed sums where no node of the plugin computes in 16 bits."""
-        if self.accumulation not in (None, *get_args(Accumulation)):
-            raise OptionError(f"accumulation: got {self.accumulation!r}, expected one of {', '.join(get_args(Accumulation))}")
+        if self.accumulation is not None:
+            check_choice("accumulation", self.accumulation, get_args(Accumulation))
         if self.accumulation != "packed":
             return
         if not self.plugin:

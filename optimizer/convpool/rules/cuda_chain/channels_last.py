@@ -117,11 +117,11 @@ class Turner:
         given = {name for index in self._plan.nodes if self._gives(index) for name in self._scope.nodes[index].output}
         for index in self._plan.nodes:
             node = self._scope.nodes[index]
-            if self._leaves(node):
+            if self._crosses(node, self._to):
                 self._known.setdefault(node.input[0], node.output[0])
         for index in self._plan.nodes:
             node = self._scope.nodes[index]
-            if self._enters(node):
+            if self._crosses(node, self._back):
                 self._made[node.output[0]] = node.input[0]
                 if node.output[0] in self._plan.read_too:
                     self._edit.nodes.append(node)
@@ -130,7 +130,7 @@ class Turner:
             for name in node.input:
                 if name in self._plan.tensors and name not in given and name not in self._made:
                     self._turn(name, self._rename(name), back=False)
-            gone = self._leaves(node) and self._made[node.input[0]] == node.output[0]
+            gone = self._crosses(node, self._to) and self._made[node.input[0]] == node.output[0]
             for item in () if gone else self._node(index, node):
                 if item.output[0] == node.output[0] and node.output[0] in self._plan.tensors & given:
                     item.output[0] = self._rename(node.output[0])
@@ -144,17 +144,10 @@ class Turner:
         node = self._scope.nodes[index]
         return schema.is_operator(node) or is_op(node, "Transpose") or layouts.joined(self._scope, index, self._to) is not None
 
-    def _enters(self, node: NodeProto) -> bool:
-        """Return True if a node transposes a tensor in the other layout to one of the plan's."""
-        return self._turns(node, self._back) and self._of_plan(node) == (False, True)
-
-    def _leaves(self, node: NodeProto) -> bool:
-        """Return True if a node is a Transpose of one of the plan's tensors to the other layout."""
-        return self._turns(node, self._to) and self._of_plan(node) == (True, False)
-
-    def _turns(self, node: NodeProto, to: layouts.To) -> bool:
+    def _crosses(self, node: NodeProto, to: layouts.To) -> bool:
+        """Return True if a node is a Transpose between one of the plan's tensors and another, into the layout that `to` gives."""
         perm = layouts.turning(node)
-        return perm is not None and perm == to(len(perm) - 2)
+        return perm is not None and perm == to(len(perm) - 2) and self._of_plan(node) == (to is self._to, to is self._back)
 
     def _of_plan(self, node: NodeProto) -> tuple[bool, bool]:
         x, y = (name in self._plan.tensors for name in (node.input[0], node.output[0]))

@@ -54,14 +54,8 @@ def _input(scope: Scope, index: int) -> str:
     return scope.nodes[index].input[0]
 
 
-def may_be_box_filter(scope: Scope, index: int) -> str | None:
-    """Return the input of node `index` if it is a depthwise Conv with equal weights, else None."""
-    node = scope.nodes[index]
-    return node.input[0] if _box_weight(scope, index) is not None else None
-
-
 def global_average_pool(scope: Scope, index: int, rank: int, size: Ints | None) -> Pooling:
-    return Pooling(index, (index,), scope.nodes[index].input[0], scope.nodes[index].output[0], "global", None)
+    return Pooling(index, (index,), _input(scope, index), scope.nodes[index].output[0], "global", None)
 
 
 def average_pool(scope: Scope, index: int, rank: int, size: Ints | None) -> Pooling | Reject:
@@ -213,7 +207,7 @@ class Form:
 FORMS = (
     Form("pool", ("AveragePool",), _input, average_pool),
     Form("global", ("GlobalAveragePool",), _input, global_average_pool),
-    Form("box_filter", ("Conv",), may_be_box_filter, box_filter),
+    Form("box_filter", ("Conv",), lambda scope, i: _input(scope, i) if _box_weight(scope, i) else None, box_filter),
     Form("slice_mean", means.ENDS_OF_SUMS, means.may_be_mean, means.recognise_mean),
     Form("global", ("Squeeze", *means.REDUCTIONS), means.may_be_reduction, means.recognise_reduction),
     Form("resize", ("Resize",), may_be_half, recognise_half),
