@@ -46,8 +46,8 @@ def build(trt: Any, row: Row, form: str, precision: str, layout: str, w: np.ndar
 
     Raises ConvpoolError where TensorRT cannot build it.
     """
-    from convpool.tensorrt.graph_timing import choose_patiently
     from convpool.tensorrt.package import logger, version
+    from convpool.tensorrt.tune import choose_patiently
 
     log = logger(trt)
     log.explain()

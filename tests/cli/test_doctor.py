@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from convpool.cli import doctor
-from convpool.cuda import library, location
+from convpool.cuda import library
 
 ANOTHER = os.path.realpath(np.random.bit_generator.__file__)
 """A library that is not convpool's."""
@@ -84,7 +84,7 @@ def test_a_missing_plugin_comes_with_advice(monkeypatch, tmp_path):
 def test_without_the_distribution_it_says_how_to_get_it(monkeypatch):
     for name in ("CONVPOOL_LIBRARY", "CONVPOOL_PLUGIN_LIBRARY"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(location, "DISTRIBUTION", "convpool-none")
+    monkeypatch.setattr(library, "DISTRIBUTION", "convpool-none")
     library._load.cache_clear()
     found = {f.what: f for f in doctor.findings()}
     assert (found["library"].state, found["library"].found) == (doctor.MISSING, "not built: pip install ./plugin")

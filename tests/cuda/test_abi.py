@@ -13,9 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 import convpool
-from convpool.cuda import LibraryError, box, library, location
-from convpool.cuda.errors import NotBuiltError
-from convpool.errors import TensorRTError
+from convpool.cuda import LibraryError, box, library
+from convpool.errors import NotBuiltError, TensorRTError
 from convpool.tensorrt import plugin_path
 
 ROOT = Path(__file__).parents[2]
@@ -114,7 +113,7 @@ def install(folder: Path, name: str, version: str) -> Path:
     information = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     information.mkdir(parents=True)
     (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    file = folder / location.INSTALLED
+    file = folder / library.INSTALLED
     file.parent.mkdir(exist_ok=True)
     file.write_bytes(b"a library")
     return file
@@ -134,7 +133,7 @@ def folder(tmp_path, monkeypatch):
 def test_the_distribution_s_file_is_the_library_and_the_plugin(folder):
     install(folder, "convpool", "0.7.0")
     file = install(folder, "convpool-cuda", "0.7.0")
-    assert location.library_path() == file and plugin_path() == file.resolve()
+    assert library.library_path() == file and plugin_path() == file.resolve()
 
 
 def test_another_version_of_the_distribution_is_refused(folder):
@@ -151,11 +150,11 @@ def test_a_distribution_without_its_file_is_an_error(folder):
     install(folder, "convpool", "0.7.0")
     install(folder, "convpool-cuda", "0.7.0").unlink()
     with pytest.raises(LibraryError, match="not found; got .*libconvpool.so, expected the file of convpool-cuda; run"):
-        location.library_path()
+        library.library_path()
 
 
 def test_without_the_distribution_the_library_is_not_built(folder, monkeypatch):
-    monkeypatch.setattr(location, "DISTRIBUTION", "convpool-none")
+    monkeypatch.setattr(library, "DISTRIBUTION", "convpool-none")
     with pytest.raises(NotBuiltError, match="not built; got no convpool-none, expected it installed; run `pip install ./plugin`"):
         library.load()
 
@@ -164,7 +163,7 @@ def test_a_named_file_comes_first(folder, monkeypatch):
     install(folder, "convpool-cuda", "0.6.9")
     (folder / "own.so").write_bytes(b"another")
     monkeypatch.setenv("CONVPOOL_LIBRARY", str(folder / "own.so"))
-    assert location.library_path() == folder / "own.so" and plugin_path() == folder / "own.so"
+    assert library.library_path() == folder / "own.so" and plugin_path() == folder / "own.so"
     with pytest.raises(LibraryError, match="cannot be loaded; got .*own.so"):
         library.load()
     monkeypatch.setenv("CONVPOOL_PLUGIN_LIBRARY", str(folder / "third.so"))
@@ -196,7 +195,7 @@ def test_odd_values_of_the_variable(folder, monkeypatch, variable):
     monkeypatch.chdir(folder)
     for named, there in places(folder).items():
         monkeypatch.setenv(variable, named)
-        find = location.library_path if variable == "CONVPOOL_LIBRARY" else plugin_path
+        find = library.library_path if variable == "CONVPOOL_LIBRARY" else plugin_path
         if there:
             assert find().is_absolute() and find().samefile(named), named
             if variable == "CONVPOOL_LIBRARY":
@@ -214,7 +213,7 @@ def test_an_empty_value_is_none(folder, monkeypatch):
     install(folder, "convpool", "0.7.0")
     for variable in ("CONVPOOL_LIBRARY", "CONVPOOL_PLUGIN_LIBRARY"):
         monkeypatch.setenv(variable, "")
-    assert location.library_path() == file and plugin_path() == file.resolve()
+    assert library.library_path() == file and plugin_path() == file.resolve()
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def test_the_real_library_says_that_there_is_no_device():
     program = "from convpool.cuda import *; Plan(Problem(n=1, c=8, m=8, spatial=(8, 8), kernel_shape=3, pool_kernel_shape=2))"
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "CONVPOOL_LIBRARY": str(library.library_path())}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
-    assert "convpool.cuda.errors.CudaError: no current CUDA device" in done.stderr.splitlines()[-1]
+    assert "convpool.errors.CudaError: no current CUDA device" in done.stderr.splitlines()[-1]
 
 
 def test_null_pointers_and_unknown_flags_are_refused(pretended):

@@ -21,7 +21,7 @@ from convpool.check.verify import compare_runners
 from convpool.cli.verify import main
 from convpool.ir import schema
 from convpool.ir.model import load
-from convpool.onnxruntime.runner import CudaRunner
+from convpool.onnxruntime.session import CudaRunner
 from models import generators
 from tests.support.gpu import skip_or_fail
 from tests.support.operator_models import SAMPLED, Node

@@ -21,7 +21,7 @@ PRELUDE = """
 import json
 import numpy as np
 import tensorrt_lean_bindings as trt
-from convpool.tensorrt.plugin_library import find_creator, load_plugin
+from convpool.tensorrt.package import find_creator, load_plugin
 
 GOOD = dict(pool_kernel_shape=[2, 2], pool_strides=[1, 1], pool_pads=[1] * 4, pool_dilations=[1, 1],
             kernel_shape=[3, 3], strides=[2, 2], pads=[0] * 4, dilations=[1, 1], group=[1])

@@ -19,9 +19,8 @@ from convpool.check.session import OnnxruntimeRunner
 from convpool.errors import OptionError, OutputError
 from convpool.tensorrt import Engine, TensorRTError, load_plugin
 from convpool.tensorrt import engine as engine_module
-from convpool.tensorrt import runner as runner_module
+from convpool.tensorrt.engine import EngineRunner, is_engine, open_runner
 from convpool.tensorrt.memory import PycudaMemory
-from convpool.tensorrt.runner import EngineRunner, is_engine, open_runner
 from tests.support.models import graph
 from tests.support.played_engine import PYCUDA, ILogger, Played, TensorFormat, TensorLocation
 from tests.support.rewriting import PAIR
@@ -257,7 +256,7 @@ def test_an_engine_s_file(tmp_path):
 def test_a_file_is_an_engine_by_its_suffix(engine_of, tmp_path, monkeypatch):
     names = {"a.engine": True, "a.plan": True, "a.TRT": True, "a.onnx": False, "engine": False, "a.engine.onnx": False}
     assert {name: is_engine(name) for name in names} == names
-    monkeypatch.setattr(runner_module.Engine, "load", lambda path: engine_of())
+    monkeypatch.setattr(Engine, "load", lambda path: engine_of())
     assert isinstance(open_runner("a.plan"), EngineRunner)
     onnx.save(graph(PAIR), tmp_path / "a.onnx")
     runner = open_runner(str(tmp_path / "a.onnx"))

@@ -11,13 +11,12 @@ import pytest
 from google.protobuf.message import EncodeError
 from onnx import TensorProto, helper, numpy_helper
 
-from convpool.cuda.errors import LibraryError
-from convpool.errors import ModelError, TensorRTError
+from convpool.errors import LibraryError, ModelError, TensorRTError
 from convpool.ir import schema
 from convpool.ir.model import load
-from convpool.tensorrt import BuildOptions, package, plugin_library, policy, prepare
+from convpool.tensorrt import BuildOptions, package, policy, prepare
+from convpool.tensorrt.engine import EngineRunner
 from convpool.tensorrt.memory import PycudaMemory
-from convpool.tensorrt.runner import EngineRunner
 from models.generators import generate
 from tests.support.models import graph, model_of
 from tests.support.played_engine import ILogger
@@ -71,15 +70,15 @@ def test_the_library_that_is_installed(monkeypatch, tmp_path):
     monkeypatch.delenv("CONVPOOL_PLUGIN_LIBRARY", raising=False)
     (tmp_path / "lib.so").write_bytes(b"")
     (tmp_path / "link.so").symlink_to("lib.so")
-    monkeypatch.setattr(plugin_library, "library_path", lambda: tmp_path / "link.so")
-    assert plugin_library.plugin_path() == (tmp_path / "lib.so").resolve()
+    monkeypatch.setattr(package, "library_path", lambda: tmp_path / "link.so")
+    assert package.plugin_path() == (tmp_path / "lib.so").resolve()
 
     def none():
         raise LibraryError("no library")
 
-    monkeypatch.setattr(plugin_library, "library_path", none)
+    monkeypatch.setattr(package, "library_path", none)
     with pytest.raises(TensorRTError, match="^no library$"):
-        plugin_library.plugin_path()
+        package.plugin_path()
 
 
 @pytest.mark.parametrize(("there", "got"), [(384, ""), (383, "no {}"), (0, "none of the operators")])
@@ -91,14 +90,14 @@ def test_a_registry_has_to_have_every_operator(monkeypatch, tmp_path, there, got
     path, registered = tmp_path / "own.so", []
     path.write_bytes(b"")
     monkeypatch.setenv("CONVPOOL_PLUGIN_LIBRARY", str(path))
-    monkeypatch.setattr(plugin_library, "_register", lambda *given: registered.append(given))
+    monkeypatch.setattr(package, "_register", lambda *given: registered.append(given))
     if got:
         missing = got.format(schema.OP_TYPES[-1])
         told = f"{path.resolve()}: plugins; got {missing} in TensorRT 10.0.0, expected 384; build the library"
         with pytest.raises(TensorRTError, match=f"^{told}"):
-            plugin_library.load_plugin(trt)
+            package.load_plugin(trt)
     else:
-        assert plugin_library.load_plugin(trt) == path.resolve()
+        assert package.load_plugin(trt) == path.resolve()
     assert registered == ([] if there else [(trt, path.resolve())])
 
 
@@ -112,19 +111,19 @@ def test_a_library_goes_into_the_registry_once_it_can_be_opened(monkeypatch):
 
     registry = SimpleNamespace(load_library=lambda path: registered.append(path) or "handle")
     trt = SimpleNamespace(__name__="opening", ILogger=ILogger, get_plugin_registry=lambda: registry)
-    monkeypatch.setattr(plugin_library.ctypes, "CDLL", open_library)
-    monkeypatch.setattr(plugin_library, "_handles", handles := {})
-    plugin_library._register(trt, Path("own.so"))
+    monkeypatch.setattr(package.ctypes, "CDLL", open_library)
+    monkeypatch.setattr(package, "_handles", handles := {})
+    package._register(trt, Path("own.so"))
     assert opened == registered == ["own.so"] and handles == {"opening": "handle"}
     with pytest.raises(TensorRTError, match="^wrong.so: cannot be loaded as a plugin library; got invalid ELF header$"):
-        plugin_library._register(trt, Path("wrong.so"))
+        package._register(trt, Path("wrong.so"))
     assert registered == ["own.so"]
 
 
 def test_the_registry_is_asked_by_the_function_of_its_version():
     def asked(**functions):
         trt = SimpleNamespace(get_plugin_registry=lambda: SimpleNamespace(**functions))
-        return plugin_library.find_creator(trt, "ConvAvgPoolRelu")
+        return package.find_creator(trt, "ConvAvgPoolRelu")
 
     assert asked(get_plugin_creator=lambda *words: ("old", *words)) == ("old", "ConvAvgPoolRelu", "1", "")
     assert asked(get_creator=lambda *words: ("new", *words)) == ("new", "ConvAvgPoolRelu", "1", "")

@@ -19,12 +19,11 @@ import click
 from rich.markup import escape
 
 from convpool.cli.table import make_console
-from convpool.cuda.location import INSTALL, VARIABLE
+from convpool.cuda.library import INSTALL, VARIABLE
 from convpool.errors import OnnxruntimeError, TensorRTError
-from convpool.onnxruntime.library import NAME
-from convpool.onnxruntime.library import library_path as ort_library_path
-from convpool.onnxruntime.session import CUDA, runtime_module
-from convpool.tensorrt.plugin_library import plugin_path
+from convpool.onnxruntime.session import CUDA, NAME, runtime_module
+from convpool.onnxruntime.session import library_path as ort_library_path
+from convpool.tensorrt.package import plugin_path
 
 OK, MISSING, NOTE = "ok", "missing", "note"
 _COMPILE = "pip install ./plugin"
@@ -122,7 +121,7 @@ def _shown(error: Exception) -> str:
 
 def _library(gpus: list[tuple[str, int]]) -> list[Finding]:
     from convpool.cuda import LibraryError, library, tactics
-    from convpool.cuda.errors import NotBuiltError
+    from convpool.errors import NotBuiltError
 
     try:
         lib = library.load()

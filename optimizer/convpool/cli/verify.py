@@ -19,10 +19,10 @@ from convpool.errors import OptionError, VerificationError
 from convpool.ir.files import check_output
 from convpool.ir.model import load
 from convpool.ir.save import referred
-from convpool.onnxruntime.runner import open_on_cuda
+from convpool.onnxruntime.session import open_on_cuda
 from convpool.report import json_text
 from convpool.tensorrt import PRECISIONS
-from convpool.tensorrt.runner import is_engine, open_runner
+from convpool.tensorrt.engine import is_engine, open_runner
 
 
 @click.command(

@@ -13,10 +13,10 @@ imported: arrays of pycuda, CuPy and PyTorch are taken as they come.
 """
 
 from convpool.cuda import library
-from convpool.cuda.errors import ArrayError, ConvpoolError, CudaError, LibraryError, ProblemError, UnsupportedError
 from convpool.cuda.operator import conv_avg_pool, plan_for
 from convpool.cuda.plan import Plan
 from convpool.cuda.problem import Problem, Tactic, current_device, find_tactic, tactics
+from convpool.errors import ArrayError, ConvpoolError, CudaError, LibraryError, ProblemError, UnsupportedError
 
 __all__ = [
     "ArrayError", "ConvpoolError", "CudaError", "LibraryError", "Plan", "Problem", "ProblemError", "Tactic",

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from convpool.cuda.errors import ArrayError
+from convpool.errors import ArrayError
 
 
 @dataclass(frozen=True)

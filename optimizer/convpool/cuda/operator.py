@@ -25,9 +25,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from convpool.cuda import arrays, library
-from convpool.cuda.errors import ArrayError, ProblemError
 from convpool.cuda.plan import Plan, expected_kinds
 from convpool.cuda.problem import Problem, Tactic, channels_last
+from convpool.errors import ArrayError, ProblemError
 
 CACHED_PLANS = 256
 _NAMES = ("x", "w", "b", "residual", "scale", "shift", "w_scale", "out")

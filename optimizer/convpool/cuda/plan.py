@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from convpool.cuda import arrays, library
-from convpool.cuda.errors import ArrayError
 from convpool.cuda.problem import Problem, Tactic, find_tactic, whole
+from convpool.errors import ArrayError
 
 _HOW_CHOSEN = {0: "named", 1: "measured", 2: "rule"}
 OPERANDS = ("x", "w", "b", "residual", "scale", "shift", "w_scale", "y")

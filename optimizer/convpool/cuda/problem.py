@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from convpool.cuda import library
-from convpool.cuda.errors import ProblemError
+from convpool.errors import ProblemError
 
 _LAYOUTS = dict.fromkeys(("NCHW", "NCW", "NCDHW", "channels_first"), False)
 _LAYOUTS |= dict.fromkeys(("NHWC", "NWC", "NDHWC", "channels_last"), True)

@@ -14,8 +14,8 @@ import functools
 from collections.abc import Callable
 
 from convpool.cuda import library
-from convpool.cuda.errors import UnsupportedError
 from convpool.cuda.problem import Problem
+from convpool.errors import UnsupportedError
 
 MAX_FILTER = 32
 """Elements of a filter, channels times kernel, that the library's kernels take; one less where dB is wanted."""

@@ -9,7 +9,6 @@ by the functions that it carries.
 """
 
 from convpool.errors import OnnxruntimeError
-from convpool.onnxruntime.library import library_path, register
-from convpool.onnxruntime.session import CPU, CUDA, session
+from convpool.onnxruntime.session import CPU, CUDA, library_path, register, session
 
 __all__ = ["CPU", "CUDA", "OnnxruntimeError", "library_path", "register", "session"]

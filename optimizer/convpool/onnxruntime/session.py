@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sessions on onnxruntime's CUDA provider."""
+"""Sessions on onnxruntime's CUDA provider: the library of custom operators, libconvpool_ort.so, and a model as `convpool.check`
+runs it there."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,11 +13,62 @@ from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from convpool.errors import OnnxruntimeError, first_line
-from convpool.ir.model import load
+from onnx import TensorProto, helper
+
+from convpool.check.inputs import Arrays, float_types
+from convpool.check.judge import precision_of
+from convpool.check.session import Runner, with_layers
+from convpool.cuda.library import INSTALL
+from convpool.cuda.library import library_path as cuda_library_path
+from convpool.errors import LibraryError, OnnxruntimeError, first_line
+from convpool.ir.model import LoadedModel, load
 from convpool.ir.save import serialize
-from convpool.onnxruntime.library import register
 from convpool.types import Model
+
+NAME = "libconvpool_ort.so"
+"""The file beside libconvpool.so."""
+
+
+def library_path() -> Path:
+    """Return the file to register with onnxruntime.
+
+    Raises:
+        OnnxruntimeError: It is not there or of another version.
+    """
+    try:
+        path = cuda_library_path().resolve().parent / NAME
+    except LibraryError as error:
+        raise OnnxruntimeError(str(error)) from error
+    if not path.is_file():
+        raise OnnxruntimeError(f"{NAME}: not found; got {path}, expected it beside libconvpool.so; {INSTALL}")
+    return path
+
+
+def register(options: Any) -> Path:
+    """Register the operators with session options; a second time changes nothing.
+
+    A session of these options runs ConvAvgPool and its fused variants by the library alone: by CUDA
+    kernels on the CUDA provider, by plain loops on the CPU provider.  The functions that a model
+    carries are faster than these loops; so do not register the library where there is no CUDA
+    provider.
+
+    Args:
+        options: An onnxruntime.SessionOptions.
+
+    Returns:
+        The library's path.
+
+    Raises:
+        OnnxruntimeError: The library cannot be used.
+    """
+    path = library_path()
+    try:
+        ctypes.CDLL(str(path))  # onnxruntime's message does not say what a library lacks
+        options.register_custom_ops_library(str(path))
+    except Exception as error:  # onnxruntime's exceptions share no base class
+        raise OnnxruntimeError(f"{path}: cannot be registered; got {first_line(error)}") from error
+    return path
+
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 Providers = Sequence[str | tuple[str, Mapping[str, Any]]]
@@ -135,3 +188,36 @@ def require_cuda(runtime: Any) -> None:
     preload = getattr(runtime, "preload_dlls", None)  # since 1.21
     if preload is not None:
         preload()
+
+
+class CudaRunner(Runner):
+    """A model in onnxruntime on the CUDA provider, the operators by the library; a `convpool.check.session.Runner`.  what: the
+    model, in messages.  precision: by the model's types, "tf32" where it is float32.  arguments: those of
+    `convpool.onnxruntime.session`.  Raises OnnxruntimeError if the model cannot be loaded."""
+
+    runtime = "onnxruntime's CUDA provider"
+
+    def __init__(self, model: LoadedModel, what: str, **arguments: Any) -> None:
+        self.what, self.model = what, model.proto
+        types = float_types(model.proto)
+        narrow = types - {TensorProto.FLOAT, TensorProto.DOUBLE}
+        tf32 = not narrow and arguments.get("use_tf32", True)
+        self.precision = "tf32" if tf32 else precision_of(map(helper.tensor_dtype_to_np_dtype, types))
+        self.session = session(model, **arguments)
+        self.input_names = [value.name for value in self.session.get_inputs()]
+        self.output_names = [value.name for value in self.session.get_outputs()]
+
+    def run(self, arrays: Arrays) -> dict[str, Any]:
+        """All outputs by name.  Raises OnnxruntimeError if onnxruntime fails."""
+        try:
+            values = self.session.run(None, arrays)
+        except Exception as error:  # onnxruntime's exceptions share no base class
+            raise OnnxruntimeError(f"onnxruntime cannot run {self.what}: {first_line(error)}") from error
+        return dict(zip(self.output_names, values, strict=True))
+
+
+def open_on_cuda(model: LoadedModel, what: str, *, layers: bool = False) -> CudaRunner:
+    """A runner on the CUDA provider.  layers: intermediate tensors become outputs too.  Raises OnnxruntimeError."""
+    runner = CudaRunner(with_layers(model) if layers else model, what)
+    runner.model = model.proto
+    return runner

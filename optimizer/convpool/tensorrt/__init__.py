@@ -15,8 +15,8 @@ running do, and running also needs pycuda.
 from convpool.errors import TensorRTError
 from convpool.tensorrt.build_options import PRECISIONS, BuildOptions, Profile
 from convpool.tensorrt.engine import Engine, TensorInfo
+from convpool.tensorrt.package import load_plugin, plugin_path
 from convpool.tensorrt.pipeline import BuildReport, Built, EngineMismatchError, Tuning, build, build_engine, build_fastest
-from convpool.tensorrt.plugin_library import load_plugin, plugin_path
 from convpool.tensorrt.tune import Timed
 
 __all__ = [

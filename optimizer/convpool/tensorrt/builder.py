@@ -37,8 +37,7 @@ from convpool.tensorrt import prepare
 from convpool.tensorrt.build_options import BuildOptions, Progress
 from convpool.tensorrt.engine import Engine
 from convpool.tensorrt.network import add_profiles, keep_heads_in_float, parse
-from convpool.tensorrt.package import is_weakly_typed, logger, parser_major
-from convpool.tensorrt.plugin_library import load_plugin
+from convpool.tensorrt.package import is_weakly_typed, load_plugin, logger, parser_major
 
 
 def build_plan(trt: ModuleType, model: ModelProto, options: BuildOptions) -> Engine:

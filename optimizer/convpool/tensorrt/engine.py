@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Engine`: a serialised TensorRT engine, its inputs and outputs, and running it."""
+"""`Engine`: a serialised TensorRT engine, its inputs and outputs, and running it; and how `convpool.check` runs one."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from typing import Any
 
 import numpy as np
 
+from convpool.check.inputs import Arrays, Ranges
+from convpool.check.judge import precision_of
+from convpool.check.session import Runner, open_model
 from convpool.cuda import arrays as gpu_arrays
 from convpool.errors import OptionError, TensorRTError
 from convpool.ir.files import write_atomically
+from convpool.ir.model import load
 from convpool.tensorrt.memory import PycudaMemory
-from convpool.tensorrt.package import logger, tensorrt_module
-from convpool.tensorrt.plugin_library import load_plugin
+from convpool.tensorrt.package import load_plugin, logger, tensorrt_module
 
 Shape = tuple[int, ...]
 _NUMPY_TYPES = {"FLOAT": "float32", "HALF": "float16", **{name.upper(): name for name in "int8 int32 int64 bool uint8".split()}}
@@ -320,3 +323,42 @@ def _numpy_type(engine: Any, name: str) -> np.dtype:
     if kind not in _NUMPY_TYPES:
         raise TensorRTError(f"engine: tensor '{name}': type; got {kind}, expected {', '.join(_NUMPY_TYPES)} or BF16")
     return np.dtype(_NUMPY_TYPES[kind])
+
+
+ENGINE_SUFFIXES = (".engine", ".plan", ".trt")
+
+
+class EngineRunner(Runner):
+    """An engine in TensorRT, of the precision of its inputs and outputs.  Raises OptionError for formats other than LINEAR."""
+
+    runtime = "TensorRT"
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.input_names, self.output_names = list(engine.inputs), list(engine.outputs)
+        self.input_types = {name: info.dtype for name, info in engine.inputs.items()}
+        infos = (*engine.inputs.values(), *engine.outputs.values())
+        self.precision = precision_of(info.dtype for info in infos)
+        for info in infos:
+            if info.format != "LINEAR":
+                raise OptionError(f"engine: tensor '{info.name}'; got format {info.format}, expected LINEAR to compare")
+
+    def run(self, arrays: Arrays) -> dict[str, np.ndarray]:
+        """All outputs by name.  Raises OptionError or TensorRTError."""
+        return self._engine.run(arrays)
+
+    def ranges(self) -> Ranges:
+        """For every input the shapes of the first profile."""
+        return {name: info.profiles[0] for name, info in self._engine.inputs.items()}
+
+
+def is_engine(path: str) -> bool:
+    """Return True if a file is an engine, by its suffix."""
+    return Path(path).suffix.lower() in ENGINE_SUFFIXES
+
+
+def open_runner(path: str, *, layers: bool = False) -> Runner:
+    """A runner for a file: an engine by its suffix, else an ONNX model.  Raises ModelError, OptionError or TensorRTError."""
+    if is_engine(path):
+        return EngineRunner(Engine.load(path))
+    return open_model(load(path), path, layers=layers)

@@ -26,10 +26,9 @@ from convpool.ir.model import LoadedModel, load
 from convpool.tensorrt import prepare
 from convpool.tensorrt.build_options import BuildOptions
 from convpool.tensorrt.builder import build_plan
-from convpool.tensorrt.engine import Engine
+from convpool.tensorrt.engine import Engine, EngineRunner
 from convpool.tensorrt.package import tensorrt_module
 from convpool.tensorrt.policy import default_lowering, optimize_keywords
-from convpool.tensorrt.runner import EngineRunner
 from convpool.tensorrt.tune import Timed, time_lowerings
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from convpool.cuda import Problem, box, library, weight_gradient
-from convpool.cuda.errors import NotBuiltError
+from convpool.errors import NotBuiltError
 from convpool.torch import calls, plain
 
 Ints = Sequence[int]
