@@ -354,7 +354,7 @@ def test_a_library_that_is_not_there_is_named(tmp_path, monkeypatch, library):
     monkeypatch.setenv("CONVPOOL_LIBRARY", str(tmp_path / "copy.so"))
     with pytest.raises(on_gpu.OnnxruntimeError, match=r"libconvpool_ort.so: not found; got .*, expected it beside"):
         on_gpu.library_path()
-    (tmp_path / on_gpu.library.NAME).write_bytes(b"no library")
+    (tmp_path / "libconvpool_ort.so").write_bytes(b"no library")
     with pytest.raises(on_gpu.OnnxruntimeError, match="cannot be registered; got .*file too short"):
         on_gpu.register(onnxruntime.SessionOptions())
 

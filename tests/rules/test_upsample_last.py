@@ -131,12 +131,9 @@ def test_sizes_computed_from_the_input(body):
     assert set(operators(rewrite(graph(body + CONV, SIZES, **OPEN)).graph)) == {"ConvTranspose", "AveragePool"}
 
 
-def test_sizes_by_a_slice_with_a_computed_step_stay():
+def test_sizes_that_are_no_multiple_or_of_a_slice_with_a_computed_step_stay():
     body = COMPUTED.replace("last = Slice(sh, n2, n4, n0)", "step = Slice(sh, n0, n1)\nlast = Slice(sh, n2, n4, n0, step)")
     assert "sizes; got a computed tensor" in reason(graph(body + CONV, {**SIZES, "n1": [1]}, **OPEN))
-
-
-def test_sizes_that_are_no_multiple_stay():
     halves = {**SIZES, "half": np.float32(1.5)}
     assert "got unknown over size 2 of 'x', expected known ones" in reason(graph(FLOATS + CONV, halves, **OPEN))
 
