@@ -140,7 +140,7 @@ def next_steps(
     on_cpu = replace(options, devices=TARGETS["cpu"].devices)
     if not found and any(re.search(r"\bunknown\b|computed tensor|not provably|for every size", reason) for reason in stay):
         found += _preparing(report, model, options, suggested(model.proto, shapes), rewrite)
-        if not found and report.options["target"] == "any":
+        if not found and report.options["target"] == "any" and any("for every size" in reason for reason in stay):
             found += _preparing(report, model, on_cpu, suggested(model.proto, shapes), rewrite)
     if report.options["target"] == "any" and any(reason.endswith("for this target") for reason in stay):
         more = rewrite(model, on_cpu) - report.summary.rewritten
