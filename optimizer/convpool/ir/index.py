@@ -14,7 +14,7 @@ known."""
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 from itertools import zip_longest
@@ -305,6 +305,18 @@ class Scope:
         index = self.producer.get(name)
         node = None if index is None else self.nodes[index]
         return index if node is not None and node.op_type in op_types and node.domain in STANDARD_DOMAINS else None
+
+    def shape_arithmetic(self, names: Iterable[str], op_types: Collection[str], but: Collection[int] = ()) -> set[int]:
+        """The Shapes and nodes of these types that small tensors are computed by, up to what Shapes read.  but: not these."""
+        found, pending = set[int](), list(names)
+        while pending:
+            index = self.producer.get(pending.pop())
+            if index is None or index in found or index in but or not is_op(self.nodes[index], "Shape", *op_types):
+                continue
+            found.add(index)
+            if not is_op(self.nodes[index], "Shape"):
+                pending.extend(self.nodes[index].input)
+        return found
 
     def read_outside(self, name: str, inside: Collection[int]) -> bool:
         """Return True if anything but the nodes `inside` reads a tensor."""

@@ -54,6 +54,11 @@ def _input(scope: Scope, index: int) -> str:
     return scope.nodes[index].input[0]
 
 
+def may_be_box_filter(scope: Scope, index: int) -> str | None:
+    """Return the input of node `index` if it is a depthwise Conv with equal weights, else None."""
+    return None if _box_weight(scope, index) is None else _input(scope, index)
+
+
 def global_average_pool(scope: Scope, index: int, rank: int, size: Ints | None) -> Pooling:
     return Pooling(index, (index,), _input(scope, index), scope.nodes[index].output[0], "global", None)
 
@@ -207,7 +212,7 @@ class Form:
 FORMS = (
     Form("pool", ("AveragePool",), _input, average_pool),
     Form("global", ("GlobalAveragePool",), _input, global_average_pool),
-    Form("box_filter", ("Conv",), lambda scope, i: _input(scope, i) if _box_weight(scope, i) else None, box_filter),
+    Form("box_filter", ("Conv",), may_be_box_filter, box_filter),
     Form("slice_mean", means.ENDS_OF_SUMS, means.may_be_mean, means.recognise_mean),
     Form("global", ("Squeeze", *means.REDUCTIONS), means.may_be_reduction, means.recognise_reduction),
     Form("resize", ("Resize",), may_be_half, recognise_half),

@@ -228,15 +228,7 @@ def _replaceable(scope: Scope, node: int) -> bool:
 
 def _dying(scope: Scope, nodes: Iterable[int], own: set[int]) -> set[int]:
     """Shapes and what is computed from them that only the other inputs of `nodes` need."""
-    found: set[int] = set()
-    pending = [name for node in nodes for name in scope.nodes[node].input[1:]]
-    while pending:
-        index = scope.producer.get(pending.pop())
-        if index is None or index in found or index in own or not is_op(scope.nodes[index], "Shape", *FOLDABLE):
-            continue
-        found.add(index)
-        if not is_op(scope.nodes[index], "Shape"):
-            pending.extend(scope.nodes[index].input)
+    found = scope.shape_arithmetic((name for node in nodes for name in scope.nodes[node].input[1:]), FOLDABLE, own)
     while read := {i for i in found if any(scope.read_outside(name, own | found) for name in scope.nodes[i].output)}:
         found -= read
     return found

@@ -140,16 +140,7 @@ def _repeats(coordinates: str, rounding: str, factors: Ints) -> bool:
 
 def sources(scope: Scope, names: Sequence[str]) -> set[int]:
     """The nodes that small tensors such as scales and sizes are computed by, up to what Shapes read."""
-    found: set[int] = set()
-    pending = list(names)
-    while pending:
-        index = scope.producer.get(pending.pop())
-        if index is None or index in found or not is_op(scope.nodes[index], "Shape", "Constant", "Identity", *FOLDABLE):
-            continue
-        found.add(index)
-        if not is_op(scope.nodes[index], "Shape"):
-            pending.extend(scope.nodes[index].input)
-    return found
+    return scope.shape_arithmetic(names, ("Constant", "Identity", *FOLDABLE))
 
 
 # ---- other spellings ----------------------------------------------------------------------------------------------------
