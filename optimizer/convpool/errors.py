@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -68,12 +67,6 @@ class VerificationError(ConvpoolError):
     def __init__(self, message: str, report: Report | None = None) -> None:
         super().__init__(message)
         self.report = report
-
-
-def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
-    """Raise OptionError for an argument that is none of the words that it may be."""
-    if value not in (known := tuple(choices)):
-        raise OptionError(f"{name}: got {value!r}, expected one of {', '.join(known)}")
 
 
 def first_line(error: BaseException) -> str:

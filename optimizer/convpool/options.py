@@ -25,7 +25,7 @@ from convpool.algebra.expand import FORMS
 from convpool.algebra.geometry import Refusal
 from convpool.algebra.lowering import REQUESTS
 from convpool.algebra.parts import ACCUMULATIONS
-from convpool.errors import OptionError, check_choice
+from convpool.errors import OptionError
 
 
 def check_arguments(**given: Any) -> None:
@@ -35,6 +35,12 @@ def check_arguments(**given: Any) -> None:
         optional = name not in ("check", "seed", "exclude", "enable", "disable", "autotune")
         if not (optional and value is None or fits(value)):
             raise OptionError(f"{name}: got {value!r}, expected {expected}")
+
+
+def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
+    """Raise OptionError for an argument that is none of the words that it may be."""
+    if value not in (known := tuple(choices)):
+        raise OptionError(f"{name}: got {value!r}, expected one of {', '.join(known)}")
 
 
 def _is_count(value: object) -> bool:

@@ -289,8 +289,7 @@ class Judge:
     def _beside_jumps(
         self, found: OutputErrors, reference: Any, original: Any, result: Any, runs: Callable[[], list[list]], index: int
     ) -> OutputErrors:
-        """An output's errors, and whether it passes once each slice of it is looked at, and where the original itself jumps.
-        runs: the original's outputs on nudged inputs; index: which of these it is."""
+        """Output `index`'s errors, and whether it passes once each slice is looked at, and where the original jumps in `runs`."""
         if not _are_numbers([reference, result]) or found.passed and reference.dtype.kind != "f":
             return found
         r, y = reference.astype(np.float64), result.astype(np.float64)

@@ -127,7 +127,7 @@ class Editor:
             return
         kept = {name for nodes in edit.inserted.values() for node in nodes for name in node.output}
         gone = {name for index in removed for name in scope.nodes[index].output} - kept
-        self.operator_used |= any(schema.is_operator(scope.nodes[index]) for index in removed)
+        self.operator_used = self.operator_used or any(schema.is_operator(scope.nodes[index]) for index in removed)
         self._maybe_dead |= {name for index in removed for name in scope.nodes[index].input} - gone
         nodes: list[NodeProto] = []
         for index, node in enumerate(scope.nodes):

@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError, EncodeError
 from onnx import ModelProto, TensorProto
 from onnx.serialization import registry
 
-from convpool.errors import ModelError, OutputError, check_choice
+from convpool.errors import ModelError, OptionError, OutputError
 from convpool.ir import files
 from convpool.ir.model import LoadedModel
 from convpool.ir.protos import tensors
@@ -72,7 +72,8 @@ def save(model: LoadedModel, out: Path, new_constants: Iterable[str] = (), layou
     on to use its data files.  new_constants: names of tensors that go to a data file under "keep".  layout: of `LAYOUTS`.
     Nothing is left behind on failure.  Raises OptionError, OutputError, ModelError.
     """
-    check_choice("external_data", layout, LAYOUTS)
+    if layout not in LAYOUTS:
+        raise OptionError(f"external_data: got {layout!r}, expected one of {', '.join(LAYOUTS)}")
     check_model_output(out)
     model.check_data()
     proto, base_dir = model.proto, model.base_dir

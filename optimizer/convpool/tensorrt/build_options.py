@@ -12,7 +12,8 @@ from typing import Any, get_args
 
 import numpy as np
 
-from convpool.errors import OptionError, OutputError, check_choice
+from convpool.errors import OptionError, OutputError
+from convpool.options import check_choice
 from convpool.types import Accumulation
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
