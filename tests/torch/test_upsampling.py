@@ -58,6 +58,8 @@ def test_values_and_two_derivatives(rank, seed):
     expected = two_operators(x, weight, bias, scale, pads)
     torch.testing.assert_close(function(*given), expected, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(upsampling._transposed(x, weight, bias, scale, pads), expected, rtol=1e-12, atol=1e-12)
+    half = weight.detach().bfloat16()  # rounded once
+    assert torch.equal(upsampling.summed_weights(half, scale), upsampling.summed_weights(half.double(), scale).bfloat16())
     assert torch.autograd.gradcheck(function, given, fast_mode=True)
     assert torch.autograd.gradgradcheck(function, given, fast_mode=True)
 

@@ -31,9 +31,7 @@ Ints = Sequence[int]
 
 
 def convolved(x: torch.Tensor, weight: torch.Tensor, bias: Any, *convolution: Any, captures: bool = False) -> torch.Tensor:
-    """A convolution in training with second derivatives that are fast on a GPU.
-
-    captures: whether a CUDA graph is captured or made ready, so that the library may add the bias."""
+    """A convolution with fast second derivatives.  captures: in a CUDA graph, or before, so that the library may add the bias."""
     if not unwatched(x, weight, "cuda") or x.dim() != weight.dim():
         strides, padding, dilations, groups = convolution
         return torch.convolution(x, weight, bias, strides, padding, dilations, False, (0,) * len(strides), groups)
@@ -157,9 +155,7 @@ def _segments(graph: fx.Graph, own: set[fx.Node]) -> list[list[fx.Node]]:
 
 
 def _branch(function: Callable, branch: int) -> Callable:
-    """A call of a function on a branch of a CUDA graph: the tensors that it makes, and an event behind them.
-
-    Where no graph is captured there is no branch, and None in the event's place."""
+    """A call of a function on a branch of a CUDA graph: its tensors, and an event behind them; None where none is captured."""
 
     def begin(*given: Any) -> tuple[Sequence[torch.Tensor], Any]:
         if not torch.cuda.is_current_stream_capturing():

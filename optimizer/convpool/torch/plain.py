@@ -150,9 +150,7 @@ def activate(x: torch.Tensor, activation: int, slope: float) -> torch.Tensor:
 def pooled_conv(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *geometry: Any, mean: Callable[..., torch.Tensor] = box_mean
 ) -> torch.Tensor:
-    """The operator convpool::pooled_conv: box mean by the function `mean`, then PyTorch's convolution.
-
-    The last of the geometry, accumulation, is a permission that nothing here makes use of."""
+    """The operator convpool::pooled_conv: box mean by `mean`, then PyTorch's convolution; accumulation is not made use of."""
     window = geometry[:4]
     z = x if is_single(*window[:3]) else mean(x, *window)
     y = convolve(z, weight, bias, *geometry[4:8])

@@ -44,9 +44,10 @@ def _convolved(x: torch.Tensor, weight: torch.Tensor, bias: Any, pads: Ints) -> 
 
 
 def summed_weights(weight: torch.Tensor, scales: Ints) -> torch.Tensor:
-    """The weights [C, M, kernel...] of a transposed convolution: turned round, and convolved with a box of the scales."""
+    """The weights [C, M, kernel...] of a transposed convolution: turned round, convolved with a box, rounded once."""
     rank = len(scales)
-    found = weight.permute(*range(2, 2 + rank), 1, 0).flip(tuple(range(rank))).contiguous()
+    wide = weight.float() if weight.dtype in plain.HALF_TYPES else weight
+    found = wide.permute(*range(2, 2 + rank), 1, 0).flip(tuple(range(rank))).contiguous()
     for axis, scale in enumerate(scales):
         shape, size = list(found.shape), found.shape[axis]
         shape[axis] += scale - 1
@@ -54,7 +55,7 @@ def summed_weights(weight: torch.Tensor, scales: Ints) -> torch.Tensor:
         for place in range(scale):
             total.narrow(axis, place, size).add_(found)
         found = total
-    return found.permute(rank, rank + 1, *range(rank))
+    return found.permute(rank, rank + 1, *range(rank)).to(weight.dtype)
 
 
 def _transposed(x: torch.Tensor, weight: torch.Tensor, bias: Any, scales: Ints, pads: Ints) -> torch.Tensor:
