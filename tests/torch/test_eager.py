@@ -220,7 +220,7 @@ def test_1x1_convolutions_change_places_by_operators_in_eager_steps(upsampled, k
 @pytest.mark.parametrize("second", [False, True])
 @pytest.mark.parametrize("kind", ["padding", "even kernel", "no padding", "one channel"])
 def test_pairs_as_convolutions_by_pooled_weights(kind, second, last, device, monkeypatch):
-    """An eager step on a GPU runs this for large maps."""
+    """An eager step on a GPU runs this for large maps, a CPU any call without a penalty."""
     monkeypatch.setattr(eager, "_operators", lambda *given: None)
     torch.manual_seed(3)
     channels, order = 1 if kind == "one channel" else 6, LAST[2] if last else torch.contiguous_format
@@ -232,6 +232,10 @@ def test_pairs_as_convolutions_by_pooled_weights(kind, second, last, device, mon
         names, got = gradients(changed, x.to(device, memory_format=order), penalty)
         assert targets == [eager._pooled, convolved if second else torch.conv2d] and ("_ConvolutionBackward" in names) == second
         assert_same(got, gradients(net, x, penalty)[1])
+    targets, as_bf16 = [], {"dtype": torch.bfloat16, "device": device, "memory_format": order}
+    half = torch.compile(copy.deepcopy(net).to(**as_bf16), backend=ready(targets, in_steps=False))
+    torch.testing.assert_close(half(x.to(**as_bf16)).to(x), net(x), rtol=2e-2, atol=2e-2)
+    assert targets == ([eager._pooled, torch.conv2d] if device == "cpu" else [pooled_conv_of])
 
 
 def test_gradients_in_autocast_are_of_the_types_of_forward(device, monkeypatch):

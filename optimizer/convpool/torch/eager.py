@@ -44,6 +44,8 @@ SHARES = {False: (1 / 3, 2 / 3), True: (1 / 6, 1 / 3, 1 / 2)}
 """How an operator's time is shared by forward and backward, and the backward of both."""
 PENALTY = 2.5
 """How many times as long the GPU takes with a penalty."""
+POOLED_SLOWLY = (("cpu", torch.float32), ("cpu", torch.bfloat16))
+"""Where pooling a map takes longer than convolving it by larger weights."""
 SECOND_MACS = 2e6
 """Multiply-adds up to which PyTorch's second derivative of a convolution takes a CPU less time than nodes of Python."""
 
@@ -67,8 +69,9 @@ def ready(module: fx.GraphModule, graph: fx.Graph, *, first: bool = False, in_st
             tensors, geometry = node.args[:3], frozen(node.args[3:])
             x, weight = value_of(tensors[0]), value_of(tensors[1])
             operators = _operators(tensors, geometry, eager)
-            if operators is None and eager and _pools_weights(x, weight):
-                operators = _by_pooled_weights(graph, node, tensors, geometry)
+            pools = _pools_weights(x, weight)  # and so both are known
+            if pools and (operators is None if eager else not penalty and (x.device.type, x.dtype) in POOLED_SLOWLY):
+                operators = _by_pooled_weights(graph, node, tensors, geometry) or operators
             if operators is not None and node.meta.get("convolution") in (in_steps or ()):
                 operators[-1] = (gpu.convolved, *operators[-1][1:])
             many = SECOND_MACS * math.prod((*geometry[1], *geometry[4]))
@@ -100,8 +103,7 @@ def _upsampled_last(x: Any, weight: Any, bias: Any, scales: Sequence[int], pads:
 def _operators(tensors: Sequence[Any], geometry: tuple, in_steps: bool) -> list[tuple] | None:
     """PyTorch's operators that do the same one after the other: each with its arguments but the first; None if it has no such."""
     (_, weight, bias), (kernel, strides, pads, dilations, steps, zeros, spread, groups) = tensors, geometry[:8]
-    x, rank = value_of(tensors[0]), len(kernel)
-    w = value_of(weight)
+    x, w, rank = value_of(tensors[0]), value_of(weight), len(kernel)
     swaps = in_steps and isinstance(w, torch.Tensor) and max(w.shape[2:]) == 1 and not any((*pads, *zeros))
     on_cpu = isinstance(x, torch.Tensor) and x.device.type == "cpu"
     if not (on_cpu or swaps) or geometry[10] or any(d != 1 for d in dilations) or plain.is_deep_half(x):
@@ -116,7 +118,7 @@ def _operators(tensors: Sequence[Any], geometry: tuple, in_steps: bool) -> list[
 
 
 def _pools_weights(x: Any, weight: Any) -> bool:
-    """Return True if an eager step on a GPU may run a pair as one convolution by pooled weights: they are the smaller part."""
+    """Return True if a pair may run as one convolution by pooled weights: they are the smaller part."""
     known = isinstance(x, torch.Tensor) and isinstance(weight, torch.Tensor) and max(weight.shape[2:]) > 1
     return known and math.prod(plain.hints(x.shape)) >= 4 * weight.numel()
 
@@ -135,8 +137,9 @@ def _by_pooled_weights(graph: fx.Graph, node: fx.Node, tensors: Sequence[Any], g
 def _pooled(weight: torch.Tensor, kernel: Sequence[int]) -> torch.Tensor:
     """The means of weights, padded, over all windows: what the gradient of a pooling of stride 1 gives, in one operator."""
     size = [*weight.shape[:2], *(n + k - 1 for n, k in zip(weight.shape[2:], kernel, strict=True))]
-    like = torch.empty(size, dtype=weight.dtype, device=weight.device, memory_format=plain.memory_format(weight))
-    return torch.ops.aten.avg_pool2d_backward.default(weight, like, kernel, (1, 1), (0, 0), False, True, None)
+    wide = weight if weight.is_cuda or weight.dtype not in plain.HALF_TYPES else weight.float()  # a CPU sums in their type
+    like = torch.empty(size, dtype=wide.dtype, device=weight.device, memory_format=plain.memory_format(weight))
+    return torch.ops.aten.avg_pool2d_backward.default(wide, like, kernel, (1, 1), (0, 0), False, True, None).to(weight.dtype)
 
 
 def _macs(weight: Any, y: Any) -> float:
