@@ -16,6 +16,7 @@ import onnx
 import pytest
 
 from convpool.check.session import OnnxruntimeRunner
+from convpool.cuda import ArrayError
 from convpool.errors import OptionError, OutputError
 from convpool.tensorrt import Engine, TensorRTError, load_plugin
 from convpool.tensorrt import engine as engine_module
@@ -29,8 +30,8 @@ from tests.support.rewriting import PAIR
 class Array:
     """An array on the GPU."""
 
-    def __init__(self, typestr: str = "<f4") -> None:
-        self.__cuda_array_interface__ = {"shape": (2, 3), "typestr": typestr, "data": (4096, False), "version": 3}
+    def __init__(self, typestr: str = "<f4", shape: tuple[int, ...] = (2, 3)) -> None:
+        self.__cuda_array_interface__ = {"shape": shape, "typestr": typestr, "data": (4096, False), "version": 3}
 
 
 def in_a_thread(body) -> None:
@@ -171,6 +172,23 @@ def test_a_gpu_array_of_another_type_is_refused(engine_of):
     """The engine would read its bytes as they are."""
     with pytest.raises(OptionError, match="input 'x': type; got float16, expected float32"):
         engine_of().bind({"x": Array("<f2")})
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"x": Array("<f2")}, "input 'x': type; got float16, expected float32"),
+        ({"x": Array(shape=(5, 3))}, r"input 'x': shape; got \[5, 3\], expected \[2, 3\], as bound"),
+        ({"z": Array()}, "engine: no input 'z'; expected x"),
+        ({"x": np.zeros((2, 3), np.float32)}, "x: not in GPU memory; got DLPack device type 1, expected CUDA"),
+    ],
+)
+def test_arrays_of_the_next_run_are_of_the_bound_shape_and_type(engine_of, inputs, message):
+    engine = engine_of()
+    engine.bind({"x": Array()})
+    with pytest.raises((OptionError, ArrayError), match=message):
+        engine.point(inputs)
+    assert engine._trt.addresses["x"] == 4096
 
 
 @pytest.mark.parametrize(("kind", "size_bytes"), [("FLOAT", 24), ("HALF", 12), ("INT8", 6), ("INT64", 48)])

@@ -189,9 +189,16 @@ class Engine:
 
     def point(self, inputs: Mapping[str, Any]) -> None:
         """Let the next `execute` read other GPU arrays of the shapes that `bind` has set; also between captured runs."""
+        given = self._loaded.given
         for name, value in inputs.items():
-            self._loaded.given[name] = gpu_arrays.view(name, value)
-            self._set_address(name, self._loaded.given[name].pointer)
+            if name not in given:
+                raise OptionError(f"engine: no input '{name}'; expected {', '.join(given)}")
+            gpu_arrays.view(name, value)  # an ArrayError for an array of the host
+            array, bound = self._fit(self._loaded.inputs[name], inputs), tuple(given[name].shape)
+            if tuple(array.shape) != bound:
+                raise OptionError(f"input '{name}': shape; got {list(array.shape)}, expected {list(bound)}, as bound")
+            given[name] = array
+            self._set_address(name, array.pointer)
 
     def execute(self, stream: Any = None) -> None:
         """Run on what `bind` has set, without waiting; may be captured into a CUDA graph."""
