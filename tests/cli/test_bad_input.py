@@ -194,6 +194,7 @@ OPTIONS = {
     "output as a second file": (["good.onnx", "out.onnx"], "expected one MODEL; name the output with -o"),
     "quiet and verbose": (["good.onnx", "-q", "-v"], "exclude each other"),
     "data without a check": (["good.onnx", "--no-check", "--data", "text.npz"], "exclude each other"),
+    "a number of checks without a check": (["good.onnx", "--no-check", "--check", "3"], "exclude each other"),
 }
 
 

@@ -52,6 +52,19 @@ def test_optimize_and_verify_under_one_name(model, capsys):
     assert capsys.readouterr().err == "convpool: none.onnx: no such file\n"
 
 
+@pytest.mark.parametrize("error", [IndexError("list index"), RecursionError("too deep"), MemoryError()])
+def test_a_fault_of_its_own_has_not_the_status_of_outputs_that_differ(model, error, monkeypatch, capsys):
+    def broken(*_, **__):
+        raise error
+
+    monkeypatch.setattr("convpool.cli.optimize.optimize", broken)
+    assert run(command, "convpool", ["optimize", model]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("Traceback") and lines[-2].startswith(type(error).__name__)
+    assert lines[-1] == "convpool: a fault of convpool's own; please report it with the lines above"
+    assert os.listdir() == ["in.onnx"]
+
+
 @pytest.mark.parametrize("name", [name for name, found in FOUND.items() if isinstance(found, SectionedCommand)])
 def test_every_option_stands_in_a_section_of_the_help(name, capsys):
     found = FOUND[name]

@@ -214,6 +214,9 @@ def run(cli: click.Command, name: str, args: list[str] | None = None) -> int:
         with suppress(OSError):
             sys.stdout.close()  # else the interpreter tries once more to write what is left
         return _fail(name, f"{error.filename or 'stdout'}: {error.strerror or error}", 2)
+    except Exception as error:  # Python would end with 1, the status of outputs that differ
+        _tell("".join(traceback.format_exception(error)).rstrip())
+        return _fail(name, "a fault of convpool's own; please report it with the lines above", 2)
     return 0
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from convpool.algebra.expand import FORMS
 from convpool.algebra.lowering import REQUESTS
@@ -190,7 +191,12 @@ def command(
     """
     if others:
         raise OptionError(f"{others[0]}: a second file; expected one MODEL; name the output with -o")
-    for names, both in (("--quiet and --verbose", quiet and verbose), ("--no-check and --data", no_check and options["data"])):
+    checked = click.get_current_context().get_parameter_source("check") is ParameterSource.COMMANDLINE
+    for names, both in (
+        ("--quiet and --verbose", quiet and verbose),
+        ("--no-check and --data", no_check and options["data"]),
+        ("--no-check and --check", no_check and checked),
+    ):
         if both:
             raise OptionError(f"{names} exclude each other")
     _check_offloading(options)
