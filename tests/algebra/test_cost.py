@@ -34,7 +34,6 @@ FORMS = {  # axes, opset: of a global mean, a linear Resize and a nearest one, b
 
 @pytest.mark.parametrize(("axes", "opset"), FORMS)
 def test_one_axis_and_three_have_slow_sums_and_resizes_on_a_cpu(axes, opset):
-    """Sums from opset 19 on."""
     size, given = {1: "4096", 2: "16,16", 3: "8,8,8"}[axes], {"v": (32, 16, *(1,) * axes), "s": np.float32([1, 1, *(2,) * axes])}
     arguments = {"inputs": f"float[1,16,{size}] x", "outputs": f"float[{','.join('abcde'[: axes + 2])}] y", "opset": opset}
     pooled = graph("h = Conv(x, w)\ny = GlobalAveragePool(h)", {"w": (32, 16, *(3,) * axes)}, **arguments)
