@@ -26,9 +26,9 @@ def test_a_pooling_of_single_elements_that_keeps_all_costs_nothing():
     assert cost.pool_cost(PoolSpec((1, 1), (2, 1), (0, 0, 0, 0), (1, 1)), 16, (12, 12), 4).additions == 6 * 12 * 16
 
 
-FORMS = {  # axes, opset: of a global mean, a linear Resize and a nearest one, by target cpu; of the mean by target any
-    (1, 18): ["direct", None, None, "direct"], (1, 19): [None] * 4, (2, 18): ["direct", "conv_first", None, "direct"],
-    (3, 18): ["direct", None, "direct", "fused"], (3, 19): ["fused", None, None, "fused"],
+FORMS = {  # axes, opset: of a global mean, plain and depthwise, of Resizes, linear and nearest, for a CPU; of the mean for any
+    (1, 18): ["direct", None, None, None, "direct"], (1, 19): [None] * 5, (3, 19): ["fused", None, None, None, "fused"],
+    (2, 18): ["direct", "fused", "conv_first", None, "direct"], (3, 18): ["direct", None, None, "direct", "fused"],
 }  # fmt: skip
 
 
@@ -37,9 +37,10 @@ def test_one_axis_and_three_have_slow_sums_and_resizes_on_a_cpu(axes, opset):
     size, given = {1: "4096", 2: "16,16", 3: "8,8,8"}[axes], {"v": (32, 16, *(1,) * axes), "s": np.float32([1, 1, *(2,) * axes])}
     arguments = {"inputs": f"float[1,16,{size}] x", "outputs": f"float[{','.join('abcde'[: axes + 2])}] y", "opset": opset}
     pooled = graph("h = Conv(x, w)\ny = GlobalAveragePool(h)", {"w": (32, 16, *(3,) * axes)}, **arguments)
+    apart = graph("h = Conv<group=16>(x, w)\ny = GlobalAveragePool(h)", {"w": (16, 1, *(5,) * axes)}, **arguments)
     enlarged = graph('u = Resize<mode="linear">(x, , s)\ny = Conv(u, v)', given, **arguments)
     spread = graph(UP + f"y = Conv<pads={[1] * 2 * axes}>(u, w)", {**given, "w": (64, 16, *(3,) * axes)}, **arguments)
-    results = [convpool.optimize(model, target="cpu", check=0) for model in (pooled, enlarged, spread)]
+    results = [convpool.optimize(model, target="cpu", check=0) for model in (pooled, apart, enlarged, spread)]
     sites = [result.report.sites[0] for result in (*results, convpool.optimize(pooled, check=0))]
     assert [site.lowering for site in sites] == FORMS[axes, opset], [site.reason for site in sites]
 

@@ -18,7 +18,7 @@ their order of magnitude, since a rewrite that pays does so by factors.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from convpool.algebra.geometry import ConvSpec, Ints, PoolSpec, Refusal, fused_spec, pool_first, refuse, whole_map
@@ -29,6 +29,9 @@ CPU_ADDITION_WEIGHTS = {1: (32.0, 90.0), 2: (ADDITION_WEIGHT, ADDITION_WEIGHT), 
 """One by onnxruntime's AveragePool on a CPU, by spatial axes: before SLOW_OPSET, and from then on, twice that in long windows."""
 SLOW_OPSET = 19
 """The first opset whose AveragePool adds number by number in maps of one or three axes."""
+ONE_PLACE_WEIGHTS = {True: (20.0, 6.0), False: (60.0, 9.0)}
+"""A multiply-add of a fused convolution in groups with one place on a CPU, of two axes or not: depthwise, others.  Each weight is
+read for one product, and onnxruntime runs a matrix product for each group."""
 DEPTHWISE_WEIGHT = 4.0
 """A multiply-add of a convolution with under 4 input channels a group: each input element is used few times."""
 BYTE_WEIGHT = 2.0
@@ -193,9 +196,13 @@ def lowering_cost(lowering: Lowering, layer: Layer, size: Ints, item_bytes: int,
     shape = (*layer.weight_shape[:2], *lowering.conv.kernel_shape)
     pool = whole_map(size) if lowering.is_global else lowering.pool
     if pool is None:
-        return conv_cost(lowering.conv, shape, size, item_bytes)
-    conv = conv_cost(lowering.conv, shape, pool.output_size(size), item_bytes)
-    return pool_cost(pool, channels, size, item_bytes, 0 if lowering.is_global else cpu_opset) + conv
+        conv, found = lowering.conv, conv_cost(lowering.conv, shape, size, item_bytes)
+        if not cpu_opset or lowering.name != "fused" or conv.group == 1 or conv.places(size) > 1:
+            return found
+        weight = ONE_PLACE_WEIGHTS[conv.rank == 2][conv.group < channels]
+        return replace(found, time=found.time + found.macs * (weight - 1))
+    found = conv_cost(lowering.conv, shape, pool.output_size(size), item_bytes)
+    return pool_cost(pool, channels, size, item_bytes, 0 if lowering.is_global else cpu_opset) + found
 
 
 def nominal_size(conv: ConvSpec, pool: PoolSpec | None) -> Ints:

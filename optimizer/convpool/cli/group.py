@@ -234,7 +234,6 @@ def _tell(text: str) -> None:
 def _tame_python(name: str) -> None:
     """Have Python show in lines of `_tell` what it prints by itself, and all names in any encoding of stdout."""
     warnings.formatwarning = lambda message, *_, **__: f"{name}: warning: {printable(' '.join(str(message).split()))}\n"
-    sys.excepthook = lambda *error: _tell("".join(traceback.format_exception(*error)).rstrip())
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 

@@ -191,14 +191,7 @@ def command(
     """
     if others:
         raise OptionError(f"{others[0]}: a second file; expected one MODEL; name the output with -o")
-    checked = click.get_current_context().get_parameter_source("check") is ParameterSource.COMMANDLINE
-    for names, both in (
-        ("--quiet and --verbose", quiet and verbose),
-        ("--no-check and --data", no_check and options["data"]),
-        ("--no-check and --check", no_check and checked),
-    ):
-        if both:
-            raise OptionError(f"{names} exclude each other")
+    _check_exclusions({"--quiet": quiet, "--verbose": verbose, "--no-check": no_check, "--data": options["data"]})
     _check_offloading(options)
     out = _output_path(model, output)
     if out is None:
@@ -254,6 +247,14 @@ def _check_stdout(external_data: Layout, skip_unchanged: bool, report_path: str 
         raise OptionError("--skip-unchanged: got stdout; expected a file's name with -o")
     if report_path == "-":
         raise OptionError("--report -: got the model on stdout too; expected one of them in a file")
+
+
+def _check_exclusions(given: dict[str, Any]) -> None:
+    """Raise OptionError if options exclude each other."""
+    given["--check"] = click.get_current_context().get_parameter_source("check") is ParameterSource.COMMANDLINE
+    for one, other in (("--quiet", "--verbose"), ("--no-check", "--data"), ("--no-check", "--check")):
+        if given[one] and given[other]:
+            raise OptionError(f"{one} and {other} exclude each other")
 
 
 def _check_offloading(options: dict[str, Any]) -> None:

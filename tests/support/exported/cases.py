@@ -97,7 +97,7 @@ def corners(x: torch.Tensor) -> list[torch.Tensor]:
 
 POOL = nn.AvgPool2d(2)
 OPEN_SIZE = {2: "height", 3: "width"}
-EACH = {"dynamo": 1, "script": 1}
+EACH, SLOW = {"dynamo": 1, "script": 1}, {"dynamo": 1}  # in dynamo's opset onnxruntime sums one axis slowly
 NETWORKS: dict[str, Case] = {
     "lenet5": Case(lambda: lenet5(nn.Tanh, blocks.Trained), 2, ((1, 1, 32, 32),)),
     "lenet5 with plain averages": Case(lambda: lenet5(nn.Sigmoid, lambda _: nn.AvgPool2d(2)), 2, ((2, 1, 32, 32),)),
@@ -149,7 +149,7 @@ NETWORKS: dict[str, Case] = {
     ),
 }
 AVERAGES: dict[str, Case] = {
-    "AdaptiveAvgPool1d(1)": before(nn.AdaptiveAvgPool1d(1), first=nn.Conv1d(8, 16, 5), shape=(2, 8, 40)),
+    "AdaptiveAvgPool1d(1)": before(nn.AdaptiveAvgPool1d(1), first=nn.Conv1d(8, 16, 5), shape=(2, 8, 40), missed=SLOW),
     "AdaptiveAvgPool2d(1)": before(nn.AdaptiveAvgPool2d(1), nn.Flatten()),
     "AdaptiveAvgPool2d(1), open sizes": before(
         nn.AdaptiveAvgPool2d(1), first=conv(kernel_size=1, padding=0), open_axes={0: "N", **OPEN_SIZE}
