@@ -193,8 +193,9 @@ class Engine:
         for name, value in inputs.items():
             if name not in given:
                 raise OptionError(f"engine: no input '{name}'; expected {', '.join(given)}")
-            gpu_arrays.view(name, value)  # an ArrayError for an array of the host
             array, bound = self._fit(self._loaded.inputs[name], inputs), tuple(given[name].shape)
+            if isinstance(array, np.ndarray):
+                gpu_arrays.view(name, value)  # raises ArrayError: it is the host's
             if tuple(array.shape) != bound:
                 raise OptionError(f"input '{name}': shape; got {list(array.shape)}, expected {list(bound)}, as bound")
             given[name] = array
