@@ -136,7 +136,7 @@ class Gpu:
     def __init__(self) -> None:
         from pycuda.compiler import SourceModule
 
-        from convpool.tensorrt.memory import PycudaMemory
+        from convpool.tensorrt.engine import PycudaMemory
 
         self.memory = PycudaMemory()
         import pycuda.driver as driver

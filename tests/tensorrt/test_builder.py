@@ -12,8 +12,8 @@ from onnx import TensorProto
 from convpool.errors import ModelError, OptionError, OutputError, TensorRTError
 from convpool.ir import files
 from convpool.tensorrt import build_engine, builder
-from convpool.tensorrt.builder import interruptible, monitor_of
-from convpool.tensorrt.network import add_profiles, typical_shapes
+from convpool.tensorrt.builder import add_profiles, interruptible, monitor_of
+from convpool.tensorrt.policy import typical_shapes
 from convpool.tensorrt.prepare import is_plugin_node
 from models.generators import generate
 from tests.support.pretended_tensorrt import Config, Flag, Profile, TacticSource, pretended_tensorrt

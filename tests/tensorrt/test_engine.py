@@ -20,8 +20,7 @@ from convpool.cuda import ArrayError
 from convpool.errors import OptionError, OutputError
 from convpool.tensorrt import Engine, TensorRTError, load_plugin
 from convpool.tensorrt import engine as engine_module
-from convpool.tensorrt.engine import EngineRunner, is_engine, open_runner
-from convpool.tensorrt.memory import PycudaMemory
+from convpool.tensorrt.engine import EngineRunner, PycudaMemory, is_engine, open_runner
 from tests.support.models import graph
 from tests.support.played_engine import PYCUDA, ILogger, Played, TensorFormat, TensorLocation
 from tests.support.rewriting import PAIR
@@ -90,7 +89,7 @@ package = types.ModuleType("pycuda"); package.driver = driver
 sys.modules.update({{"pycuda": package, "pycuda.driver": driver}})
 import atexit
 atexit.register(lambda: print(*map(len, driver.stacks.values())))
-from convpool.tensorrt.memory import PycudaMemory
+from convpool.tensorrt.engine import PycudaMemory
 memory = PycudaMemory()
 print(*map(len, driver.stacks.values()))
 """

@@ -15,8 +15,7 @@ from convpool.errors import LibraryError, ModelError, TensorRTError
 from convpool.ir import schema
 from convpool.ir.model import load
 from convpool.tensorrt import BuildOptions, package, policy, prepare
-from convpool.tensorrt.engine import EngineRunner
-from convpool.tensorrt.memory import PycudaMemory
+from convpool.tensorrt.engine import EngineRunner, PycudaMemory
 from models.generators import generate
 from tests.support.models import graph, model_of
 from tests.support.played_engine import ILogger

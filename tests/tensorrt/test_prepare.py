@@ -17,7 +17,8 @@ from convpool.ir import schema
 from convpool.ir.inference import mark_layers
 from convpool.ir.model import LoadedModel, load
 from convpool.tensorrt import PRECISIONS, Engine, build_engine, pipeline, policy, prepare
-from convpool.tensorrt.network import keep_heads_in_float, typical_shapes
+from convpool.tensorrt.builder import keep_heads_in_float
+from convpool.tensorrt.policy import typical_shapes
 from models.generators import generate, random_inputs
 from tests.support.models import graph
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorRT's builder: its config, its timing cache, its progress, and the build itself, which Ctrl-C stops.
+"""TensorRT's builder: its network, its config, its timing cache, its progress, and the build itself, which Ctrl-C stops.
 
 | precision | TensorRT 8.6, 9 (weakly typed) | TensorRT 10, 11 (strongly typed) |
 |---|---|---|
@@ -20,9 +20,10 @@ The plugin sees neither the TF32 flag nor which weights never change, so attribu
 from __future__ import annotations
 
 import ctypes
+import math
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -31,13 +32,15 @@ from typing import Any
 from onnx import ModelProto
 
 from convpool import interrupt
-from convpool.errors import OptionError, TensorRTError
+from convpool.errors import ModelError, OptionError, TensorRTError
 from convpool.ir.files import write_atomically
 from convpool.tensorrt import prepare
-from convpool.tensorrt.build_options import BuildOptions, Progress
+from convpool.tensorrt.build_options import BuildOptions, Profile, Progress
 from convpool.tensorrt.engine import Engine
-from convpool.tensorrt.network import add_profiles, keep_heads_in_float, parse
 from convpool.tensorrt.package import is_weakly_typed, load_plugin, logger, parser_major
+
+MAX_HEAD_MACS = 2**28
+"""Most multiply-adds of a matrix product that stays in float32 in half precision: a classifier's, not VGG's first."""
 
 
 def build_plan(trt: ModuleType, model: ModelProto, options: BuildOptions) -> Engine:
@@ -60,24 +63,24 @@ def build_plan(trt: ModuleType, model: ModelProto, options: BuildOptions) -> Eng
     except TypeError as error:
         raise TensorRTError(f"TensorRT: no builder; got {log.explain(error)}") from error
     prepare.set_constant_weights(model, options.plugin)
-    parsed = parse(trt, builder, model)
+    network, parser = _parse(trt, builder, model)
     config = builder.create_builder_config()
     _configure(trt, config, options)
     monitor = monitor_of(trt, config, options.progress)
-    add_profiles(builder, config, parsed.network, options.profile_list)
+    add_profiles(builder, config, network, options.profile_list)
     cache = _timing_cache(config, cache_path)
     if options.configure:
         options.configure(config)
     names = ("REFIT", "REFIT_IDENTICAL", "REFIT_INDIVIDUAL", "STRIP_PLAN")  # by which weights may change later
     if any(hasattr(trt.BuilderFlag, name) and config.get_flag(getattr(trt.BuilderFlag, name)) for name in names):
         prepare.set_constant_weights(model, False)
-        parsed = parse(trt, builder, model)
+        network, parser = _parse(trt, builder, model)
     if prepare.has_plugin_nodes(model) and options.plugin and is_weakly_typed(trt) and options.in_half_precision:
-        keep_heads_in_float(trt, parsed.network, config)
+        keep_heads_in_float(trt, network, config)
     if options.configure_network:
-        options.configure_network(parsed.network)
+        options.configure_network(network)
     with interruptible(monitor):
-        plan = builder.build_serialized_network(parsed.network, config)
+        plan = builder.build_serialized_network(network, config)
     if monitor is not None and monitor.error is not None:
         raise monitor.error
     if plan is None:
@@ -85,6 +88,96 @@ def build_plan(trt: ModuleType, model: ModelProto, options: BuildOptions) -> Eng
     if cache_path is not None and cache is not None:
         write_atomically(cache_path, bytes(config.get_timing_cache().serialize()), "timing cache ")
     return Engine(bytes(plan), trt=trt, built_from=nodes)
+
+
+def _parse(trt: ModuleType, builder: Any, model: ModelProto) -> tuple[Any, Any]:
+    """The network of a model, and its parser, which has the weights and must outlive it.  Raises ModelError with TensorRT's own
+    messages."""
+    log = logger(trt)
+    network = builder.create_network(_network_flags(trt))
+    parser = trt.OnnxParser(network, log)
+    if not parser.parse(prepare.serialized(model)):
+        errors = "; ".join(parser.get_error(i).desc() for i in range(parser.num_errors))
+        raise ModelError(f"TensorRT {trt.__version__} cannot read the model; got {log.explain(errors)}")
+    return network, parser
+
+
+def _network_flags(trt: ModuleType) -> int:
+    flags = trt.NetworkDefinitionCreationFlag
+    if is_weakly_typed(trt):
+        return 1 << int(flags.EXPLICIT_BATCH)
+    return 1 << int(flags.STRONGLY_TYPED) if hasattr(flags, "STRONGLY_TYPED") else 0
+
+
+def keep_heads_in_float(trt: ModuleType, network: Any, config: Any) -> None:
+    """Compute sums over whole maps, and small matrix products of vectors, in float32.
+
+    They take next to no time.  TensorRT 8.6 sometimes adds them up in half precision, and most of an engine's error comes
+    from there then.
+    """
+    kinds = (trt.LayerType.REDUCE, trt.LayerType.MATRIX_MULTIPLY)
+    for layer in (network.get_layer(index) for index in range(network.num_layers)):
+        if layer.type not in kinds or layer.get_output(0).dtype not in (trt.float32, trt.float16):
+            continue
+        product = layer.type == trt.LayerType.MATRIX_MULTIPLY
+        given = (layer.get_input(i) for i in range(2 if product else 1))
+        output, *inputs = map(_shape, (layer.get_output(0), *given))
+        if output is None or None in inputs or any(dim != 1 for dim in output[2:]):
+            continue
+        # Each of a product's three sizes stands in two of the three shapes; an open one, -1, counts as 1.
+        sizes = [size for shape in (output, *inputs) for size in shape or ()]
+        if product and math.isqrt(abs(math.prod(sizes))) > MAX_HEAD_MACS:
+            continue
+        layer.precision = trt.float32
+        config.set_flag(trt.BuilderFlag.PREFER_PRECISION_CONSTRAINTS)
+
+
+def _shape(tensor: Any) -> tuple[int, ...] | None:
+    """Sizes, -1 where they are open; None where even the rank is."""
+    try:
+        return tuple(tensor.shape)
+    except ValueError:
+        return None
+
+
+def add_profiles(builder: Any, config: Any, network: Any, profiles: Sequence[Profile]) -> None:
+    """Give the config a profile of the network's open inputs for each one given.
+
+    Profiles may name inputs that are not open: their shapes are checked too, since a shape that an input cannot have is a
+    mistake.  Raises OptionError.
+    """
+    inputs = {network.get_input(i).name: tuple(network.get_input(i).shape) for i in range(network.num_inputs)}
+    open_inputs = [name for name, shape in inputs.items() if -1 in shape]
+    for profile in profiles:
+        for name, shapes in profile.items():
+            if name not in inputs:
+                raise OptionError(f"profile: no input '{name}'; expected {', '.join(inputs)}")
+            _check_shapes(name, inputs[name], shapes)
+    if open_inputs and not profiles:
+        raise OptionError(
+            f"profile: input '{open_inputs[0]}' has the open shape {list(inputs[open_inputs[0]])}; "
+            "give its smallest, typical and largest shape"
+        )
+    for profile in profiles if open_inputs else []:
+        made = builder.create_optimization_profile()
+        for name in open_inputs:
+            if name not in profile:
+                raise OptionError(f"profile: no shapes for input '{name}', which is open: {list(inputs[name])}")
+            made.set_shape(name, *(tuple(map(int, shape)) for shape in profile[name]))
+        config.add_optimization_profile(made)
+
+
+def _check_shapes(name: str, dims: tuple[int, ...], shapes: Sequence[Sequence[int]]) -> None:
+    if len(shapes) != 3:
+        raise OptionError(f"profile: input '{name}'; got {len(shapes)} shapes, expected its smallest, typical and largest")
+    for shape in shapes:
+        if len(shape) != len(dims) or any(d not in (-1, s) or s < 0 for d, s in zip(dims, shape, strict=True)):
+            raise OptionError(f"profile: input '{name}'; got {list(shape)}, expected {list(dims)} with -1 replaced")
+    if not all(low <= middle <= high for low, middle, high in zip(*shapes, strict=True)):
+        raise OptionError(
+            f"profile: input '{name}'; got {' / '.join(str(list(shape)) for shape in shapes)}, expected "
+            "smallest <= typical <= largest"
+        )
 
 
 def _configure(trt: ModuleType, config: Any, options: BuildOptions) -> None:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from numbers import Integral
 from types import ModuleType
 from typing import Any
 
@@ -12,8 +14,7 @@ from convpool.ir.model import LoadedModel
 from convpool.ir.protos import all_nodes, is_op
 from convpool.options import PASS_OF_SWITCH
 from convpool.tensorrt import prepare
-from convpool.tensorrt.build_options import HALF_PRECISIONS, BuildOptions
-from convpool.tensorrt.network import typical_shapes
+from convpool.tensorrt.build_options import HALF_PRECISIONS, BuildOptions, Profile
 from convpool.tensorrt.package import parser_major, tensorrt_module
 
 STEM_MIN_CC = 80
@@ -81,3 +82,11 @@ def optimize_keywords(options: BuildOptions, trt: ModuleType) -> dict[str, Any]:
     if taken["plain_conv"] and not options.in_half_precision:
         offloaded["disable"].append("norm_conv")  # in TF32 nothing was measured
     return {"target": "tensorrt", "input_shapes": typical_shapes(options.profile_list), **offloaded}
+
+
+def typical_shapes(profiles: Sequence[Profile]) -> dict[str, list[int]]:
+    """The first profile's typical shapes.  Unusable ones are left out here; `builder.add_profiles` refuses them."""
+    first = next(iter(profiles), {})
+    shapes = {name: list(three[1]) for name, three in first.items() if len(three) == 3}
+    whole = {name: shape for name, shape in shapes.items() if all(isinstance(d, Integral) and d >= 1 for d in shape)}
+    return {name: [int(d) for d in shape] for name, shape in whole.items()}
