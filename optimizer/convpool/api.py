@@ -15,18 +15,19 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto
 
-from convpool.autotune import Tuner, given_shapes
-from convpool.check.inputs import Arrays, InputMaker, feeds, fit_shapes, load_arrays
+from convpool.autotune import Tuner
+from convpool.check.inputs import Arrays, InputMaker, load_arrays
 from convpool.check.judge import Verification
 from convpool.check.session import evaluate, prepare
 from convpool.check.verify import NO_MEMORY, compare_models, unchanged
 from convpool.errors import ModelError, OptionError, VerificationError
 from convpool.ir import schema
 from convpool.ir.files import external_size
-from convpool.ir.model import LoadedModel, load, passes_full_check, static_shapes, with_sizes
+from convpool.ir.model import LoadedModel, passes_full_check
 from convpool.ir.model import check as check_model
 from convpool.ir.protos import all_nodes, is_op, known_attributes, label, model_nodes, opset_of, sparse_values
 from convpool.ir.save import save, self_contained, serialize
+from convpool.ir.shapes import opened, tensor_shapes
 from convpool.options import PASS_OF_SWITCH, OptimizeOptions, check_arguments, ended, options_for
 from convpool.pipeline import Pipeline, Reached, Stays, in_reach
 from convpool.report import Log, Report, SiteReport, Summary
@@ -202,11 +203,11 @@ def optimize(
     arrays = load_arrays(data)  # before any work: a wrong file should fail at once
     if check or arrays is not None or autotune:
         prepare()
-    original = load(model, Path(base_dir) if base_dir is not None else None)
+    original, loaded, shapes = opened(model, base_dir, fix_shapes or {}, input_shapes or {})
     options = replace(options, accumulation=accumulation, upsampling=upsampling)
-    loaded, shapes = _with_sizes(original, fix_shapes or {}, input_shapes or {}, arrays)
-    tuner = Tuner(loaded, shapes, seed, progress) if autotune else None
-    result = rewrite(loaded, options, shapes, tuner, in_reach(loaded, options))
+    InputMaker(loaded.proto, arrays, shapes, seed)  # before any work too
+    sizes = tensor_shapes(loaded, shapes, evaluate) if autotune or "plain_conv" in options.passes else {}
+    result = rewrite(loaded, options, sizes, Tuner(seed, progress) if autotune else None, in_reach(loaded, options))
     report = result.report
     report.options |= {"target": target, "seed": seed, "fix_shapes": {n: list(s) for n, s in (fix_shapes or {}).items()}}
     report.changed = result.changed = result.changed or loaded is not original
@@ -261,36 +262,18 @@ def _verified(
         raise ModelError(f"{NO_MEMORY}, or check=0 (--no-check)") from error
 
 
-def _with_sizes(
-    original: LoadedModel, fixed: Mapping[str, Sequence[int]], given: Mapping[str, Sequence[int]], arrays: Arrays | None
-) -> tuple[LoadedModel, dict[str, Sequence[int]]]:
-    """The model with its inputs' sizes fixed, itself where none are new, and the inputs' known shapes.  Raises OptionError."""
-    sizes = fit_shapes(feeds(original.proto), fixed, "fix shape")
-    shapes: dict[str, Sequence[int]] = {**fit_shapes(feeds(original.proto), given)}
-    known = static_shapes(original.proto)
-    if all(known.get(name) == shape for name, shape in sizes.items()):
-        return original, shapes
-    proto = with_sizes(original.proto, sizes)
-    InputMaker(proto, arrays, shapes, 0)
-    model = load(proto, original.base_dir)
-    model.path = original.path
-    inputs = {value.name for value in feeds(proto)}
-    return model, shapes | {name: shape for name, shape in static_shapes(proto).items() if name in inputs}
-
-
 def rewrite(
     original: LoadedModel,
     options: OptimizeOptions,
-    input_shapes: Mapping[str, Sequence[int]],
+    sizes: Mapping[str, tuple],
     tuner: Tuner | None = None,
     reached: Reached | None = None,
 ) -> OptimizeResult:
-    """`optimize` without its check.  input_shapes: size plain convolutions.  reached: the original in another form."""
+    """`optimize` without its check.  sizes: see `Context`.  reached: the original in another form."""
     start = reached.model if reached is not None else original
     result = LoadedModel(ModelProto(), original.base_dir, 0, path=original.path, data_files=original.data_files)
     result.proto.CopyFrom(start.proto)
     moved = options.lowering != "convavgpool" and schema.move_back(result.proto)
-    sizes = given_shapes(original, input_shapes) if "plain_conv" in options.passes else {}
     run = Pipeline(result, start.inferred, options, evaluate, sizes=sizes, tuner=tuner)
     run.run()
     if run.changed:
@@ -301,10 +284,7 @@ def rewrite(
         if moved or start is not original:
             result.proto.CopyFrom(original.proto)
     sites = _with_clearer_reasons(run.log, reached.stays if reached is not None else ())
-    packed = sum(map(bool, schema.accumulations(result.proto)))
-    summary = replace(_summary(original, result, sites, run.log.concats), channels_last=run.log.channels_last, packed=packed)
-    summary = with_macs(summary, sites, run.macs_before, run.macs_after, {})
-    summary = replace(summary, averages=run.seen.averages, resizes=run.seen.resizes, between=dict(run.seen.between.most_common()))
+    summary = _summary(original, result, sites, run)
     report = Report(sites, summary, notes=notes(run.seen, sites, run.int8), changed=run.changed)
     report.options |= {"lowering": options.lowering, "accumulation": options.accumulation, "rules": sorted(options.passes)}
     report.warnings += unmatched(options.exclude, run.matched)
@@ -315,7 +295,7 @@ def rewrite(
     for name in sorted(_misread(result.proto) - _misread(original.proto)):
         text = "its pads are misread by onnxruntime 1.24 and earlier at opset 19 and later; run the result in 1.25 or later"
         report.warnings.append(f"AveragePool of {name!r}: {text}")
-    if options.accumulation == "packed" and not packed:
+    if options.accumulation == "packed" and not summary.packed:
         report.warnings.append("accumulation packed changes nothing: the result has no node of convpool's operators")
     return OptimizeResult(result.proto, report, run.changed, result, run.new_constants, run.seen)
 
@@ -342,13 +322,27 @@ def _with_clearer_reasons(log: Log, stays: Stays) -> list[SiteReport]:
     return [*(found.pop((site.scope, site.conv, site.pool), site) for site in sites), *found.values()]
 
 
-def _summary(original: LoadedModel, result: LoadedModel, reports: list[SiteReport], concats: int) -> Summary:
-    status = Counter(report.status for report in reports)
-    macs = sum(report.macs_before or 0 for report in reports), sum(report.macs_after or 0 for report in reports)
-    operators = _operators(original.proto), _operators(result.proto)
-    size = result.proto.ByteSize() + external_size(result.proto)
-    counts = status["rewritten"], status["rejected"], status["excluded"]
-    return Summary(*counts, *macs, *operators, original.size_bytes, size, seconds=0.0, concats=concats)
+def _summary(original: LoadedModel, result: LoadedModel, sites: list[SiteReport], run: Pipeline) -> Summary:
+    status = Counter(site.status for site in sites)
+    summary = Summary(
+        rewritten=status["rewritten"],
+        rejected=status["rejected"],
+        excluded=status["excluded"],
+        macs_before=sum(site.macs_before or 0 for site in sites),
+        macs_after=sum(site.macs_after or 0 for site in sites),
+        operators_before=_operators(original.proto),
+        operators_after=_operators(result.proto),
+        bytes_before=original.size_bytes,
+        bytes_after=result.proto.ByteSize() + external_size(result.proto),
+        seconds=0.0,
+        concats=run.log.concats,
+        channels_last=run.log.channels_last,
+        packed=sum(map(bool, schema.accumulations(result.proto))),
+        averages=run.seen.averages,
+        resizes=run.seen.resizes,
+        between=dict(run.seen.between.most_common()),
+    )
+    return with_macs(summary, sites, run.macs_before, run.macs_after, {})
 
 
 def _operators(model: ModelProto) -> dict[str, int]:

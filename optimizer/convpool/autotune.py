@@ -8,20 +8,20 @@ Source: Suita et al., JPDC 2020, section 5, where too the best method differs by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 
 import numpy as np
 from onnx import ModelProto, helper, numpy_helper
 
 from convpool.algebra.expand import FORMS
 from convpool.algebra.lowering import LOWERINGS
-from convpool.check.inputs import InputMaker, feeds, fit_shapes
+from convpool.check.inputs import InputMaker
 from convpool.check.session import OnnxruntimeRunner, evaluate, time_sessions
 from convpool.errors import ModelError
 from convpool.ir.index import Scope
-from convpool.ir.model import LoadedModel, infer_shapes
+from convpool.ir.inference import infer_shapes
+from convpool.ir.model import LoadedModel
 from convpool.ir.process import EndedError
-from convpool.macs import scopes_at
 from convpool.options import OptimizeOptions
 from convpool.pipeline import Pipeline
 from convpool.rules import Stage
@@ -35,15 +35,8 @@ BUDGET_S = 1.5
 class Tuner:
     """Chooses lowerings by measurement."""
 
-    def __init__(
-        self,
-        model: LoadedModel,
-        input_shapes: Mapping[str, Sequence[int]],
-        seed: int,
-        progress: Callable[[int, int, str], None] | None,
-    ) -> None:
+    def __init__(self, seed: int, progress: Callable[[int, int, str], None] | None) -> None:
         self._seed, self._progress, self._done, self._expected = seed, progress, 0, 0
-        self._known = given_shapes(model, input_shapes)
 
     def expect(self, sites: int) -> None:
         """So many more sites will be timed, for the progress shown."""
@@ -59,7 +52,7 @@ class Tuner:
         if not candidates or plan.timed is None:
             return plan, None
         try:
-            cut = self._cut_out(plan.scope, *plan.timed, context.main_opset)
+            cut = _cut_out(plan.scope, *plan.timed, context)
             runners = {"original": OnnxruntimeRunner(LoadedModel(cut, None, 0), "the site", optimize=True, spin=True)}
             arrays, _ = InputMaker(cut, None, {}, self._seed).runnable(0, runners["original"].values)
             for name in candidates:
@@ -77,25 +70,26 @@ class Tuner:
             return reject(scope, site.root, "measured slower", got, expected), times
         return candidates[best], times
 
-    def _cut_out(self, scope: Scope, indices: frozenset[int], result: str, main_opset: int) -> ModelProto:
-        """The site's nodes as a model: constants become initializers, everything else inputs of known type."""
-        nodes = [scope.nodes[index] for index in sorted(indices)]
-        made = {name for node in nodes for name in node.output}
-        inputs, constants = [], []
-        for name in dict.fromkeys(name for node in nodes for name in node.input if name and name not in made):
-            constant = scope.constant(name)
-            if constant is not None:
-                constants.append(numpy_helper.from_array(np.ascontiguousarray(constant.array()), name))
-                continue
-            info = scope.info(name)
-            shape = self._known.get(name, info.shape)
-            if not info.elem_type or shape is None:
-                raise ModelError(f"{name}: type or rank unknown")
-            inputs.append(helper.make_tensor_value_info(name, info.elem_type, shape))
-        elem_type = scope.info(result).elem_type or inputs[0].type.tensor_type.elem_type
-        output = helper.make_tensor_value_info(result, elem_type, None)
-        graph = helper.make_graph(nodes, "site", inputs, [output], constants)
-        return helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", main_opset)])
+
+def _cut_out(scope: Scope, indices: frozenset[int], result: str, context: Context) -> ModelProto:
+    """The site's nodes as a model: constants become initializers, everything else inputs of known type."""
+    nodes = [scope.nodes[index] for index in sorted(indices)]
+    made = {name for node in nodes for name in node.output}
+    inputs, constants = [], []
+    for name in dict.fromkeys(name for node in nodes for name in node.input if name and name not in made):
+        constant = scope.constant(name)
+        if constant is not None:
+            constants.append(numpy_helper.from_array(np.ascontiguousarray(constant.array()), name))
+            continue
+        info = scope.info(name)
+        shape = context.sizes.get(name, info.shape)
+        if not info.elem_type or shape is None:
+            raise ModelError(f"{name}: type or rank unknown")
+        inputs.append(helper.make_tensor_value_info(name, info.elem_type, shape))
+    elem_type = scope.info(result).elem_type or inputs[0].type.tensor_type.elem_type
+    output = helper.make_tensor_value_info(result, elem_type, None)
+    graph = helper.make_graph(nodes, "site", inputs, [output], constants)
+    return helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", context.main_opset)])
 
 
 def _lowered(model: ModelProto, rule: Rule, lowering: str) -> ModelProto:
@@ -109,13 +103,3 @@ def _lowered(model: ModelProto, rule: Rule, lowering: str) -> ModelProto:
     )
     Pipeline(result, infer_shapes(result.proto), options, evaluate).run((Stage((rule,), repeats=False),))
     return result.proto
-
-
-def given_shapes(model: LoadedModel, shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple]:
-    """Shapes of the main graph's tensors when its inputs have the shapes given.  Raises OptionError for some that do not fit."""
-    if not shapes:
-        return {}
-    shapes = fit_shapes(feeds(model.proto), shapes)
-    scope = scopes_at(model, shapes, evaluate)[0]
-    names = {name for node in scope.nodes for name in (*node.input, *node.output) if name}
-    return {name: info.shape for name in names if (info := scope.info(name)).shape is not None}

@@ -8,18 +8,16 @@ from constants alone does not count, since a runtime does it once, when it loads
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from onnx import FunctionProto, NodeProto
+from onnx import NodeProto
 
 from convpool.algebra.expand import UpsampleSpec, kernel_macs
 from convpool.algebra.parts import LAYOUTS
-from convpool.ir.constants import Evaluate
-from convpool.ir.index import Scope, index_with_shapes
-from convpool.ir.model import LoadedModel, at_shapes, infer_shapes
-from convpool.ir.protos import STANDARD_DOMAINS, known_attributes, label, subgraphs
+from convpool.ir.index import Scope
+from convpool.ir.protos import STANDARD_DOMAINS, known_attributes, label
 from convpool.ir.schema import OP_TYPES, UPSAMPLE, is_own, layout_of, specs_of
 
 Sizes = tuple[int | None, ...]
@@ -69,12 +67,14 @@ def count(scopes: Sequence[Scope]) -> ModelMacs:
     found = []
     batches = open_batches(scopes[0]) if scopes else frozenset()
     for scope in scopes:
-        if isinstance(scope.proto, FunctionProto) and is_own(scope.proto):
+        if scope.is_own:
             continue
         around = constants[id(scope.parent)] if scope.parent is not None else set()
-        constants[id(scope)] = known = around - scope.inputs | _initializers(scope)
-        for node in scope.nodes:
-            constant = node.input and known.issuperset(filter(None, node.input)) and not any(subgraphs(node))
+        stored = {*scope.initializers, *scope.sparse}  # but for those that a caller can replace
+        constants[id(scope)] = known = around - scope.inputs | (stored if scope.constants_as_inputs else stored - scope.inputs)
+        bodies = {child.owner for child in scope.children}
+        for index, node in enumerate(scope.nodes):
+            constant = node.input and known.issuperset(filter(None, node.input)) and index not in bodies
             if constant or node.op_type == "Constant":
                 known.update(node.output)
             elif node.op_type in COUNTED and (node.domain in STANDARD_DOMAINS or is_own(node)):
@@ -95,28 +95,15 @@ def open_batches(main: Scope) -> frozenset[str]:
     return frozenset(names)
 
 
-def scopes_at(model: LoadedModel, shapes: Mapping[str, Sequence[int]], evaluate: Evaluate) -> list[Scope]:
-    """The index of a model whose inputs have the shapes given."""
-    fixed = at_shapes(model.proto, shapes)
-    return index_with_shapes(fixed, model.read, evaluate, infer_shapes(fixed))
-
-
-def _initializers(scope: Scope) -> set[str]:
-    """The initializers that no caller can replace."""
-    names = {*scope.initializers, *scope.sparse}
-    return names if scope.constants_as_inputs else names - scope.inputs
-
-
 def _factors(scope: Scope, node: NodeProto, batches: frozenset[str]) -> Sizes:
     """Factors of one node's multiply-adds, None where a size is unknown.  batches: names of sizes that count as 1."""
     weights = CONVOLUTIONS.get(node.op_type)
+    values = (known_attributes(node) or {}) if node.op_type in ("Gemm", *OP_TYPES) else {}
     out, x = scope.known_sizes(node.output[0], batches), scope.known_sizes(node.input[0], batches)
     if weights is None:
-        transposed = node.op_type == "Gemm" and (known_attributes(node) or {}).get("transA", 0)
-        return (*(out if out is not None else (None,)), x[0 if transposed else -1]) if x else (None,)
+        return (*(out if out is not None else (None,)), x[0 if values.get("transA") else -1]) if x else (None,)
     w = scope.known_sizes(node.input[weights], batches)
-    values = (known_attributes(node) or {}) if node.op_type in OP_TYPES else {}
-    if UPSAMPLE in values and is_own(node):
+    if UPSAMPLE in values:
         return (_upsampled(node, values, out, w),)
     positions = x if node.op_type == "ConvTranspose" else out
     return (*(positions if positions is not None else (None,)), *(w or (None, None))[1:])

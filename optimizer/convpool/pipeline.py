@@ -18,7 +18,7 @@ A change is tried on a copy, and made again only for the pairs that have appeare
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
@@ -29,9 +29,9 @@ from convpool.check.session import evaluate
 from convpool.ir.constants import Evaluate
 from convpool.ir.edit import Editor
 from convpool.ir.index import Scope, index_model, index_with_shapes
-from convpool.ir.inference import BRANCHES_OPSET
+from convpool.ir.inference import BRANCHES_OPSET, infer_shapes
 from convpool.ir.inlining import Call, Inlined, inlined
-from convpool.ir.model import LoadedModel, infer_shapes
+from convpool.ir.model import LoadedModel
 from convpool.ir.protos import AttributeReference, all_nodes, is_op, label, model_nodes, ops_of, opset_of
 from convpool.ir.schema import is_operator
 from convpool.macs import ModelMacs, count
@@ -114,7 +114,7 @@ class Pipeline:
         options: OptimizeOptions,
         evaluate: Evaluate,
         *,
-        sizes: dict[str, tuple] | None = None,
+        sizes: Mapping[str, tuple] | None = None,
         tuner: Tuner | None = None,
     ) -> None:
         """model: changed in place.  inferred: it, after shape inference.  sizes: see `Context`."""
@@ -137,10 +137,10 @@ class Pipeline:
 
     def run(self, stages: tuple[Stage, ...] = STAGES) -> None:
         """Rewrite the model."""
-        self.macs_before = count(self._graphs.scopes())
-        self.seen = survey(self._graphs.scopes())
+        scopes = self._graphs.scopes()
+        self.macs_before, self.seen = count(scopes), survey(scopes)
         if any(map(self._context.enabled, ("image_conv", "plain_conv", "chain_conv", "chain_upsample"))):
-            self._context = replace(self._context, originals=_convolutions(self._graphs.scopes()))
+            self._context = replace(self._context, originals=_convolutions(scopes))
         for stage in stages:
             rules = [rule for rule in stage.rules if self._runs(rule)]
             while rules and self._round(stage, rules) and stage.repeats:

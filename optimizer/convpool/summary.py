@@ -16,11 +16,12 @@ from pathlib import Path
 
 from onnx import ModelProto
 
-from convpool.check.inputs import Arrays, InputMaker, feeds, shapes_of
+from convpool.check.inputs import Arrays, InputMaker, shapes_of
 from convpool.check.session import OnnxruntimeRunner, Session, evaluate, time_sessions
 from convpool.errors import ModelError
-from convpool.ir.model import LoadedModel, load, with_sizes
-from convpool.macs import ModelMacs, count, scopes_at
+from convpool.ir.model import LoadedModel, load
+from convpool.ir.shapes import feeds, scopes_at, with_sizes
+from convpool.macs import ModelMacs, count
 from convpool.options import TARGETS, OptimizeOptions
 from convpool.report import Report, SiteReport, Speed, Summary
 from convpool.rules.seen import Seen

@@ -7,8 +7,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from convpool.check import inputs as module
-from convpool.check.inputs import OPEN_SIZES, SCALES, InputMaker, feeds, load_arrays, random_array, typed_inputs
+from convpool.check.inputs import OPEN_SIZES, SCALES, InputMaker, load_arrays, random_array, typed_inputs
 from convpool.errors import ModelError, OptionError
+from convpool.ir.shapes import feeds
 from tests.support.models import graph, sparse_of
 
 X = ("x", TensorProto.FLOAT, ["N", 3, "H", None])

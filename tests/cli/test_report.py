@@ -23,7 +23,8 @@ from convpool.cli.optimize import command as optimize
 from convpool.cli.table import PrintableConsole, print_table, show
 from convpool.errors import printable
 from convpool.ir.model import load
-from convpool.macs import count, scopes_at
+from convpool.ir.shapes import scopes_at
+from convpool.macs import count
 from models import generators
 from tests.support.models import graph
 from tests.support.resizing import UP

@@ -10,13 +10,13 @@ import threading
 import numpy as np
 import onnx
 import pytest
-from onnx import AttributeProto, TensorProto, helper
+from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
 import convpool
 from convpool.errors import ModelError
 from convpool.ir import constants, files
 from convpool.ir import model as sanity
-from convpool.ir.constants import constant_tensor
+from convpool.ir.constants import constant_of
 from convpool.ir.model import check_functions
 from tests.fuzz.damaged import Outcome, share
 from tests.support.damage import damaged
@@ -267,27 +267,24 @@ def test_a_graph_in_a_list_of_graphs_captures_too():
     assert site.reason == "Conv 'h': output 'h' is read by a subgraph; got other readers, expected only the pooling"
 
 
-CONSTANTS = {
-    "value_float": (2.5, np.float32, [2.5]),
-    "value_floats": ([1.5, 2.0], np.float32, [1.5, 2.0]),
-    "value_int": (3, np.int64, [3]),
-    "value_ints": ([3, 4], np.int64, [3, 4]),
-}
+CONSTANTS = [
+    ("value_float", 2.5, np.float32, [2.5]),
+    ("value_floats", [1.5, 2.0], np.float32, [1.5, 2.0]),
+    ("value_int", 3, np.int64, [3]),
+    ("value_ints", [3, 4], np.int64, [3, 4]),
+]
 
 
-@pytest.mark.parametrize("name", CONSTANTS)
-def test_values_of_a_constant(name):
-    value, dtype, elements = CONSTANTS[name]
-    array = onnx.numpy_helper.to_array(constant_tensor(helper.make_node("Constant", [], ["c"], **{name: value})))
+@pytest.mark.parametrize(("name", "value", "dtype", "elements"), CONSTANTS)
+def test_values_of_a_constant(name, value, dtype, elements):
+    array = constant_of(helper.make_node("Constant", [], ["c"], **{name: value}), numpy_helper.to_array).array()
     assert array.dtype == dtype and array.reshape(-1).tolist() == elements and array.ndim == (name[-1] == "s")
 
 
 def test_constants_whose_value_is_not_known():
-    text = helper.make_node("Constant", [], ["c"], value_string="text")
-    given = helper.make_node("Constant", [], ["c"])
-    given.attribute.append(AttributeProto(name="value_int", ref_attr_name="count", type=AttributeProto.INT))
-    assert constant_tensor(text) is None and constant_tensor(given) is None
-    assert constant_tensor(helper.make_node("Constant", [], ["c"])) is None
+    nodes = [helper.make_node("Constant", [], ["c"], **values) for values in ({"value_string": "text"}, {}, {})]
+    nodes[2].attribute.append(AttributeProto(name="value_int", ref_attr_name="count", type=AttributeProto.INT))
+    assert [constant_of(node, numpy_helper.to_array) for node in nodes] == [None] * 3
 
 
 @pytest.mark.parametrize(("limit", "folded"), [(2 * 32 * 16 * 9, True), (2 * 32 * 16 * 9 - 1, False)])

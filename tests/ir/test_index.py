@@ -9,12 +9,11 @@ from onnx import TensorProto, helper, numpy_helper
 import convpool
 from convpool.errors import ModelError
 from convpool.ir import index as index_module
-from convpool.ir import model as model_module
-from convpool.ir.index import TensorInfo, index_model, with_shapes_folded
-from convpool.ir.model import infer_shapes
+from convpool.ir import inference
+from convpool.ir.index import TensorInfo, with_shapes_folded
 from convpool.ir.protos import _read_names
 from models import generators
-from tests.support.models import FUNCTION, graph, operators
+from tests.support.models import FUNCTION, graph, index, operators
 from tests.support.rewriting import PAIR, rewrite, verified
 
 CONV = "h = Conv<pads=[1,1,1,1]>(x, w)\ns = Shape(h)\n"
@@ -57,7 +56,7 @@ def test_a_target_of_a_reshape_that_follows_from_shapes(body, known):
 def test_an_open_size_that_changes_its_place_is_minus_1_in_a_target(last, values):
     target = f"p = Gather(s, reverse)\nt = Concat<axis=0>(p, {last})"
     model = graph(f"{CONV}{target}\n{MEAN}", CONSTANTS, inputs="float[N,16,12,12] x", outputs="float[a,b,c] y")
-    (scope,) = index_model(model, numpy_helper.to_array, lambda *_: pytest.fail("nothing to compute"), infer_shapes(model))
+    (scope,) = index(model)
     folded = with_shapes_folded(model, scope)
     assert (folded is None) == (values is None)
     if folded is not None:
@@ -111,7 +110,7 @@ def test_a_gather_of_one_index_gives_a_number():
         model = graph(body, {"i": picked}, inputs="float[N,16,12,14] x", outputs="int64[a] y")
         del model.graph.output[0].type.tensor_type.shape.dim[:]
         model.graph.output[0].type.tensor_type.ClearField("shape")
-        (scope,) = index_model(model, numpy_helper.to_array, lambda *_: pytest.fail("nothing to compute"), infer_shapes(model))
+        (scope,) = index(model)
         found = scope.constant("g")
         assert found is not None and found.shape == shape and found.array().reshape(-1).tolist() == [12, 14][: found.array().size]
 
@@ -141,7 +140,7 @@ def test_a_function_whose_shapes_cannot_be_inferred(monkeypatch):
     def refused(*_):
         raise ValueError
 
-    monkeypatch.setattr(model_module, "infer_elsewhere", refused)
+    monkeypatch.setattr(inference, "infer_elsewhere", refused)
     assert index_module._infer_function(model, model.functions[0], info) is None
 
 

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from convpool.ir import schema
 from convpool.ir.index import Scope, index_model
-from convpool.ir.model import infer_shapes
+from convpool.ir.inference import infer_shapes
 
 TYPES = {"float": np.float32, "float16": np.float16, "double": np.float64}
 

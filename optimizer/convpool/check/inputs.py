@@ -12,15 +12,16 @@ import os
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
-from numbers import Integral
 
 import numpy as np
 from onnx import AttributeProto, ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from convpool.errors import ConvpoolError, ModelError, OptionError
 from convpool.ir.index import Dim
-from convpool.ir.model import LoadedModel, at_shapes, infer_shapes
+from convpool.ir.inference import infer_shapes
+from convpool.ir.model import LoadedModel
 from convpool.ir.protos import graphs_within, is_op, known_attributes, model_nodes, named, sparse_values, tensors
+from convpool.ir.shapes import at_shapes, check_shape, dims_of, feeds, fit_shapes
 
 
 def overhang(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> str:
@@ -81,13 +82,6 @@ def shapes_of(arrays: Arrays) -> dict[str, list[int]]:
     return {name: list(array.shape) for name, array in arrays.items()}
 
 
-def feeds(model: ModelProto) -> list[ValueInfoProto]:
-    """The graph inputs that a caller must give: those without an initializer."""
-    initializers = {tensor.name for tensor in model.graph.initializer}
-    initializers |= {tensor.values.name for tensor in model.graph.sparse_initializer}
-    return [value for value in model.graph.input if value.name not in initializers]
-
-
 class InputMaker:
     """Makes sets of inputs for one model; the same seed and number give the same set."""
 
@@ -123,9 +117,9 @@ class InputMaker:
         """Inputs of other sizes than `arrays`, and what `run` gives for them; None where it takes none.  Sizes change that the
         model and `other` leave open, within all `ranges`.  Values are drawn from those of `arrays`; an input of the same shape
         keeps its values."""
-        dims = {value.name: _dims(value) for value in self._feeds}
+        dims = {value.name: dims_of(value) for value in self._feeds}
         for value in feeds(other) if other is not None else ():
-            for axis, dim in enumerate(_dims(value)):
+            for axis, dim in enumerate(dims_of(value)):
                 if isinstance(dim, int) and axis < len(dims.get(value.name, ())):
                     dims[value.name][axis] = dim
         for batch, step in OTHER_SIZES:
@@ -177,13 +171,13 @@ class InputMaker:
 
     def _has_open_sizes(self) -> bool:
         unknown = [value for value in self._feeds if value.name not in self._shapes]
-        return any(not isinstance(dim, int) for value in unknown for dim in _dims(value)[1:])
+        return any(not isinstance(dim, int) for value in unknown for dim in dims_of(value)[1:])
 
     def _named_sizes(self) -> dict[str, int]:
         """Sizes of symbolic dimensions: as given for another input, or 1 for a name that is some input's first axis alone."""
         sizes: dict[str, int] = {}
         for value in self._feeds:
-            for axis, dim in enumerate(_dims(value)):
+            for axis, dim in enumerate(dims_of(value)):
                 if isinstance(dim, str) and value.name in self._shapes:
                     sizes[dim] = self._shapes[value.name][axis]
                 elif isinstance(dim, str) and axis == 0 and dim not in self._shared:
@@ -191,7 +185,7 @@ class InputMaker:
         return sizes
 
     def _shape(self, value: ValueInfoProto, open_size: int) -> list[int]:
-        dims = self._shapes.get(value.name) or _dims(value)
+        dims = self._shapes.get(value.name) or dims_of(value)
         named = {**dict.fromkeys(self._shared, max(open_size // 4, 1)), **self._named}  # batches of the largest maps take long
         return [dim if isinstance(dim, int) else named.get(dim or "", open_size if axis else 1) for axis, dim in enumerate(dims)]
 
@@ -249,7 +243,7 @@ def _within(bounds: Sequence[Sequence[int]], shape: Sequence[int], before: Seque
 
 def _shared_names(values: list[ValueInfoProto]) -> set[str]:
     """Names of first sizes that are no batch's alone: of a side of a map too, or of another size of the same input."""
-    shapes = [_dims(value) for value in values]
+    shapes = [dims_of(value) for value in values]
     sides = {dim for dims in shapes for axis, dim in enumerate(dims) if axis > 1 or dims.count(dim) > 1}
     return {dims[0] for dims in shapes if dims and isinstance(dims[0], str)} & sides
 
@@ -342,12 +336,6 @@ def _dtype(value: ValueInfoProto) -> np.dtype:
     return helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
 
 
-def _dims(value: ValueInfoProto) -> list[Dim]:
-    dims = value.type.tensor_type.shape.dim
-    fixed = [dim.HasField("dim_value") and dim.dim_value >= 0 for dim in dims]  # some write -1 for an open one
-    return [dim.dim_value if known else dim.dim_param or None for dim, known in zip(dims, fixed, strict=True)]
-
-
 def _fit_data(values: list[ValueInfoProto], data: Arrays) -> Arrays:
     wanted = {value.name: value for value in values}
     for name in data:
@@ -361,43 +349,9 @@ def _fit_data(values: list[ValueInfoProto], data: Arrays) -> Arrays:
         array = np.asarray(data[name])
         if array.dtype != dtype and not (array.dtype.kind == "f" and (dtype.kind == "f" or dtype.name == "bfloat16")):
             raise OptionError(f"data: input '{name}'; got type {array.dtype}, expected {dtype}")
-        _check_shape(value, array.shape, "data")
+        check_shape(value, array.shape, "data")
         arrays[name] = array.astype(dtype, copy=False)
     return arrays
-
-
-def fit_shapes(
-    values: list[ValueInfoProto], shapes: Mapping[str, Sequence[int]], what: str = "input shape"
-) -> dict[str, list[int]]:
-    """Shapes given for some of the inputs `values`, as numbers.  Raises OptionError for some that do not fit.  what: they are."""
-    wanted = {value.name: value for value in values}
-    for name, shape in shapes.items():
-        if name not in wanted:
-            raise OptionError(f"{what}: no input '{name}'; expected one of {', '.join(wanted) or 'none'}")
-        if not all(isinstance(size, Integral) and 1 <= size < 2**63 for size in shape):
-            raise OptionError(f"{what} of '{name}'; got {list(shape)}, expected positive sizes")
-        if not wanted[name].type.HasField("tensor_type"):
-            raise OptionError(f"{what}: input '{name}'; got a shape, expected none: it is no tensor")
-        _check_shape(wanted[name], shape, what)
-    return {name: [int(size) for size in shape] for name, shape in shapes.items()}
-
-
-def fitting(values: list[ValueInfoProto], shapes: Mapping[str, Sequence[int]]) -> dict[str, Sequence[int]]:
-    """Return those of `shapes`, given for inputs by name, that fit one of the inputs `values`."""
-    return {value.name: shapes[value.name] for value in values if value.name in shapes and _fits(value, shapes[value.name])}
-
-
-def _check_shape(value: ValueInfoProto, shape: Sequence[int], what: str) -> None:
-    if not _fits(value, shape):
-        shown = [dim if dim is not None else "?" for dim in _dims(value)]
-        raise OptionError(f"{what}: input '{value.name}'; got shape {list(shape)}, expected {shown}")
-
-
-def _fits(value: ValueInfoProto, shape: Sequence[int]) -> bool:
-    if not value.type.tensor_type.HasField("shape"):
-        return True
-    dims = _dims(value)
-    return len(dims) == len(shape) and all(not isinstance(dim, int) or dim == size for dim, size in zip(dims, shape, strict=True))
 
 
 HALF_TYPES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)

@@ -23,7 +23,7 @@ from convpool.errors import ConvpoolError, OptionError, printable
 from convpool.ir import schema
 from convpool.ir.files import check_output, write_atomically
 from convpool.ir.protos import attributes, label, named
-from convpool.macs import scopes_at
+from convpool.ir.shapes import scopes_at
 
 PRECISIONS = {"fp16": "float16", "bf16": "bfloat16", "tf32": "float32", "fp32": "float32"}
 MEMORY_ORDERS = {"nhwc": True, "nchw": False}

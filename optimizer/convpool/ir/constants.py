@@ -108,17 +108,19 @@ def computed(
     return numpy_helper.from_array(result, name)
 
 
-def constant_tensor(node: NodeProto) -> TensorProto | None:
-    """The value of a Constant node; None for a string, a sparse one, or an attribute of the function around it."""
+def constant_of(node: NodeProto, read: Read) -> Constant | None:
+    """The value of a Constant node; None for a string, or an attribute of the function around it."""
     if len(node.attribute) != 1 or node.attribute[0].ref_attr_name:
         return None
     attribute = node.attribute[0]
     if attribute.name == "value":
-        return attribute.t
+        return Constant(attribute.t, read)
+    if attribute.name == "sparse_value":
+        return sparse_constant(attribute.sparse_tensor)
     if attribute.name not in ("value_float", "value_floats", "value_int", "value_ints"):
         return None
     kind = np.float32 if "float" in attribute.name else np.int64
-    return numpy_helper.from_array(np.array(helper.get_attribute_value(attribute), kind))
+    return Constant(numpy_helper.from_array(np.array(helper.get_attribute_value(attribute), kind)), read)
 
 
 def sparse_constant(sparse: SparseTensorProto) -> Constant | None:

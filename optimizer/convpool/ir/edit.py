@@ -18,7 +18,7 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, helper, numpy
 from convpool.algebra.parts import ACCUMULATIONS
 from convpool.ir import schema
 from convpool.ir.index import Scope
-from convpool.ir.inference import MADE_UP, forget_open_sizes, has_open_sizes
+from convpool.ir.inference import MADE_UP, forget_open_sizes, has_open_sizes, side_by_side
 from convpool.ir.protos import graphs_within, label, model_nodes, opset_of, value_names
 
 
@@ -159,7 +159,7 @@ class Editor:
             forget_open_sizes(self._model, inferred)
         if inferred is None or not self._annotated:
             return
-        for graph, typed in zip(graphs_within(self._model.graph), graphs_within(inferred.graph), strict=True):
+        for graph, typed, _ in side_by_side(self._model, inferred):
             known = {value.name for value in (*graph.value_info, *graph.output)}
             there = {name for node in graph.node for name in node.output} & self._fresh - known
             new = [value for value in typed.value_info if value.name in there]

@@ -33,13 +33,13 @@ from convpool.ir.constants import (
     Evaluate,
     Read,
     computed,
-    constant_tensor,
+    constant_of,
     folded,
     sparse_constant,
 )
-from convpool.ir.inference import BRANCHES_OPSET
-from convpool.ir.model import infer_shapes
+from convpool.ir.inference import BRANCHES_OPSET, infer_shapes
 from convpool.ir.protos import STANDARD_DOMAINS, all_nodes, attributes, is_op, key_of, label, opset_of, subgraphs, training_graphs
+from convpool.ir.schema import is_own
 
 Dim = int | str | None
 """A size, a symbolic name, or unknown."""
@@ -82,6 +82,8 @@ class Scope:
 
     def __post_init__(self) -> None:
         self.is_function = isinstance(self.proto, FunctionProto)
+        self.is_own = isinstance(self.proto, FunctionProto) and is_own(self.proto)
+        """True for the function of one of convpool's operators."""
         self.reload()
 
     def reload(self) -> None:
@@ -163,8 +165,7 @@ class Scope:
             if is_op(node, "Identity"):
                 return self.constant(node.input[0], depth + 1)
             if is_op(node, "Constant"):
-                sparse = next((item.sparse_tensor for item in node.attribute if item.HasField("sparse_tensor")), None)
-                return self._known(constant_tensor(node)) if sparse is None else sparse_constant(sparse)
+                return constant_of(node, self._read)
             if is_op(node, "Shape"):
                 return self._known(self._shape(node, depth + 1))
             if is_op(node, *FOLDABLE):

@@ -21,8 +21,10 @@ used, and not only its survival: what reads beside an array fails at one time an
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 
 import onnx
+from google.protobuf.message import EncodeError
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TensorShapeProto, TypeProto, ValueInfoProto, helper
 
 from convpool.algebra.parts import LAYOUTS, OPERATORS
@@ -42,6 +44,48 @@ MADE_UP = "unk__"
 """How names of sizes begin that shape inference makes up."""
 
 
+INFERENCE_ERRORS = (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, RuntimeError, ValueError, EncodeError)
+"""The exceptions of onnx's checker and shape inference."""
+
+
+def infer_shapes(model: ModelProto) -> ModelProto | None:
+    """The model with inferred shapes, node for node; None where inference fails or the model is too large for it.  Shapes follow
+    from the model's inputs; others that the file notes count where the module says.  Raises ModelError where it would end the
+    process."""
+    probe = without_large_values(model)
+    taken = take(probe)
+    let_through(probe)
+    result = None
+    try:
+        result = infer_elsewhere(probe)
+        for changes in (part_branches, drop_windows):
+            while changes(probe, result):
+                result = infer_elsewhere(probe)
+        if fill_in(probe, result, taken):
+            result = infer_elsewhere(probe)
+    except INFERENCE_ERRORS:
+        pass  # without the notes that do not fit, or without shapes
+    if result is not None:
+        give_back(result, model)
+    return result
+
+
+def without_large_values(model: ModelProto) -> ModelProto:
+    """A copy without the values of large tensors, on which no shape depends."""
+    probe = deepcopy(model)
+    for tensor in probe.graph.initializer:
+        if tensor.data_location != TensorProto.EXTERNAL and len(tensor.raw_data) > 2**14:
+            tensor.ClearField("raw_data")
+            tensor.data_location = TensorProto.EXTERNAL
+    return probe
+
+
+def side_by_side(model: ModelProto, inferred: ModelProto) -> list[tuple[GraphProto, GraphProto, dict[str, TypeProto]]]:
+    """Each graph of a model, it after shape inference, node for node, and the types known there by tensor."""
+    pairs = zip(graphs_within(model.graph), graphs_within(inferred.graph), strict=True)
+    return [(own, typed, {v.name: v.type for v in (*typed.value_info, *typed.input, *typed.output)}) for own, typed in pairs]
+
+
 def take(model: ModelProto) -> list[Notes]:
     """Take the notes out of a model, and give those of the main graph and of each body in it.  Inputs are then as they count:
     open sizes have names of their own, and those of constants (before IR 4) the constants' sizes."""
@@ -58,15 +102,14 @@ def take(model: ModelProto) -> list[Notes]:
                 if not dim.dim_param or dim.dim_param in names:
                     dim.dim_param = f"{MADE_UP}{value.name}_{axis}"
                 names.add(dim.dim_param)
-    for node in ops_of(model_nodes(model), "Loop"):
-        for _, _, body in subgraphs(node):
-            _forget_changing_sizes(body)
-    notes = [_take_from(graph, graph is model.graph) for graph in graphs_within(model.graph)]
-    for function in model.functions:
+    graphs, in_functions = graphs_within(model.graph), [graphs_within(function)[1:] for function in model.functions]
+    for body in [body for node in ops_of(model_nodes(model), "Loop") for _, _, body in subgraphs(node)]:
+        _forget_changing_sizes(body)
+    for function, bodies in zip(model.functions, in_functions, strict=True):
         function.ClearField("value_info")
-        for graph in list(graphs_within(function))[1:]:
+        for graph in bodies:
             _take_from(graph, False)
-    return notes
+    return [_take_from(graph, graph is model.graph) for graph in graphs]
 
 
 def _forget_changing_sizes(body: GraphProto) -> None:
@@ -103,15 +146,14 @@ def _forget_shape(kind: TypeProto) -> None:
 
 def fill_in(model: ModelProto, inferred: ModelProto, notes: Sequence[Notes]) -> bool:
     """Put the notes that count into a model that is without; whether there are any.  inferred: it, after shape inference."""
-    graphs = list(zip(graphs_within(model.graph), graphs_within(inferred.graph), notes, strict=True))
-    known = [{value.name: value.type for value in (*typed.value_info, *typed.input, *typed.output)} for _, typed, _ in graphs]
-    pairs = ((note.type, found.get(name)) for found, noted in zip(known, notes, strict=True) for name, note in noted.items())
+    graphs = [(graph, known, noted) for (graph, _, known), noted in zip(side_by_side(model, inferred), notes, strict=True)]
+    pairs = ((note.type, known.get(name)) for _, known, noted in graphs for name, note in noted.items())
     ranks = all(value.type.tensor_type.HasField("shape") for value in model.graph.input)
     ranks = ranks and not any(_contradict(*pair) for pair in pairs)
     is_open = has_open_sizes(model)
     filled = False
-    for found, (graph, _, noted) in zip(known, graphs, strict=True):
-        shaped = {name for name, kind in found.items() if kind.tensor_type.HasField("shape")}
+    for graph, known, noted in graphs:
+        shaped = {name for name, kind in known.items() if kind.tensor_type.HasField("shape")}
         missing = {name: note for name, note in noted.items() if name not in shaped}
         inputs = {value.name: value for value in graph.input}
         bounds = set(inputs)
@@ -136,14 +178,12 @@ def drop_windows(model: ModelProto, inferred: ModelProto) -> bool:
     """Write poolings with `ceil_mode` without, whose last window starts behind the map; whether there are any.  Runtimes drop
     that window, and onnx counts it before opset 22.  For shape inference alone: pads are such that sizes are right."""
     found = False
-    for graph, typed in zip(graphs_within(model.graph), graphs_within(inferred.graph), strict=True):
-        typed_values = (*typed.value_info, *typed.input, *typed.output)
-        shapes = {value.name: value.type.tensor_type.shape.dim for value in typed_values}
-        for node in graph.node if opset_of(model.opset_import) < CEIL_OPSET else ():
+    for graph, _, known in side_by_side(model, inferred) if opset_of(model.opset_import) < CEIL_OPSET else ():
+        for node in graph.node:
             values = known_attributes(node) if is_op(node, "AveragePool", "MaxPool") else None
             if not values or not values.get("ceil_mode") or values.get("auto_pad", b"NOTSET") != b"NOTSET":
                 continue
-            dims = list(shapes.get(node.input[0], ()))[2:]
+            dims = known.get(node.input[0], TypeProto()).tensor_type.shape.dim[2:]
             rank, ends, dropped = len(dims), [], False
             whole = {attribute.name: list(attribute.ints) for attribute in node.attribute}
             ones, pads = [1] * rank, whole.get("pads") or [0] * (2 * rank)
@@ -170,8 +210,8 @@ APART = "IfOfSeveralShapes"
 def part_branches(model: ModelProto, inferred: ModelProto) -> bool:
     """Rename each old If whose branches differ in shape, of which onnx takes the better known one; whether there are any."""
     found = False
-    for graph, typed in zip(graphs_within(model.graph), graphs_within(inferred.graph), strict=True):
-        for node, done in zip(graph.node, typed.node, strict=True) if opset_of(model.opset_import) < BRANCHES_OPSET else ():
+    for graph, typed, _ in side_by_side(model, inferred) if opset_of(model.opset_import) < BRANCHES_OPSET else ():
+        for node, done in zip(graph.node, typed.node, strict=True):
             if is_op(node, "If") and not _agree([branch for _, _, branch in subgraphs(done)]):
                 node.op_type, found = APART, True
     return found
@@ -212,8 +252,7 @@ def has_open_sizes(model: ModelProto) -> bool:
 
 def forget_open_sizes(model: ModelProto, inferred: ModelProto) -> None:
     """Take the sizes out of a model's notes that do not follow from its inputs.  inferred: the model after shape inference."""
-    for graph, typed in zip(graphs_within(model.graph), graphs_within(inferred.graph), strict=True):
-        known = {value.name: value.type for value in (*typed.value_info, *typed.input, *typed.output)}
+    for graph, _, known in side_by_side(model, inferred):
         for value in graph.value_info if graph is model.graph else (*graph.value_info, *graph.input, *graph.output):
             noted, found = value.type.tensor_type, known.get(value.name, TypeProto()).tensor_type
             if not noted.HasField("shape") or not found.HasField("shape"):

@@ -13,7 +13,7 @@ import re
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
@@ -23,14 +23,13 @@ from types import MappingProxyType
 
 import numpy as np
 import onnx
-from google.protobuf.message import DecodeError, EncodeError
-from onnx import FunctionProto, GraphProto, ModelProto, TensorProto, TensorShapeProto, ValueInfoProto, helper, numpy_helper
+from google.protobuf.message import DecodeError
+from onnx import FunctionProto, GraphProto, ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from convpool.errors import ModelError, OutputError, first_line
-from convpool.ir import inference as notes
 from convpool.ir import protos, schema
 from convpool.ir.files import Stamp, check_external_data, check_unchanged, external_size, is_external, read_in, tensor_bytes
-from convpool.ir.inference import infer_elsewhere
+from convpool.ir.inference import INFERENCE_ERRORS, infer_elsewhere, infer_shapes, take, without_large_values
 
 MAX_NODES = 500_000
 """Most nodes once functions are expanded.  onnx's checker takes half a minute for these; large models have 20,000."""
@@ -244,17 +243,14 @@ def check(loaded: LoadedModel, what: str, full: bool = False, inferred: ModelPro
         else:
             onnx.checker.check_model(probe)
         if full:
-            probe = _without_large_values(probe)
+            probe = without_large_values(probe)
             if inferred is not None:
-                notes.take(probe)
+                take(probe)
             infer_elsewhere(probe, strict=True)
-    except _INFERENCE_ERRORS as error:
+    except INFERENCE_ERRORS as error:
         raise ModelError(f"{what} is not valid ONNX: {first_line(error)}") from error
     except OSError as error:
         raise OutputError(f"temporary file: cannot be written; {error.strerror}; name another folder in TMPDIR") from error
-
-
-_INFERENCE_ERRORS = (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, RuntimeError, ValueError, EncodeError)
 
 
 def passes_full_check(model: LoadedModel) -> bool:
@@ -264,48 +260,6 @@ def passes_full_check(model: LoadedModel) -> bool:
     except ModelError:
         return False
     return True
-
-
-def _without_large_values(model: ModelProto) -> ModelProto:
-    """A copy without the values of large tensors, on which no shape depends."""
-    probe = deepcopy(model)
-    for tensor in probe.graph.initializer:
-        if tensor.data_location != TensorProto.EXTERNAL and len(tensor.raw_data) > 2**14:
-            tensor.ClearField("raw_data")
-            tensor.data_location = TensorProto.EXTERNAL
-    return probe
-
-
-def infer_shapes(model: ModelProto) -> ModelProto | None:
-    """The model with inferred shapes, node for node; None where inference fails or the model is too large for it.  Shapes follow
-    from the model's inputs; others that the file notes count where `convpool.ir.inference` says. Raises ModelError where it would
-    end the process."""
-    probe = _without_large_values(model)
-    taken = notes.take(probe)
-    notes.let_through(probe)
-    result = None
-    try:
-        result = infer_elsewhere(probe)
-        for changes in (notes.part_branches, notes.drop_windows):
-            while changes(probe, result):
-                result = infer_elsewhere(probe)
-        if notes.fill_in(probe, result, taken):
-            result = infer_elsewhere(probe)
-    except _INFERENCE_ERRORS:
-        pass  # without the notes that do not fit, or without shapes
-    if result is not None:
-        notes.give_back(result, model)
-    return result
-
-
-def at_shapes(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> ModelProto:
-    """A copy of the model whose inputs have the shapes given."""
-    fixed = deepcopy(model)
-    for value in fixed.graph.input:
-        if value.name in shapes:
-            elem_type = value.type.tensor_type.elem_type
-            value.CopyFrom(helper.make_tensor_value_info(value.name, elem_type, list(shapes[value.name])))
-    return fixed
 
 
 def _read_file(path: Path) -> bytes:
@@ -413,62 +367,3 @@ def _check_with_stand_ins(model: ModelProto) -> None:
         path = Path(folder, "model.onnx")
         path.write_bytes(probe.SerializeToString())
         onnx.checker.check_model(str(path))
-
-
-def with_sizes(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> ModelProto:
-    """A copy in which inputs have the shapes given, by name, and other tensors the sizes that follow.
-
-    A name that stands for one size in these shapes stands for it in the other inputs too.  Sizes of outputs and in value_info,
-    also in bodies, are then those that follow from the inputs: those noted for other sizes go, and names of sizes given too,
-    since exporters name sizes by guess.
-    """
-    fixed = deepcopy(model)
-    sizes: dict[str, set[int]] = {}
-    for value in fixed.graph.input:
-        if value.name in shapes:
-            shape = value.type.tensor_type.shape
-            names = [dim.dim_param for dim in shape.dim]
-            del shape.dim[:]
-            for number, size in enumerate(shapes[value.name]):
-                shape.dim.add(dim_value=size)
-                if number < len(names) and names[number]:
-                    sizes.setdefault(names[number], set()).add(size)
-    for value in fixed.graph.input:
-        for dim in value.type.tensor_type.shape.dim:
-            if len(sizes.get(dim.dim_param, ())) == 1:
-                (dim.dim_value,) = sizes[dim.dim_param]
-    for graph in protos.graphs_within(fixed.graph):
-        for value in _noted(graph, fixed):
-            for dim in value.type.tensor_type.shape.dim:
-                if not dim.dim_param or dim.dim_param in sizes:
-                    dim.Clear()
-    inferred = infer_shapes(fixed)
-    if inferred is not None:
-        for graph, typed in zip(protos.graphs_within(fixed.graph), protos.graphs_within(inferred.graph), strict=True):
-            known = {value.name: value.type.tensor_type for value in (*typed.value_info, *typed.input, *typed.output)}
-            for value in _noted(graph, fixed):
-                if value.type.tensor_type.HasField("shape") and value.name in known and known[value.name].HasField("shape"):
-                    _fill_in(value.type.tensor_type.shape, known[value.name].shape)
-    return fixed
-
-
-def _noted(graph: GraphProto, model: ModelProto) -> Iterator[ValueInfoProto]:
-    """Yield a graph's notes of tensors other than the model's inputs."""
-    yield from (*graph.value_info, *graph.output, *(() if graph is model.graph else graph.input))
-
-
-def _fill_in(noted: TensorShapeProto, known: TensorShapeProto) -> None:
-    """Give one tensor's open sizes those that are known."""
-    if len(noted.dim) != len(known.dim):
-        noted.ClearField("dim")
-        noted.dim.extend(TensorShapeProto.Dimension() for _ in known.dim)
-    for dim, other in zip(noted.dim, known.dim, strict=True):
-        if other.HasField("dim_value"):
-            dim.dim_value = other.dim_value
-
-
-def static_shapes(model: ModelProto) -> dict[str, list[int]]:
-    """The shapes of the inputs whose sizes are all known, by name."""
-    kinds = {value.name: value.type.tensor_type for value in model.graph.input}
-    shapes = {name: [dim.dim_value for dim in kind.shape.dim] for name, kind in kinds.items() if kind.HasField("shape")}
-    return {name: sizes for name, sizes in shapes.items() if all(size > 0 for size in sizes)}

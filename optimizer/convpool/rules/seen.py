@@ -15,11 +15,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from onnx import FunctionProto, NodeProto, TensorProto, helper
+from onnx import NodeProto, TensorProto, helper
 
 from convpool.ir.index import Scope
 from convpool.ir.protos import AttributeReference, is_op, known_attributes, ops_of
-from convpool.ir.schema import is_own
 from convpool.report import SiteReport
 from convpool.rules.base import BETWEEN, Reject
 from convpool.rules.linear import JOINS, Step, is_map, op_of, step_or_reject
@@ -58,7 +57,7 @@ def survey(scopes: Sequence[Scope]) -> Seen:
     """Count what the scopes of a model have, convpool's own functions aside."""
     seen = Seen()
     for scope in scopes:
-        if isinstance(scope.proto, FunctionProto) and is_own(scope.proto):
+        if scope.is_own:
             continue
         ends = _ends(scope, seen)
         seen.max_pools += max_pools(scope)

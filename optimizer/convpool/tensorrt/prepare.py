@@ -28,13 +28,14 @@ from google.protobuf.message import EncodeError
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from convpool.api import optimize, rewrite
-from convpool.check.inputs import TYPE_ATTRIBUTES, feeds, fitting
+from convpool.check.inputs import TYPE_ATTRIBUTES
 from convpool.errors import ModelError
 from convpool.ir import schema
-from convpool.ir.inference import mark_layers
-from convpool.ir.model import LoadedModel, infer_shapes
+from convpool.ir.inference import infer_shapes, mark_layers
+from convpool.ir.model import LoadedModel
 from convpool.ir.protos import all_nodes, graphs_within
 from convpool.ir.save import self_contained
+from convpool.ir.shapes import feeds, fitting
 from convpool.options import OptimizeOptions
 from convpool.tensorrt.package import STRONGLY_TYPED_SINCE
 from convpool.types import Lowering
@@ -60,7 +61,7 @@ def lowered(
 
     lowering: as in `convpool.optimize`, or "none"; a model that has nodes for the plugin already is taken as it is.
     layers: make intermediate tensors outputs.  input_shapes: typical shapes, for the size of plain convolutions; those that
-    fit no input are left to `network.add_profiles` to refuse.  keywords: of `convpool.optimize`, which checks nothing here:
+    fit no input are left to `builder.add_profiles` to refuse.  keywords: of `convpool.optimize`, which checks nothing here:
     `build` compares the engine itself with the model.
     """
     if lowering != "none" and not has_plugin_nodes(model.proto):

@@ -19,8 +19,8 @@ from onnx import AttributeProto, helper, numpy_helper
 import convpool
 from convpool.algebra.parts import to_channels_first, to_channels_last
 from convpool.errors import ModelError
+from convpool.ir.inference import infer_shapes
 from convpool.ir.inlining import inlined
-from convpool.ir.model import infer_shapes
 from convpool.ir.protos import model_nodes
 from tests.support import sessions
 from tests.support.error_bounds import UNIT_ROUNDOFF, evaluate, gamma

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from onnx import FunctionProto, TensorProto, helper
+from onnx import TensorProto, helper
 
 from convpool.algebra import expand
 from convpool.algebra.expand import UpsampleSpec, Work
@@ -136,7 +136,7 @@ class ResizePlan(Plan):
 
 def resize_sites(scope: Scope, *, pointwise: bool) -> Iterator[ResizeSite]:
     """The convolutions, 1x1 ones or the others, with a resampling in front that no other convolution stands between."""
-    if isinstance(scope.proto, FunctionProto) and schema.is_own(scope.proto):
+    if scope.is_own:
         return
     for index, node in enumerate(scope.nodes):
         if is_op(node, "Conv") and is_pointwise(scope, index) == pointwise:
