@@ -37,8 +37,8 @@ from convpool.ir.model import LoadedModel
 from convpool.tensorrt import PRECISIONS, Engine, build_engine, plugin_path
 from convpool.tensorrt.build_options import HALF_PRECISIONS
 from convpool.tensorrt.package import tensorrt_module
-from convpool.tensorrt.policy import OFFLOADING
-from convpool.tensorrt.tune import TIMING_ITERATIONS, choose_patiently, time_in_turn
+from convpool.tensorrt.pipeline import TIMING_ITERATIONS, choose_patiently, time_in_turn
+from convpool.tensorrt.prepare import OFFLOADING
 from models.builder import Net
 from models.decoders import PAPER_SIZES
 from models.generators import generate, random_inputs

@@ -47,7 +47,7 @@ def build(trt: Any, row: Row, form: str, precision: str, layout: str, w: np.ndar
     Raises ConvpoolError where TensorRT cannot build it.
     """
     from convpool.tensorrt.package import logger, version
-    from convpool.tensorrt.tune import choose_patiently
+    from convpool.tensorrt.pipeline import choose_patiently
 
     log = logger(trt)
     log.explain()

@@ -17,7 +17,7 @@ from convpool.cli.group import run
 from convpool.cli.verify import verify_command
 from convpool.ir.model import load
 from convpool.tensorrt import BuildOptions
-from convpool.tensorrt.policy import default_lowering
+from convpool.tensorrt.prepare import default_lowering
 from models.generators import generate, random_inputs
 from tests.support.gpu import require_gpu
 

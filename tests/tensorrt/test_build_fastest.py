@@ -17,7 +17,7 @@ from convpool.cli import build as build_cli
 from convpool.cli.build import build_command
 from convpool.cli.group import run
 from convpool.errors import OptionError, OutputError
-from convpool.tensorrt import BuildOptions, TensorRTError, build_fastest, pipeline, policy, prepare, tune
+from convpool.tensorrt import BuildOptions, TensorRTError, build_fastest, pipeline, prepare
 from convpool.tensorrt.engine import TensorInfo
 from models.generators import generate
 
@@ -68,10 +68,10 @@ def pretend(monkeypatch):
         left_out |= seen.not_timed
         return {form: [TIMES[form] + late for late in (0.0, 0.5, 9.0)] for form in engines if form not in seen.not_timed}
 
-    monkeypatch.setattr(tune, "tensorrt_module", lambda: SimpleNamespace(__name__="tensorrt", __version__="8.6.1"))
-    monkeypatch.setattr(tune, "build_plan", build_plan)
-    monkeypatch.setattr(tune, "time_in_turn", time_in_turn)
-    monkeypatch.setattr(policy, "current_device", lambda: {"cc": 90})  # whatever GPU there is here
+    monkeypatch.setattr(pipeline, "tensorrt_module", lambda: SimpleNamespace(__name__="tensorrt", __version__="8.6.1"))
+    monkeypatch.setattr(pipeline, "build_plan", build_plan)
+    monkeypatch.setattr(pipeline, "time_in_turn", time_in_turn)
+    monkeypatch.setattr(prepare, "current_device", lambda: {"cc": 90})  # whatever GPU there is here
     return seen
 
 
@@ -89,7 +89,7 @@ def test_forms_come_in_the_order_of_their_medians(pretend):
     for options in pretend.options.values():
         config = SimpleNamespace(avg_timing_iterations=1)
         options.configure(config)
-        assert config.avg_timing_iterations == tune.TIMING_ITERATIONS
+        assert config.avg_timing_iterations == pipeline.TIMING_ITERATIONS
         assert replace(options, timing_cache=None, configure=None) == BuildOptions(precision="fp16", autotune=True)
 
 
@@ -249,30 +249,30 @@ class CapturedEngine:
 @pytest.fixture
 def driver(monkeypatch):
     fake = FakeDriver()
-    monkeypatch.setattr(tune.ctypes, "CDLL", lambda name: fake)
+    monkeypatch.setattr(pipeline.ctypes, "CDLL", lambda name: fake)
     return fake
 
 
 def test_graphs_are_replayed_in_turn_and_freed(driver):
-    times = tune.time_in_turn({"a": CapturedEngine(), "b": CapturedEngine()}, [{}], rounds=3)
+    times = pipeline.time_in_turn({"a": CapturedEngine(), "b": CapturedEngine()}, [{}], rounds=3)
     assert times == {"a": [3.0] * 3, "b": [3.0] * 3}
     several = [{"x": number} for number in range(3)]
-    tune.time_in_turn({"a": (engine := CapturedEngine())}, several, rounds=1)
-    assert engine.read == [several[0], *(several[call % 3] for call in range(tune.LEAST_CALLS))] and engine.runs == 17
+    pipeline.time_in_turn({"a": (engine := CapturedEngine())}, several, rounds=1)
+    assert engine.read == [several[0], *(several[call % 3] for call in range(pipeline.LEAST_CALLS))] and engine.runs == 17
     driver.calls.clear()
-    tune.time_in_turn({"a": CapturedEngine(), "b": CapturedEngine()}, [{}], rounds=3)
-    assert driver.calls.count("cuGraphLaunch") == 2 * 2 * (tune.WARM_UP_ROUNDS + 3) and driver.graphs == 0
+    pipeline.time_in_turn({"a": CapturedEngine(), "b": CapturedEngine()}, [{}], rounds=3)
+    assert driver.calls.count("cuGraphLaunch") == 2 * 2 * (pipeline.WARM_UP_ROUNDS + 3) and driver.graphs == 0
 
 
 @pytest.mark.parametrize("bad", [1, 5])
 def test_an_engine_that_fails_before_or_in_its_capture_is_left_out_or_raises(driver, bad):
     left_out: dict[str, str] = {}
     engines = {"a": CapturedEngine(), "b": CapturedEngine(bad)}
-    assert list(tune.time_in_turn(engines, [{}], rounds=1, left_out=left_out)) == ["a"]
+    assert list(pipeline.time_in_turn(engines, [{}], rounds=1, left_out=left_out)) == ["a"]
     assert left_out == {"b": "the run failed"} and driver.graphs == driver.capturing == 0
     driver.failing |= {"cuStreamEndCapture": 901, "cuGraphExecDestroy": 700}
     with pytest.raises(TensorRTError, match="^the run failed$"):  # not what comes of it
-        tune.time_in_turn({"b": CapturedEngine(bad)}, [{}])
+        pipeline.time_in_turn({"b": CapturedEngine(bad)}, [{}])
 
 
 @pytest.mark.parametrize(
@@ -281,5 +281,5 @@ def test_an_engine_that_fails_before_or_in_its_capture_is_left_out_or_raises(dri
 def test_what_the_driver_refuses_is_an_error_and_leaves_no_graph(driver, name):
     driver.failing[name] = 2
     with pytest.raises(TensorRTError, match="cannot be timed as a CUDA graph; got error 2 of the CUDA driver"):
-        tune.time_in_turn({"a": CapturedEngine()}, [{}])
+        pipeline.time_in_turn({"a": CapturedEngine()}, [{}])
     assert driver.graphs == 0

@@ -13,8 +13,7 @@ from convpool.errors import ModelError, OptionError, OutputError, TensorRTError
 from convpool.ir import files
 from convpool.tensorrt import build_engine, builder
 from convpool.tensorrt.builder import add_profiles, interruptible, monitor_of
-from convpool.tensorrt.policy import typical_shapes
-from convpool.tensorrt.prepare import is_plugin_node
+from convpool.tensorrt.prepare import is_plugin_node, typical_shapes
 from models.generators import generate
 from tests.support.pretended_tensorrt import Config, Flag, Profile, TacticSource, pretended_tensorrt
 

@@ -19,7 +19,7 @@ from convpool.ir import schema
 from convpool.ir.model import LoadedModel
 from convpool.tensorrt import BuildOptions, Engine, TensorRTError, build_engine
 from convpool.tensorrt.package import version
-from convpool.tensorrt.policy import offloaded_convs
+from convpool.tensorrt.prepare import offloaded_convs
 from models.generators import generate, random_inputs
 from tests.support.gpu import require_gpu
 from tests.support.models import graph, weights

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from convpool.errors import LibraryError, ModelError, TensorRTError
 from convpool.ir import schema
 from convpool.ir.model import load
-from convpool.tensorrt import BuildOptions, package, policy, prepare
+from convpool.tensorrt import BuildOptions, package, prepare
 from convpool.tensorrt.engine import EngineRunner, PycudaMemory
 from models.generators import generate
 from tests.support.models import graph, model_of
@@ -207,37 +207,37 @@ def test_a_model_beyond_what_protobuf_serialises():
     ("cc", "stem", "plain"), [(79, False, False), (80, True, False), (89, True, False), (90, True, True), (100, True, False)]
 )
 def test_convolutions_that_the_plugin_takes_by_compute_capability(monkeypatch, cc, stem, plain):
-    monkeypatch.setattr(policy, "current_device", lambda: {"cc": cc})
+    monkeypatch.setattr(prepare, "current_device", lambda: {"cc": cc})
     trt = tensorrt("8.6.1")
-    assert policy.offloaded_convs(BuildOptions(precision="fp16"), trt) == {"stem": stem, "plain_conv": plain}
-    assert policy.offloaded_convs(BuildOptions(precision="bf16", stem=False), trt) == {"stem": False, "plain_conv": plain}
-    assert policy.offloaded_convs(BuildOptions(precision="fp16", plain_conv=False), trt) == {"stem": stem, "plain_conv": False}
+    assert prepare.offloaded_convs(BuildOptions(precision="fp16"), trt) == {"stem": stem, "plain_conv": plain}
+    assert prepare.offloaded_convs(BuildOptions(precision="bf16", stem=False), trt) == {"stem": False, "plain_conv": plain}
+    assert prepare.offloaded_convs(BuildOptions(precision="fp16", plain_conv=False), trt) == {"stem": stem, "plain_conv": False}
     none = {"stem": False, "plain_conv": False}
     for options in (BuildOptions(), BuildOptions(precision="fp16", plugin=False), BuildOptions(precision="tf32", plugin=False)):
-        assert policy.offloaded_convs(options, trt) == none
-    assert policy.offloaded_convs(BuildOptions(precision="tf32"), trt) == {"stem": plain, "plain_conv": plain}
-    assert policy.offloaded_convs(BuildOptions(precision="tf32", plain_conv=False), trt) == none
+        assert prepare.offloaded_convs(options, trt) == none
+    assert prepare.offloaded_convs(BuildOptions(precision="tf32"), trt) == {"stem": plain, "plain_conv": plain}
+    assert prepare.offloaded_convs(BuildOptions(precision="tf32", plain_conv=False), trt) == none
     for version in ("9.3.0", "10.0.0"):
-        found = policy.offloaded_convs(BuildOptions(precision="fp16", trt=tensorrt(version)))
+        found = prepare.offloaded_convs(BuildOptions(precision="fp16", trt=tensorrt(version)))
         assert found == (none if version == "10.0.0" else {"stem": stem, "plain_conv": plain})
     of_rtx = tensorrt("1.2.0", "tensorrt_rtx")
-    assert not policy.offloaded_convs(BuildOptions(precision="fp16", trt=of_rtx))["plain_conv"]
+    assert not prepare.offloaded_convs(BuildOptions(precision="fp16", trt=of_rtx))["plain_conv"]
 
 
 @pytest.mark.parametrize(("precision", "disabled"), [("fp16", []), ("bf16", []), ("tf32", ["norm_conv"])])
 def test_convolutions_behind_a_normalization_go_to_the_plugin_in_16_bits_alone(monkeypatch, precision, disabled):
-    monkeypatch.setattr(policy, "current_device", lambda: {"cc": 90})
-    assert policy.optimize_keywords(BuildOptions(precision=precision), tensorrt("8.6.1"))["disable"] == disabled
+    monkeypatch.setattr(prepare, "current_device", lambda: {"cc": 90})
+    assert prepare.optimize_keywords(BuildOptions(precision=precision), tensorrt("8.6.1"))["disable"] == disabled
 
 
 def test_convolutions_that_the_plugin_takes_on_a_gpu_that_is_unknown(monkeypatch):
     def unknown():
         raise LibraryError("no library")
 
-    monkeypatch.setattr(policy, "current_device", unknown)
-    assert policy.offloaded_convs(BuildOptions(precision="fp16"), tensorrt("8.6.1")) == {"stem": True, "plain_conv": False}
-    assert policy.offloaded_convs(BuildOptions(precision="fp16", stem=False), tensorrt("8.6.1"))["stem"] is False
-    assert policy.offloaded_convs(BuildOptions(precision="tf32"), tensorrt("8.6.1")) == {"stem": False, "plain_conv": False}
+    monkeypatch.setattr(prepare, "current_device", unknown)
+    assert prepare.offloaded_convs(BuildOptions(precision="fp16"), tensorrt("8.6.1")) == {"stem": True, "plain_conv": False}
+    assert prepare.offloaded_convs(BuildOptions(precision="fp16", stem=False), tensorrt("8.6.1"))["stem"] is False
+    assert prepare.offloaded_convs(BuildOptions(precision="tf32"), tensorrt("8.6.1")) == {"stem": False, "plain_conv": False}
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_convolutions_that_the_plugin_takes_on_a_gpu_that_is_unknown(monkeypatch
     ],
 )
 def test_lowerings_where_none_is_asked_for(monkeypatch, cc, trt_version, plain_conv, network, in_tf32):
-    monkeypatch.setattr(policy, "current_device", lambda: {"cc": cc})
+    monkeypatch.setattr(prepare, "current_device", lambda: {"cc": cc})
     wide = {"width": 64, "max_width": 64} if network == "stargan_v2_small" else {}  # as plain convolutions on the plugin are
     model = load(generate(network, batch=2, **wide))
     options = [
@@ -260,5 +260,5 @@ def test_lowerings_where_none_is_asked_for(monkeypatch, cc, trt_version, plain_c
         for precision in ("fp32", "tf32", "fp16", "bf16")
         for plugin in (True, False)
     ]
-    found = [policy.default_lowering(model, option, tensorrt(trt_version)) for option in options]
+    found = [prepare.default_lowering(model, option, tensorrt(trt_version)) for option in options]
     assert found == ["convavgpool", "auto", in_tf32, "auto", *["convavgpool", "auto"] * 2]

@@ -16,9 +16,9 @@ from convpool.errors import ModelError, OptionError
 from convpool.ir import schema
 from convpool.ir.inference import mark_layers
 from convpool.ir.model import LoadedModel, load
-from convpool.tensorrt import PRECISIONS, Engine, build_engine, pipeline, policy, prepare
+from convpool.tensorrt import PRECISIONS, Engine, build_engine, pipeline, prepare
 from convpool.tensorrt.builder import keep_heads_in_float
-from convpool.tensorrt.policy import typical_shapes
+from convpool.tensorrt.prepare import typical_shapes
 from models.generators import generate, random_inputs
 from tests.support.models import graph
 
@@ -33,7 +33,7 @@ def pretend_gpu(monkeypatch, capability: int | None) -> None:
             raise CudaError("no GPU")
         return {"cc": capability}
 
-    monkeypatch.setattr(policy, "current_device", current_device)
+    monkeypatch.setattr(prepare, "current_device", current_device)
 
 
 def run(model: onnx.ModelProto, inputs) -> list[np.ndarray]:
@@ -280,7 +280,7 @@ def test_a_file_with_the_operators_nodes_has_no_other_form(lowering):
 
 def test_the_least_capability_is_the_tactics():
     few = [tactic.min_cc for tactic in tactics() if tactic.name.endswith("_few")]
-    assert few and set(few) == {policy.STEM_MIN_CC}
+    assert few and set(few) == {prepare.STEM_MIN_CC}
 
 
 @pytest.mark.parametrize(

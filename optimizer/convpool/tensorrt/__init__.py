@@ -16,8 +16,7 @@ from convpool.errors import TensorRTError
 from convpool.tensorrt.build_options import PRECISIONS, BuildOptions, Profile
 from convpool.tensorrt.engine import Engine, TensorInfo
 from convpool.tensorrt.package import load_plugin, plugin_path
-from convpool.tensorrt.pipeline import BuildReport, Built, EngineMismatchError, Tuning, build, build_engine, build_fastest
-from convpool.tensorrt.tune import Timed
+from convpool.tensorrt.pipeline import BuildReport, Built, EngineMismatchError, Timed, Tuning, build, build_engine, build_fastest
 
 __all__ = [
     "PRECISIONS", "BuildOptions", "BuildReport", "Built", "Engine", "EngineMismatchError", "Profile", "TensorInfo",

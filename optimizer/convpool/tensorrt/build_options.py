@@ -40,11 +40,11 @@ class BuildOptions:
         plugin: Load the plugin and let it run the ConvAvgPool nodes.  Otherwise they become
             standard operators.
         lowering: As in `convpool.optimize`, or "none" for the model as it is.  Default:
-            `policy.default_lowering`.  A model with ConvAvgPool nodes is not optimized again.
+            `prepare.default_lowering`.  A model with ConvAvgPool nodes is not optimized again.
         autotune: Build an engine for every lowering, time the engines on this GPU, and keep the
             fastest.
         stem: Let the plugin also run convolutions of images, as in `convpool.optimize`, where
-            `policy.offloaded_convs` says that this is faster.
+            `prepare.offloaded_convs` says that this is faster.
         plain_conv: Likewise convolutions of many channels.
         accumulation: How the plugin's kernels sum pooling windows of half precisions, as in
             `convpool.optimize`; of nodes that the model has already too.  "packed" needs the

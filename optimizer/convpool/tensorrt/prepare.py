@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model as one TensorRT version's ONNX parser reads it.
+"""A model as one TensorRT version's ONNX parser reads it, and the nodes that go to the plugin, by precision, version and GPU.
 
 `lowered` is the same for all versions: the model optimized, with its weights, without local functions of its own.
 `for_parser` does what differs:
@@ -18,6 +18,8 @@ In half precision float32 tensors become others:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
+from types import ModuleType
 from typing import Any, cast
 
 import ml_dtypes
@@ -29,15 +31,17 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 
 from convpool.api import optimize, rewrite
 from convpool.check.inputs import TYPE_ATTRIBUTES
-from convpool.errors import ModelError
+from convpool.cuda import current_device
+from convpool.errors import ConvpoolError, ModelError
 from convpool.ir import schema
 from convpool.ir.inference import infer_shapes, mark_layers
 from convpool.ir.model import LoadedModel
-from convpool.ir.protos import all_nodes, graphs_within
+from convpool.ir.protos import all_nodes, graphs_within, is_op
 from convpool.ir.save import self_contained
 from convpool.ir.shapes import feeds, fitting
-from convpool.options import OptimizeOptions
-from convpool.tensorrt.package import STRONGLY_TYPED_SINCE
+from convpool.options import PASS_OF_SWITCH, OptimizeOptions
+from convpool.tensorrt.build_options import HALF_PRECISIONS, BuildOptions, Profile
+from convpool.tensorrt.package import STRONGLY_TYPED_SINCE, parser_major, tensorrt_module
 from convpool.types import Lowering
 
 OLD_PARSER_OPSET = 17
@@ -47,6 +51,17 @@ ELEMENT_TYPES: dict[str, int] = {"fp16": TensorProto.FLOAT16, "bf16": TensorProt
 """ONNX's number for the type of a half precision."""
 _FLOAT_ONLY_INPUTS = {"Resize": (1, 2), "Upsample": (1,)}
 """Inputs that stay float32 whatever the type of the data: regions and scales."""
+STEM_MIN_CC = 80
+"""Least compute capability, 10 * major + minor, of the plugin's kernel for few channels."""
+PLAIN_CONV_CC = 90
+"""The compute capability for which the plugin's kernels for plain convolutions are made."""
+OFFLOADING = (*HALF_PRECISIONS, "tf32")
+"""Precisions in which the plugin also runs convolutions without a pooling."""
+OFFLOAD_BEFORE = 10
+"""The first major version of TensorRT that keeps all convolutions without a pooling.
+
+Its own kernels differ from those of 8.6, and nothing was measured against them.
+"""
 
 
 def lowered(
@@ -239,3 +254,65 @@ def serialized(model: ModelProto) -> bytes:
         return model.SerializeToString()
     except (EncodeError, ValueError) as error:
         raise ModelError("model: more than 2 GiB with its weights; TensorRT cannot read it from memory") from error
+
+
+def default_lowering(model: LoadedModel, options: BuildOptions, trt: ModuleType | None = None) -> str:
+    """The lowering where none is asked for: "convavgpool" with the plugin, "auto" without it.
+
+    In "tf32" with the plugin it is "fused", unless the plugin runs at least half of the convolutions.  TensorRT 8.6 keeps
+    float tensors channels first around convolutions of its own.  Between those, fused convolutions of 3x3 pairs are as fast as
+    the plugin, or faster: docs/decisions/016.  1x1 pairs have no fused form that saves anything, so they stay as they are.
+    """
+    if not options.plugin:
+        return "auto"
+    if options.precision != "tf32":
+        return "convavgpool"
+    trt = trt or options.trt or tensorrt_module()
+    if not offloaded_convs(options, trt)["plain_conv"]:
+        return "fused"
+    made = lowered(model, "convavgpool", **optimize_keywords(options, trt))
+    nodes = list(all_nodes(made.graph))
+    left = sum(is_op(node, "Conv", "ConvTranspose") for node in nodes)
+    return "convavgpool" if left <= sum(map(is_plugin_node, nodes)) else "fused"
+
+
+def offloaded_convs(options: BuildOptions, trt: ModuleType | None = None) -> dict[str, bool]:
+    """Which convolutions without a pooling the plugin runs: `stem` and `plain_conv` of `convpool.optimize`.
+
+    The options must allow a kind.  The plugin then runs it in half precision and TF32 with TensorRT 8.6 or 9 only:
+
+    - plain_conv on GPUs of compute capability 9.0, and in half precision norm_conv beside it.  libconvpool.so is asked which GPU
+      there is.
+    - stem in half precision on GPUs from compute capability 8.0 on, and where the GPU is unknown; in TF32 beside plain_conv.
+    """
+    none = {"stem": False, "plain_conv": False}
+    if not options.plugin or options.precision not in OFFLOADING:
+        return none
+    if parser_major(trt or options.trt or tensorrt_module()) >= OFFLOAD_BEFORE:
+        return none
+    try:
+        cc = current_device()["cc"]
+    except ConvpoolError:  # no GPU, or no libconvpool.so to ask
+        return {"stem": options.stem and options.in_half_precision, "plain_conv": False}
+    plain = options.plain_conv and cc == PLAIN_CONV_CC
+    return {"stem": options.stem and (cc >= STEM_MIN_CC if options.in_half_precision else plain), "plain_conv": plain}
+
+
+def optimize_keywords(options: BuildOptions, trt: ModuleType) -> dict[str, Any]:
+    """The arguments of `convpool.optimize` that decide what of the model goes to the plugin."""
+    taken = offloaded_convs(options, trt)
+    offloaded = {
+        verb: [PASS_OF_SWITCH[name] for name, value in taken.items() if value == wanted]
+        for verb, wanted in (("enable", True), ("disable", False))
+    }
+    if taken["plain_conv"] and not options.in_half_precision:
+        offloaded["disable"].append("norm_conv")  # in TF32 nothing was measured
+    return {"target": "tensorrt", "input_shapes": typical_shapes(options.profile_list), **offloaded}
+
+
+def typical_shapes(profiles: Sequence[Profile]) -> dict[str, list[int]]:
+    """The first profile's typical shapes.  Unusable ones are left out here; `builder.add_profiles` refuses them."""
+    first = next(iter(profiles), {})
+    shapes = {name: list(three[1]) for name, three in first.items() if len(three) == 3}
+    whole = {name: shape for name, shape in shapes.items() if all(isinstance(d, Integral) and d >= 1 for d in shape)}
+    return {name: [int(d) for d in shape] for name, shape in whole.items()}
