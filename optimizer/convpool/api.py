@@ -23,11 +23,11 @@ from convpool.check.verify import NO_MEMORY, compare_models, unchanged
 from convpool.errors import ModelError, OptionError, VerificationError
 from convpool.ir import schema
 from convpool.ir.files import external_size
-from convpool.ir.model import LoadedModel, passes_full_check
+from convpool.ir.model import LoadedModel, load, passes_full_check
 from convpool.ir.model import check as check_model
 from convpool.ir.protos import all_nodes, is_op, known_attributes, label, model_nodes, opset_of, sparse_values
 from convpool.ir.save import save, self_contained, serialize
-from convpool.ir.shapes import opened, tensor_shapes
+from convpool.ir.shapes import tensor_shapes, with_fixed
 from convpool.options import PASS_OF_SWITCH, OptimizeOptions, check_arguments, ended, options_for
 from convpool.pipeline import Pipeline, Reached, Stays, in_reach
 from convpool.report import Log, Report, SiteReport, Summary
@@ -203,7 +203,8 @@ def optimize(
     arrays = load_arrays(data)  # before any work: a wrong file should fail at once
     if check or arrays is not None or autotune:
         prepare()
-    original, loaded, shapes = opened(model, base_dir, fix_shapes or {}, input_shapes or {})
+    original = load(model, None if base_dir is None else Path(base_dir))
+    loaded, shapes = with_fixed(original, fix_shapes or {}, input_shapes or {})
     options = replace(options, accumulation=accumulation, upsampling=upsampling)
     InputMaker(loaded.proto, arrays, shapes, seed)  # before any work too
     sizes = tensor_shapes(loaded, shapes, evaluate) if autotune or "plain_conv" in options.passes else {}
@@ -217,8 +218,7 @@ def optimize(
     recount(report, original, result.loaded, shapes)
     if (autotune if time is None else time) and result.changed and passed:
         time_models(report, original, result.loaded, arrays, shapes, seed, progress)
-    known = report.verification.input_shapes if report.verification else {}
-    report.hints += next_steps(report, result._seen, loaded, options, known or shapes, _pairs) if passed else []
+    report.hints += next_steps(report, result._seen, loaded, options, report.checked_shapes or shapes, _pairs) if passed else []
     report.summary = replace(report.summary, bytes_before=original.size_bytes, seconds=perf_counter() - started)
     if report.verification is not None and not passed:
         left = "" if report.verification.differs else ", or leave the check out with --no-check"

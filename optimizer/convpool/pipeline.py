@@ -150,9 +150,7 @@ class Pipeline:
             self.changed = True
         self.macs_after = count(self._graphs.scopes()) if self.changed else self.macs_before
         if self.changed:
-            self._editor.finish(self._graphs.scopes())
-            self._editor.annotate(self._graphs.inferred())
-            self._editor.mark(self._context.options.metadata)
+            self._editor.finish(self._graphs.scopes(), self._graphs.inferred, self._context.options.metadata)
 
     def first_look(self, rule: Rule) -> tuple[list[Any], tuple[tuple[Any, Reject], ...]]:
         """A rule's plans for the model as it is, and its sites that would stay, each with the reason."""

@@ -134,6 +134,11 @@ class Report:
     changed: bool = False
     """True if the result differs from the model."""
 
+    @property
+    def checked_shapes(self) -> dict[str, list[int]]:
+        """The shapes that inputs had in the check; none without one."""
+        return self.verification.input_shapes if self.verification is not None else {}
+
     def to_json(self, indent: int | None = 2) -> str:
         """The report as JSON text; verification is null if there was none."""
         return json_text(asdict(self), indent)

@@ -54,9 +54,8 @@ def with_macs(
 
 def recount(report: Report, original: LoadedModel, result: LoadedModel, given: Mapping[str, Sequence[int]]) -> None:
     """Count a model that leaves sizes open: with those of the check, else with those given, else with a batch of 1."""
-    checked = report.verification.input_shapes if report.verification is not None else {}
     batches = _batches_of_one(original.proto)
-    shapes: Mapping[str, Sequence[int]] = checked or batches | dict(given)
+    shapes: Mapping[str, Sequence[int]] = report.checked_shapes or batches | dict(given)
     if report.summary.model_macs_before is not None and report.summary.model_macs_after is not None:
         counted = {name: list(shape) for name, shape in shapes.items()} if batches else {}
         report.summary = replace(report.summary, counted_shapes=counted)

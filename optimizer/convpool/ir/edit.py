@@ -140,8 +140,12 @@ class Editor:
         if not scope.is_function:
             _drop_by_name(scope.proto.quantization_annotation, gone, lambda item: item.tensor_name)
 
-    def finish(self, scopes: Sequence[Scope]) -> None:
-        """Remove constants that only nodes read that went, and complete the operator's functions.  scopes: stale afterwards."""
+    def finish(
+        self, scopes: Sequence[Scope], inferred: Callable[[], ModelProto | None], metadata: Iterable[tuple[str, str]]
+    ) -> None:
+        """Remove constants that only nodes read that went, complete the operator's functions, note sizes, and add `metadata`.
+
+        scopes: stale afterwards.  inferred: gives the model after shape inference."""
         for scope, names in reversed(self._dead_constants(scopes)):
             for index in reversed([i for i, node in enumerate(scope.nodes) if set(node.output) & names]):
                 del scope.proto.node[index]
@@ -152,8 +156,12 @@ class Editor:
             _drop_by_name(scope.proto.value_info, names, lambda value: value.name)
         if self.operator_used:
             self._complete_functions()
+        self._annotate(inferred())
+        for key, value in metadata:
+            _drop_by_name(self._model.metadata_props, {key}, lambda entry: entry.key)
+            self._model.metadata_props.add(key=key, value=value)
 
-    def annotate(self, inferred: ModelProto | None) -> None:
+    def _annotate(self, inferred: ModelProto | None) -> None:
         """Give the new tensors of `inferred` value_info, if there is any, and leave no size there that the inputs leave open."""
         if inferred is not None and has_open_sizes(inferred):
             forget_open_sizes(self._model, inferred)
@@ -168,12 +176,6 @@ class Editor:
                     if dim.dim_param.startswith(MADE_UP):
                         dim.ClearField("dim_param")
             graph.value_info.extend(new)
-
-    def mark(self, entries: Iterable[tuple[str, str]]) -> None:
-        """Give the model these entries in its metadata_props."""
-        for key, value in entries:
-            _drop_by_name(self._model.metadata_props, {key}, lambda entry: entry.key)
-            self._model.metadata_props.add(key=key, value=value)
 
     def accumulate(self, accumulation: str, excluded: Callable[[str], bool]) -> bool:
         """Let the operator's nodes sum in this way, but those excluded by name; whether any node changes."""

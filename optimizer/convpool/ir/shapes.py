@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from numbers import Integral
-from pathlib import Path
 
 from onnx import GraphProto, ModelProto, TensorShapeProto, ValueInfoProto, helper
 
@@ -69,23 +67,22 @@ def _fits(value: ValueInfoProto, shape: Sequence[int]) -> bool:
     return len(dims) == len(shape) and all(not isinstance(dim, int) or dim == size for dim, size in zip(dims, shape, strict=True))
 
 
-def opened(
-    source: object, base_dir: str | os.PathLike[str] | None, fixed: Shapes, given: Shapes
-) -> tuple[LoadedModel, LoadedModel, dict[str, Sequence[int]]]:
-    """A model as `load` gives it, and with inputs of fixed sizes, itself where none are new; and the known shapes of its inputs,
-    those given among them.  Raises ModelError or OptionError."""
-    original = load(source, None if base_dir is None else Path(base_dir))
+def with_fixed(original: LoadedModel, fixed: Shapes, given: Shapes) -> tuple[LoadedModel, dict[str, Sequence[int]]]:
+    """The model with inputs of fixed sizes, itself where none are new; and its inputs' known shapes, those given among them.
+
+    Raises ModelError or OptionError.
+    """
     inputs = feeds(original.proto)
     sizes, shapes = fit_shapes(inputs, fixed, "fix shape"), fit_shapes(inputs, given)
     known = static_shapes(inputs)
     if all(known.get(name) == shape for name, shape in sizes.items()):
-        return original, original, {**shapes}
+        return original, {**shapes}
     proto = with_sizes(original.proto, sizes)
     inputs = feeds(proto)
     shapes = fit_shapes(inputs, shapes) | static_shapes(inputs)
     model = load(proto, original.base_dir)
     model.path = original.path
-    return original, model, {**shapes}
+    return model, {**shapes}
 
 
 def static_shapes(inputs: Sequence[ValueInfoProto]) -> dict[str, list[int]]:
