@@ -137,9 +137,9 @@ class Entry:
 RULES = (
     Entry("pool_first", "convolution followed by average pooling", "pairs", "pool_first.rule:PoolFirst", ALL),
     Entry("fuse_pool_conv", "AveragePool followed by Conv", "pairs", "fuse_pool_conv:FusePoolConv"),
-    Entry("upsample_last", "nearest upsampling followed by Conv", "pairs", "upsample_last.rule:UpsampleLast", ALL),
-    Entry("resize_last", "any enlarging Resize followed by a 1x1 Conv", "pairs", "resize_last.rule:ResizeLast", ALL),
-    Entry("resize_first", "a 1x1 Conv followed by a Resize to fewer elements", "pairs", "resize_last.rule:ResizeFirst", ALL),
+    Entry("upsample_last", "nearest upsampling followed by Conv", "pairs", "upsample_last:UpsampleLast", ALL),
+    Entry("resize_last", "any enlarging Resize followed by a 1x1 Conv", "pairs", "resize_last:ResizeLast", ALL),
+    Entry("resize_first", "a 1x1 Conv followed by a Resize to fewer elements", "pairs", "resize_last:ResizeFirst", ALL),
     Entry("image_conv", f"convolutions of images: {DEFAULT_LIMITS.of_images}",
           "convolutions", "image_conv:ImageConv", ("tensorrt", "cuda")),
     Entry("plain_conv", f"other convolutions: {DEFAULT_LIMITS.of_plain_convolutions}",

@@ -36,7 +36,7 @@ from convpool.rules.fuse_pool_conv import whole_windows
 from convpool.rules.neighbours.patterns import mapped_by
 from convpool.rules.pool_first.pairs import PairPlan, PairRule, PairSite, operator_lowering
 from convpool.rules.resampling.resize import Resample, recognise
-from convpool.rules.upsample_last.rule import has_fast_kernel
+from convpool.rules.upsample_last import has_fast_kernel
 
 PATTERN = "chain"
 CHUNK_BYTES = 16

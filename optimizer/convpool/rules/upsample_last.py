@@ -31,8 +31,8 @@ from convpool.rules import convs
 from convpool.rules.base import Context, Plan, Reject, reject, rejection
 from convpool.rules.linear import pad_numbers
 from convpool.rules.resampling import plans
+from convpool.rules.resampling.emit import MovingRule
 from convpool.rules.resampling.maps import Applied, Map, Part, Walk, inputs_of
-from convpool.rules.resampling.moving import MovingRule
 from convpool.rules.resampling.resize import first_apart
 
 OPERATOR_CHANNELS, OPERATOR_MULTIPLE = 32, 8

@@ -34,9 +34,8 @@ from convpool.report import Log
 from convpool.rules.base import Context, Plan, Reject, reject
 from convpool.rules.convs import ConvLeaf, conv_leaf, conv_rank
 from convpool.rules.resampling import plans
-from convpool.rules.resampling.emit import Emitter
+from convpool.rules.resampling.emit import Emitter, MovingRule, ResizeRule
 from convpool.rules.resampling.maps import Walk
-from convpool.rules.resampling.moving import MovingRule, ResizeRule
 from convpool.rules.resampling.resize import Resample, recognise
 
 

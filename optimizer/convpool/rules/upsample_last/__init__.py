@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""The rule for nearest upsampling, then a convolution."""
