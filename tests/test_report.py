@@ -97,7 +97,7 @@ def test_a_report_is_indented_by_two():
 
 
 def test_a_result_that_is_no_valid_onnx_is_an_error(monkeypatch):
-    monkeypatch.setattr(Editor, "finish", lambda editor, scopes: editor._model.graph.node.add(op_type="None", output=["z"]))
+    monkeypatch.setattr(Editor, "finish", lambda editor, *_: editor._model.graph.node.add(op_type="None", output=["z"]))
     with pytest.raises(ModelError, match="^the result is not valid ONNX: No Op registered for None"):
         convpool.optimize(graph(PAIR), check=0)
 

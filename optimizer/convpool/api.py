@@ -337,7 +337,7 @@ def _summary(original: LoadedModel, result: LoadedModel, sites: list[SiteReport]
         seconds=0.0,
         concats=run.log.concats,
         channels_last=run.log.channels_last,
-        packed=sum(map(bool, schema.accumulations(result.proto))),
+        packed=sum(schema.accumulation_of(node) > 0 for node in model_nodes(result.proto) if schema.is_operator(node)),
         averages=run.seen.averages,
         resizes=run.seen.resizes,
         between=dict(run.seen.between.most_common()),

@@ -193,11 +193,6 @@ def accumulation_of(node: NodeProto) -> int:
     return next((item.i for item in node.attribute if item.name == ACCUMULATION), 0)
 
 
-def accumulations(model: ModelProto) -> list[int]:
-    """The attribute of each of a model's nodes of these operators."""
-    return [accumulation_of(node) for node in model_nodes(model) if is_operator(node)]
-
-
 def give_accumulation(node: NodeProto, accumulation: str) -> None:
     """Set the attribute accumulation of a node of these operators, which has no such attribute where it is the default."""
     number = ACCUMULATIONS[accumulation]
