@@ -65,7 +65,7 @@ def count(scopes: Sequence[Scope]) -> ModelMacs:
     """The multiply-adds of an indexed model, outer scopes first.  An open batch counts as 1 where no other size is open."""
     constants: dict[int, set[str]] = {}
     found = []
-    batches = open_batches(scopes[0]) if scopes else frozenset()
+    batches, batch = (open_batches(scopes[0]), _batch(scopes[0])) if scopes else (frozenset(), 1)
     for scope in scopes:
         if scope.is_own:
             continue
@@ -81,7 +81,7 @@ def count(scopes: Sequence[Scope]) -> ModelMacs:
                 sizes = _factors(scope, node, batches)
                 macs = None if None in sizes else math.prod(cast(tuple[int, ...], sizes))
                 found.append(NodeMacs(scope.path, label(node), node.op_type in CONVOLUTIONS, macs))
-    return ModelMacs(tuple(found), _batch(scopes[0]) if scopes else 1)
+    return ModelMacs(tuple(found), batch)
 
 
 def open_batches(main: Scope) -> frozenset[str]:

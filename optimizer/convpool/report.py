@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 
 from convpool.check.judge import Verification
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class SiteReport:
     """One convolution with the node beside it that resamples: an average, or a Resize.
 
@@ -161,8 +161,8 @@ class Log:
         """How many Concats read another's result."""
         self._rewritten: list[SiteReport] = []
         self._kept: list[SiteReport] = []
-        self._giver: dict[tuple[str, str], int] = {}
-        """Which report tells of the operator's node that gives a tensor of a scope."""
+        self._giver: dict[tuple[str, str], SiteReport] = {}
+        """The report of the operator's node that gives a tensor of a scope."""
 
     @property
     def made_operator(self) -> bool:
@@ -176,15 +176,15 @@ class Log:
     def rewritten(self, site: SiteReport, output: str | None) -> None:
         """A convolution was rewritten.  output: what the operator's node gives, where it became one."""
         if output is not None:
-            self._giver[site.scope, output] = len(self._rewritten)
+            self._giver[site.scope, output] = site
         self._rewritten.append(site)
 
     def upsamples(self, scope: str, conv: str, output: str, operator: str) -> None:
         """A convolution that was rewritten has become, with the upsampling behind it, the operator's node that gives `output`."""
-        for number, site in enumerate(self._rewritten):
+        for site in self._rewritten:
             if (site.scope, site.conv, site.operator) == (scope, conv, None):
-                self._rewritten[number] = replace(site, operator=operator, lowering="upsampleconv", macs_after=site.macs_before)
-                self._giver[scope, output] = number
+                site.operator, site.lowering, site.macs_after = operator, "upsampleconv", site.macs_before
+                self._giver[scope, output] = site
 
     def kept(self, site: SiteReport) -> None:
         """A candidate stays as it is."""
@@ -195,22 +195,16 @@ class Log:
     ) -> None:
         """The operator's node that gives `output` was fused with the nodes `before` and `behind` it, and gives `now`.  found: a
         report of the node as it is now, for one that an earlier run wrote.  saved: bytes a sample, None where unknown."""
-        number = self._giver.pop((found.scope, output), None)
-        if number is None:
-            number = len(self._rewritten)
-            self._rewritten.append(found)
-        site = self._rewritten[number]
-        self._rewritten[number] = replace(
-            site,
-            operator=found.operator,
-            absorbed=(*before, *site.absorbed, *behind),
-            saved_bytes=None if saved is None else saved + (site.saved_bytes or 0),
-        )
-        self._giver[found.scope, now] = number
+        site = self._giver.pop((found.scope, output), None)
+        if site is None:
+            site = found
+            self._rewritten.append(site)
+        site.operator, site.absorbed = found.operator, (*before, *site.absorbed, *behind)
+        site.saved_bytes = None if saved is None else saved + (site.saved_bytes or 0)
+        self._giver[found.scope, now] = site
 
     def beside(self, scope: str, output: str, reasons: Iterable[object]) -> None:
         """Why other nodes beside the operator's node that gives `output` stay; nothing for one that has no report."""
-        number = self._giver.get((scope, output))
-        if number is not None:
-            site = self._rewritten[number]
-            self._rewritten[number] = replace(site, beside=(*site.beside, *map(str, reasons)))
+        site = self._giver.get((scope, output))
+        if site is not None:
+            site.beside += tuple(map(str, reasons))
