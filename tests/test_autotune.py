@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 import convpool
-from convpool import autotune, summary
+from convpool import pipeline, summary
 from convpool.check import session as runners
 from convpool.check import session as timing
 from convpool.check import session_process
@@ -32,7 +32,7 @@ def clock(monkeypatch):
         state["timed"].append(set(sessions))
         return {name: 1.0 if name.split("+")[0] == state["fastest"] else 2.0 for name in sessions}
 
-    monkeypatch.setattr(autotune, "time_sessions", fake)
+    monkeypatch.setattr(pipeline, "time_sessions", fake)
     monkeypatch.setattr(summary, "time_sessions", lambda sessions, *_: dict.fromkeys(sessions, 1.0))
     return state
 
@@ -156,7 +156,7 @@ def test_a_site_that_onnxruntime_cannot_run_is_not_timed_but_a_bug_is_no_measure
             return super().values(arrays)
 
     model = generators.generate("lenet5")
-    monkeypatch.setattr(autotune, "OnnxruntimeRunner", Runner)
+    monkeypatch.setattr(pipeline, "OnnxruntimeRunner", Runner)
     result = convpool.optimize(model, autotune=True)
     assert result.changed and clock["timed"] == [] and all(site.times_us is None for site in result.report.sites)
 
@@ -164,6 +164,6 @@ def test_a_site_that_onnxruntime_cannot_run_is_not_timed_but_a_bug_is_no_measure
         raise KeyError("a bug")
 
     monkeypatch.undo()
-    monkeypatch.setattr(autotune, "time_sessions", broken)
+    monkeypatch.setattr(pipeline, "time_sessions", broken)
     with pytest.raises(KeyError, match="a bug"):
         convpool.optimize(model, autotune=True)

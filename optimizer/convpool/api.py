@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto
 
-from convpool.autotune import Tuner
 from convpool.check.inputs import Arrays, InputMaker, load_arrays
 from convpool.check.judge import Verification
 from convpool.check.session import evaluate, prepare
@@ -29,7 +28,7 @@ from convpool.ir.protos import all_nodes, is_op, known_attributes, label, model_
 from convpool.ir.save import save, self_contained, serialize
 from convpool.ir.shapes import tensor_shapes, with_fixed
 from convpool.options import PASS_OF_SWITCH, OptimizeOptions, check_arguments, ended, options_for
-from convpool.pipeline import Pipeline, Reached, Stays, in_reach
+from convpool.pipeline import Pipeline, Reached, Stays, Tuner, in_reach
 from convpool.report import Log, Report, SiteReport, Summary
 from convpool.rules.pool_first.rule import PoolFirst
 from convpool.rules.seen import Seen, notes, unmatched

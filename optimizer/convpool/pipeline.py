@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running the rules over a model, stage by stage, each until nothing is found.
+"""Running the rules over a model, stage by stage, each until nothing is found; and timing what they find (`Tuner`).
 
     index -> sites -> check -> plans that share no node -> apply -> index ...
 
@@ -18,20 +18,26 @@ A change is tried on a copy, and made again only for the pairs that have appeare
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from onnx import ModelProto
+import numpy as np
+from onnx import ModelProto, helper, numpy_helper
 
-from convpool.check.session import evaluate
+from convpool.algebra.expand import FORMS
+from convpool.algebra.lowering import LOWERINGS
+from convpool.check.inputs import InputMaker
+from convpool.check.session import OnnxruntimeRunner, evaluate, time_sessions
+from convpool.errors import ModelError
 from convpool.ir.constants import Evaluate
 from convpool.ir.edit import Editor
 from convpool.ir.index import Scope, index_model, index_with_shapes
 from convpool.ir.inference import BRANCHES_OPSET, infer_shapes
 from convpool.ir.inlining import Call, Inlined, inlined
 from convpool.ir.model import LoadedModel
+from convpool.ir.process import EndedError
 from convpool.ir.protos import AttributeReference, all_nodes, is_op, label, model_nodes, ops_of, opset_of
 from convpool.ir.schema import is_operator
 from convpool.macs import ModelMacs, count
@@ -45,14 +51,14 @@ from convpool.rules.pool_first.pairs import PairPlan, PairSite
 from convpool.rules.pool_first.rule import PoolFirst
 from convpool.rules.seen import Seen, survey
 
-if TYPE_CHECKING:
-    from convpool.autotune import Tuner
-
 MIN_OPSET = 7
 """The first opset whose AveragePool can count its padding."""
 
 Times = dict[str, float] | None
 """Median microseconds by alternative; None where nothing was timed."""
+ROUNDS = 9
+BUDGET_S = 1.5
+"""A site's rounds stop when this much time is spent, though not before three."""
 
 
 class Excluded:
@@ -266,6 +272,84 @@ class Pipeline:
 def _convolutions(scopes: list[Scope]) -> frozenset[tuple[str, str]]:
     """Return the results of a model's convolutions, each with its scope's path."""
     return frozenset((scope.path, node.output[0]) for scope in scopes for node in scope.nodes if is_op(node, "Conv"))
+
+
+class Tuner:
+    """Chooses lowerings by timing them in onnxruntime on the machine at hand, since the best differs by layer.
+
+    A site's nodes are cut out into a model of their own, which is optimized once per lowering.  All of them, the
+    original included, then take turns, so that a drift of the machine's speed meets them alike; the median decides.
+    Source: Suita et al., JPDC 2020, section 5, where too the best method differs by layer.
+    """
+
+    def __init__(self, seed: int, progress: Callable[[int, int, str], None] | None) -> None:
+        self._seed, self._progress, self._done, self._expected = seed, progress, 0, 0
+
+    def expect(self, sites: int) -> None:
+        """So many more sites will be timed, for the progress shown."""
+        self._expected += sites
+
+    def tune(self, rule: Rule, site: Site, plan: Plan, context: Context) -> tuple[Plan | Reject, Times]:
+        """The fastest plan, a Reject where the original is, or `plan` where none can be timed; and medians in microseconds."""
+        scope, node = site.scope, site.scope.nodes[site.root]
+        if self._progress:
+            self._progress(self._done, self._expected, f"timing {node.name or node.output[0]}")
+        self._done += 1
+        candidates = rule.alternatives(site, context)
+        if not candidates or plan.timed is None:
+            return plan, None
+        try:
+            cut = _cut_out(plan.scope, *plan.timed, context)
+            runners = {"original": OnnxruntimeRunner(LoadedModel(cut, None, 0), "the site", optimize=True, spin=True)}
+            arrays, _ = InputMaker(cut, None, {}, self._seed).runnable(0, runners["original"].values)
+            for name in candidates:
+                lowered = LoadedModel(_lowered(cut, rule, name), None, 0)
+                runners[name] = OnnxruntimeRunner(lowered, "the site", optimize=True, spin=True)
+                runners[name].values(arrays)
+            sessions = {name: runner.session for name, runner in runners.items()}
+            times = time_sessions(sessions, arrays, ROUNDS, BUDGET_S)
+        except (ModelError, EndedError):  # the site cannot be cut out, or onnxruntime cannot run it: there is nothing to measure
+            return plan, None
+        best = min(times, key=lambda name: times[name])
+        if best == "original":
+            expected = f"a lowering faster than {times[best]:.1f} us"
+            got = ", ".join(f"{name} {value:.1f} us" for name, value in times.items() if name != best)
+            return reject(scope, site.root, "measured slower", got, expected), times
+        return candidates[best], times
+
+
+def _cut_out(scope: Scope, indices: frozenset[int], result: str, context: Context) -> ModelProto:
+    """The site's nodes as a model: constants become initializers, everything else inputs of known type."""
+    nodes = [scope.nodes[index] for index in sorted(indices)]
+    made = {name for node in nodes for name in node.output}
+    inputs, constants = [], []
+    for name in dict.fromkeys(name for node in nodes for name in node.input if name and name not in made):
+        constant = scope.constant(name)
+        if constant is not None:
+            constants.append(numpy_helper.from_array(np.ascontiguousarray(constant.array()), name))
+            continue
+        info = scope.info(name)
+        shape = context.sizes.get(name, info.shape)
+        if not info.elem_type or shape is None:
+            raise ModelError(f"{name}: type or rank unknown")
+        inputs.append(helper.make_tensor_value_info(name, info.elem_type, shape))
+    elem_type = scope.info(result).elem_type or inputs[0].type.tensor_type.elem_type
+    output = helper.make_tensor_value_info(result, elem_type, None)
+    graph = helper.make_graph(nodes, "site", inputs, [output], constants)
+    return helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", context.main_opset)])
+
+
+def _lowered(model: ModelProto, rule: Rule, lowering: str) -> ModelProto:
+    """A copy of a cut-out site in the lowering, or the form of an upsampling, asked for."""
+    result = LoadedModel(ModelProto(), None, 0)
+    result.proto.CopyFrom(model)
+    options = OptimizeOptions(
+        passes=frozenset(rule.names),
+        lowering=lowering if lowering in LOWERINGS else "auto",
+        upsampling=lowering if lowering in FORMS else None,
+    )
+    Pipeline(result, infer_shapes(result.proto), options, evaluate).run((Stage((rule,), repeats=False),))
+    return result.proto
 
 
 Stays = tuple[tuple[PairSite, Reject], ...]

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 import convpool
-from convpool import autotune
+from convpool import pipeline
 from convpool import summary as gains
 from convpool.check.session import evaluate
 from convpool.cli.group import StepBar, command, run
@@ -156,7 +156,7 @@ def test_speed_is_measured_in_turn_and_shown_in_one_line(monkeypatch):
         return {name: 2.0 if name == "original" else 1.0 for name in sessions}
 
     monkeypatch.setattr(gains, "time_sessions", fake)
-    monkeypatch.setattr(autotune, "time_sessions", lowerings_win)
+    monkeypatch.setattr(pipeline, "time_sessions", lowerings_win)
     monkeypatch.setattr(gains, "physical_cores", lambda: 2)
     report = convpool.optimize(graph(PAIR), time=True).report
     assert seen == [(["original", "result"], {"x": (1, 16, 12, 12)})]

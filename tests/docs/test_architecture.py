@@ -56,12 +56,10 @@ def table() -> dict[str, set[str]]:
 def test_the_package_imports_as_the_table_says():
     known = modules()
     found: dict[str, set[str]] = {area: set() for area in table()}
-    together = {area: ("autotune", "summary") for area in ("autotune", "summary")}
     for name, path in known.items():
         area = name.split(".")[1] if "." in name else ""
         if area and area != "__main__":
             others = {other.split(".")[1] for other in imports(path, set(known)) if other.startswith("convpool.")}
-            for same in together.get(area, (area,)):
-                found.setdefault(same, set()).update(others - {area})
+            found.setdefault(area, set()).update(others - {area})
     assert found.keys() == table().keys()
     assert {area: others - table()[area] for area, others in found.items() if others - table()[area]} == {}

@@ -15,7 +15,7 @@ from benchmarks import tables
 from benchmarks.layers import record as records
 from benchmarks.layers.cli import command as bench
 from benchmarks.layers.table import markdown
-from convpool import autotune, summary
+from convpool import pipeline, summary
 from convpool.cli.group import COMMANDS as COMMAND_NAMES
 from convpool.cli.group import command as group
 from convpool.cli.group import run
@@ -49,7 +49,7 @@ def test_the_readme_is_short_and_has_commands_and_code():
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_command(command, folder, monkeypatch):
-    for module in (autotune, summary):
+    for module in (pipeline, summary):
         monkeypatch.setattr(module, "BUDGET_S", 0)
     if re.search("[|>]", command):
         script = command.replace("convpool ", f"{sys.executable} -m convpool ", 1)

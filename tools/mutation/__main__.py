@@ -34,7 +34,7 @@ from tools.mutation.reach import likeliest
 FOLDERS = ("algebra", "ir", "check", "rules", "tensorrt")
 ELSEWHERE = ("reference.py",)
 """Files that only tests/cuda uses, as its reference."""
-FILES = ("api.py", "autotune.py", "options.py", "pipeline.py", "report.py", "summary.py")
+FILES = ("api.py", "options.py", "pipeline.py", "report.py", "summary.py")
 TESTED = ("rules/pool_first", "rules/*", "rules", "check", "ir", "algebra", ".")
 """Folders of tests/ for the package without its runtimes, those first that see most."""
 LAST = (
