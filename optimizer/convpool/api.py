@@ -7,6 +7,7 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
@@ -270,10 +271,9 @@ def rewrite(
 ) -> OptimizeResult:
     """`optimize` without its check.  sizes: see `Context`.  reached: the original in another form."""
     start = reached.model if reached is not None else original
-    result = LoadedModel(ModelProto(), original.base_dir, 0, path=original.path, data_files=original.data_files)
-    result.proto.CopyFrom(start.proto)
+    result = LoadedModel(deepcopy(start.proto), original.base_dir, 0, path=original.path, data_files=original.data_files)
     moved = options.lowering != "convavgpool" and schema.move_back(result.proto)
-    run = Pipeline(result, start.inferred, options, evaluate, sizes=sizes, tuner=tuner)
+    run = Pipeline(result, start.inferred, options, sizes=sizes, tuner=tuner)
     run.run()
     if run.changed:
         # Every check that the original passes.

@@ -19,6 +19,7 @@ A change is tried on a copy, and made again only for the pairs that have appeare
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -31,7 +32,6 @@ from convpool.algebra.lowering import LOWERINGS
 from convpool.check.inputs import InputMaker
 from convpool.check.session import OnnxruntimeRunner, evaluate, time_sessions
 from convpool.errors import ModelError
-from convpool.ir.constants import Evaluate
 from convpool.ir.edit import Editor
 from convpool.ir.index import Scope, index_model, index_with_shapes
 from convpool.ir.inference import BRANCHES_OPSET, infer_shapes
@@ -77,8 +77,8 @@ class Found:
 class Graphs:
     """The index of a model that changes: made when it is asked for, and again after a change."""
 
-    def __init__(self, model: LoadedModel, inferred: ModelProto | None, evaluate: Evaluate) -> None:
-        self._model, self._evaluate = model, evaluate
+    def __init__(self, model: LoadedModel, inferred: ModelProto | None) -> None:
+        self._model = model
         self._inferred, self._shapes_hold = inferred, True
         self._scopes: list[Scope] | None = None
         self._earlier: list[Scope] = []
@@ -86,7 +86,7 @@ class Graphs:
     def scopes(self) -> list[Scope]:
         """The scopes of the model as it is, outer ones first."""
         if self._scopes is None:
-            parts = self._model.proto, self._model.read, self._evaluate
+            parts = self._model.proto, self._model.read, evaluate
             if self._earlier:
                 self._scopes = index_model(*parts, None, self._earlier)
             else:
@@ -118,13 +118,12 @@ class Pipeline:
         model: LoadedModel,
         inferred: ModelProto | None,
         options: OptimizeOptions,
-        evaluate: Evaluate,
         *,
         sizes: Mapping[str, tuple] | None = None,
         tuner: Tuner | None = None,
     ) -> None:
         """model: changed in place.  inferred: it, after shape inference.  sizes: see `Context`."""
-        self._graphs = Graphs(model, inferred, evaluate)
+        self._graphs = Graphs(model, inferred)
         self._editor = Editor(model.proto)
         self.new_constants = self._editor.new_constants
         self._tuner = tuner
@@ -341,14 +340,13 @@ def _cut_out(scope: Scope, indices: frozenset[int], result: str, context: Contex
 
 def _lowered(model: ModelProto, rule: Rule, lowering: str) -> ModelProto:
     """A copy of a cut-out site in the lowering, or the form of an upsampling, asked for."""
-    result = LoadedModel(ModelProto(), None, 0)
-    result.proto.CopyFrom(model)
+    result = LoadedModel(deepcopy(model), None, 0)
     options = OptimizeOptions(
         passes=frozenset(rule.names),
         lowering=lowering if lowering in LOWERINGS else "auto",
         upsampling=lowering if lowering in FORMS else None,
     )
-    Pipeline(result, infer_shapes(result.proto), options, evaluate).run((Stage((rule,), repeats=False),))
+    Pipeline(result, infer_shapes(result.proto), options).run((Stage((rule,), repeats=False),))
     return result.proto
 
 
@@ -440,16 +438,15 @@ def _with_channels_first(
     """A copy with Transposes moved away from behind these convolutions, None for all; None where none can be."""
     if not ops_of(model_nodes(model.proto), "Transpose"):
         return None
-    result = replace(model, proto=ModelProto(), source=None)
-    result.proto.CopyFrom(model.proto)
-    run = Pipeline(result, result.inferred, options, evaluate)
+    result = replace(model, proto=deepcopy(model.proto), source=None)
+    run = Pipeline(result, result.inferred, options)
     run.run((Stage((ChannelsFirst(convolutions),)),))
     return replace(result, inferred=infer_shapes(result.proto)) if run.changed else None
 
 
 def _pairs_of(model: LoadedModel, options: OptimizeOptions) -> tuple[list[PairPlan], Stays]:
     """The pairs that would be rewritten, and the sites that would stay."""
-    return Pipeline(model, model.inferred, options, evaluate).first_look(PoolFirst())
+    return Pipeline(model, model.inferred, options).first_look(PoolFirst())
 
 
 def _planned(plans: Iterable[PairPlan]) -> frozenset[tuple[str, str]]:

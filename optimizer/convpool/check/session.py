@@ -17,6 +17,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from copy import deepcopy
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -224,8 +225,7 @@ def _why(error: Exception) -> str:
 
 def with_layers(model: LoadedModel) -> LoadedModel:
     """A copy of a model whose intermediate tensors are outputs too."""
-    given = LoadedModel(ModelProto(), model.base_dir, 0)
-    given.proto.CopyFrom(model.proto)
+    given = LoadedModel(deepcopy(model.proto), model.base_dir, 0)
     mark_layers(given.proto, model.inferred)
     return given
 

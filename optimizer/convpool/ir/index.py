@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 from itertools import zip_longest
@@ -489,8 +490,7 @@ def with_shapes_folded(model: ModelProto, main: Scope) -> ModelProto | None:
             unknown = unknown or shape is None or not all(isinstance(n, int) for n in shape[1:])  # the batch may be
     if not unknown:
         return None
-    copy = ModelProto()
-    copy.CopyFrom(model)
+    copy = deepcopy(model)
     for number, (index, position, name, value) in enumerate(changes):
         stored = f"{name}/folded/{number}"
         copy.graph.initializer.append(numpy_helper.from_array(value, stored))

@@ -324,8 +324,7 @@ def with_own_functions(model: ModelProto) -> ModelProto:
     """The model with functions for all its nodes of convpool's operators, by which onnx infers their results' shapes."""
     if not used_in(model):
         return model
-    copy = ModelProto()
-    copy.CopyFrom(model)
+    copy = deepcopy(model)
     nodes = [node for node in model_nodes(copy) if is_operator(node)]
     for node in nodes:
         given = {item.name for item in node.attribute if item.ints or item.floats}

@@ -39,8 +39,7 @@ def inlined(model: ModelProto, calls: Container[Call] | None = None) -> Inlined 
     usable = {k for k, f in functions.items() if k[0] not in protos.STANDARD_DOMAINS and not is_own(f) and _fits(f, model)}
     if not any(protos.key_of(node) in usable for node in protos.model_nodes(model)) or check_functions(model) > MAX_NODES:
         return None
-    result = Inlined(ModelProto())
-    result.model.CopyFrom(model)
+    result = Inlined(deepcopy(model))
     _Inliner(result, {key: functions[key] for key in usable}, calls).run(result.model.graph)
     kept = {protos.key_of(node) for graph in protos.training_graphs(model) for node in graph.node}
     before, after = (set(map(protos.key_of, protos.model_nodes(one))) for one in (model, result.model))

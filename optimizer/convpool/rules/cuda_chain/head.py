@@ -30,7 +30,7 @@ from convpool.report import Log
 from convpool.rules.base import Context, Plan, Reject, Rule, Site, reject, rejection
 from convpool.rules.convs import KERNEL_TYPES, POINT, RANK, WINDOW, against_node
 from convpool.rules.cuda_chain.conv import chunk
-from convpool.rules.cuda_chain.layouts import VIEWS, Ports, axes_of, channels_last, ports_of
+from convpool.rules.cuda_chain.layouts import VIEWS, Ports, channels_last, ports_of, summed_axes
 
 PATTERN = "head"
 MEANS = ("ReduceSum", "ReduceMean", "GlobalAveragePool")
@@ -141,7 +141,7 @@ def _map_size(scope: Scope, index: int) -> tuple[int, ...] | Reject:
     size = tuple(dim for dim in info.shape[2:] if isinstance(dim, int))
     if len(size) != RANK:
         return reject(scope, index, "size of the map", list(info.shape[2:]), "a known one")
-    axes = (2, 3) if is_op(node, "GlobalAveragePool") else axes_of(scope, index)
+    axes = (2, 3) if is_op(node, "GlobalAveragePool") else summed_axes(scope, index)
     return size if axes == (2, 3) else reject(scope, index, "axes", axes, "2 and 3")
 
 

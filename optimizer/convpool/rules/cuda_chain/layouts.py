@@ -43,7 +43,7 @@ from convpool.ir.protos import is_op, known_attributes
 from convpool.options import Limits
 from convpool.rules.base import Reject
 from convpool.rules.convs import KERNEL_TYPES, channel_count
-from convpool.rules.linear import BROADCASTING, UNARY, Step, pad_numbers, step_or_reject
+from convpool.rules.linear import BROADCASTING, UNARY, Step, axes_of, pad_numbers, step_or_reject
 
 To = Callable[[int], list[int]]
 """A layout: gives the permutation into it for a number of spatial axes, as those of `algebra.parts` do."""
@@ -93,19 +93,17 @@ def _norm(scope: Scope, index: int) -> Affine | None:
     return step.affine if keeps(factors, dtype) and holds(step.affine.shift, dtype) else None
 
 
-def axes_of(scope: Scope, index: int) -> tuple[int, ...] | None:
+def summed_axes(scope: Scope, index: int) -> tuple[int, ...] | None:
     """The axes that a sum is over, from 0 on; None where they are not known, or all are meant."""
-    node = scope.nodes[index]
-    rank, values = rank_of(scope, node.input[0]), known_attributes(node)
-    if rank is None or values is None:
+    rank, values = rank_of(scope, scope.nodes[index].input[0]), known_attributes(scope.nodes[index])
+    if rank is None or values is None or isinstance(axes := axes_of(scope, index, values), Reject) or not axes:
         return None
-    axes = values.get("axes") or (scope.constant_ints(node.input[1]) if len(node.input) > 1 and node.input[1] else None)
-    return tuple(sorted(axis % rank for axis in axes)) if axes else None
+    return tuple(sorted(axis % rank for axis in axes))
 
 
 def _keeps_axes(scope: Scope, index: int) -> bool:
     """Return True if a sum keeps its axes; onnxruntime and onnx take only 1 for that."""
-    return (known_attributes(scope.nodes[index]) or {}).get("keepdims", 1) == 1 and axes_of(scope, index) is not None
+    return (known_attributes(scope.nodes[index]) or {}).get("keepdims", 1) == 1 and summed_axes(scope, index) is not None
 
 
 def _pads(scope: Scope, index: int) -> tuple[int, ...] | None:
@@ -130,7 +128,7 @@ def reads_any(scope: Scope, index: int, to: To = to_channels_last) -> bool:
     if is_op(node, "Transpose"):
         return True
     if is_op(node, *SUMS):
-        axes = axes_of(scope, index)
+        axes = summed_axes(scope, index)
         # What remains are batch or channels, or nothing beside space.
         return axes is not None and not _keeps_axes(scope, index) and keeps_order([None] * len(shape), to, axes)
     if not is_op(node, *VIEWS) or not keeps_order(shape, to):
@@ -138,7 +136,7 @@ def reads_any(scope: Scope, index: int, to: To = to_channels_last) -> bool:
     if is_op(node, "Flatten"):
         return (known_attributes(node) or {}).get("axis", 1) == 1
     if is_op(node, "Squeeze"):
-        axes = axes_of(scope, index)
+        axes = summed_axes(scope, index)
         return axes is not None and keeps_order([None] * len(shape), to, axes)
     target = scope.constant_ints(node.input[1])
     return target is not None and all(size != 0 for size in target[1:]) and not (known_attributes(node) or {}).get("allowzero", 0)
@@ -165,7 +163,7 @@ def turn(edit: Edit, index: int, rank: int, x: bool, y: bool, to: To) -> None:
         axis = (known_attributes(node) or {})["axis"] % rank
         schema.give(node, {"axis": _moved(axis, rank, to)})
     elif is_op(node, *SUMS, "Squeeze"):
-        _sum(edit, node, tuple(_moved(axis, rank, to) for axis in axes_of(scope, index) or ()))
+        _sum(edit, node, tuple(_moved(axis, rank, to) for axis in summed_axes(scope, index) or ()))
     elif is_op(node, "Pad"):
         _pad(edit, node, _pads(scope, index) or (), to)
     elif is_op(node, *BROADCASTING):
