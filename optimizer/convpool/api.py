@@ -270,19 +270,19 @@ def rewrite(
     reached: Reached | None = None,
 ) -> OptimizeResult:
     """`optimize` without its check.  sizes: see `Context`.  reached: the original in another form."""
-    start = reached.model if reached is not None else original
-    result = LoadedModel(deepcopy(start.proto), original.base_dir, 0, path=original.path, data_files=original.data_files)
+    reached = reached or Reached(original)
+    result = LoadedModel(deepcopy(reached.model.proto), original.base_dir, 0, path=original.path, data_files=original.data_files)
     moved = options.lowering != "convavgpool" and schema.move_back(result.proto)
-    run = Pipeline(result, start.inferred, options, sizes=sizes, tuner=tuner)
+    run = Pipeline(result, reached.model.inferred, options, sizes=sizes, tuner=tuner)
     run.run()
     if run.changed:
         # Every check that the original passes.
         check_model(result, "the result", full=passes_full_check(original), inferred=original.inferred)
     else:
         result.source = original.source
-        if moved or start is not original:
+        if moved or reached.model is not original:
             result.proto.CopyFrom(original.proto)
-    sites = _with_clearer_reasons(run.log, reached.stays if reached is not None else ())
+    sites = _with_clearer_reasons(run.log, reached.stays)
     summary = _summary(original, result, sites, run)
     report = Report(sites, summary, notes=notes(run.seen, sites, run.int8), changed=run.changed)
     report.options |= {"lowering": options.lowering, "accumulation": options.accumulation, "rules": sorted(options.passes)}

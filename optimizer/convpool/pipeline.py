@@ -145,7 +145,8 @@ class Pipeline:
         scopes = self._graphs.scopes()
         self.macs_before, self.seen = count(scopes), survey(scopes)
         if any(map(self._context.enabled, ("image_conv", "plain_conv", "chain_conv", "chain_upsample"))):
-            self._context = replace(self._context, originals=_convolutions(scopes))
+            convolutions = ((scope.path, node.output[0]) for scope in scopes for node in scope.nodes if is_op(node, "Conv"))
+            self._context = replace(self._context, originals=frozenset(convolutions))
         for stage in stages:
             rules = [rule for rule in stage.rules if self._runs(rule)]
             while rules and self._round(stage, rules) and stage.repeats:
@@ -266,11 +267,6 @@ class Pipeline:
         found = {pattern for pattern in self._exclude if name and fnmatchcase(name, pattern)}
         self.matched |= found
         return bool(found)
-
-
-def _convolutions(scopes: list[Scope]) -> frozenset[tuple[str, str]]:
-    """Return the results of a model's convolutions, each with its scope's path."""
-    return frozenset((scope.path, node.output[0]) for scope in scopes for node in scope.nodes if is_op(node, "Conv"))
 
 
 class Tuner:

@@ -44,6 +44,8 @@ MADE_UP = "unk__"
 """How names of sizes begin that shape inference makes up."""
 
 
+WITHOUT_INFERENCE = ("GroupNormalization", "MeanVarianceNormalization")
+"""Operators whose result has the shape of X, and whose shape onnx does not infer: an Identity stands for each meanwhile."""
 INFERENCE_ERRORS = (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, RuntimeError, ValueError, EncodeError)
 """The exceptions of onnx's checker and shape inference."""
 
@@ -54,7 +56,8 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
     process."""
     probe = without_large_values(model)
     taken = take(probe)
-    let_through(probe)
+    for node in ops_of((node for graph in graphs_within(probe.graph) for node in graph.node), *WITHOUT_INFERENCE):
+        node.op_type = "Identity"
     result = None
     try:
         result = infer_elsewhere(probe)
@@ -65,8 +68,9 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
             result = infer_elsewhere(probe)
     except INFERENCE_ERRORS:
         pass  # without the notes that do not fit, or without shapes
-    if result is not None:
-        give_back(result, model)
+    for graph, before in zip(graphs_within(result.graph), graphs_within(model.graph), strict=True) if result is not None else ():
+        for node, own in zip(graph.node, before.node, strict=True):
+            node.op_type = own.op_type
     return result
 
 
@@ -225,23 +229,6 @@ def _agree(branches: Sequence[GraphProto]) -> bool:
         if len(shapes) < len(branches) or len(sizes) > 1 or any(None in size for size in sizes):
             return False
     return True
-
-
-WITHOUT_INFERENCE = ("GroupNormalization", "MeanVarianceNormalization")
-"""Operators whose result has the shape of X, and whose shape onnx does not infer."""
-
-
-def let_through(model: ModelProto) -> None:
-    """Write nodes of WITHOUT_INFERENCE that stand in no function as Identity, for shape inference alone."""
-    for node in ops_of((node for graph in graphs_within(model.graph) for node in graph.node), *WITHOUT_INFERENCE):
-        node.op_type = "Identity"
-
-
-def give_back(model: ModelProto, original: ModelProto) -> None:
-    """Undo `part_branches` and `let_through`, node for node."""
-    for graph, before in zip(graphs_within(model.graph), graphs_within(original.graph), strict=True):
-        for node, own in zip(graph.node, before.node, strict=True):
-            node.op_type = own.op_type
 
 
 def has_open_sizes(model: ModelProto) -> bool:
