@@ -53,16 +53,19 @@ def test_the_random_layers_have_every_kind():
     assert sum(any(layer.pool["pool_padding"]) for layer in layers) > 9
 
 
+@pytest.mark.parametrize("relu", [0, 1])
 @pytest.mark.parametrize("pool", [1, 2])
 @pytest.mark.parametrize("wanted", range(1, 8))
-def test_gradients_of_any_of_the_inputs(wanted, pool):
-    """A first-order backward pass without activations, of pads that PyTorch's convolution takes."""
+def test_gradients_of_any_of_the_inputs(wanted, pool, relu):
+    """A first-order backward pass, of pads that PyTorch's convolution takes, and the second derivatives."""
     torch.manual_seed(wanted)
     shapes = [(2, 4, 8, 6), (4, 2, 3, 3), (4,)]
     given = [torch.randn(shape, dtype=torch.float64).requires_grad_(bool(wanted >> i & 1)) for i, shape in enumerate(shapes)]
     box_pads, pads = ([1] * 4, [0] * 4) if pool > 1 else ([0] * 4, [1] * 4)  # of a padding of 1
-    geometry = ([pool] * 2, [1, 1], box_pads, [1, 1], [pool] * 2, pads, [1, 1], 2, 0, 0.0)
+    geometry = ([pool] * 2, [1, 1], box_pads, [1, 1], [pool] * 2, pads, [1, 1], 2, relu, 0.0)
     y, expected = pooled_conv(*given, *geometry), F.avg_pool2d(F.conv2d(*given, padding=1, groups=2), pool)
+    expected = expected.relu() if relu else expected
+    assert torch.autograd.gradgradcheck(lambda *t: pooled_conv(*t, *geometry), given, fast_mode=True)
     asked, grad = [t for t in given if t.requires_grad], torch.randn_like(y)
     torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(*(torch.autograd.grad(t, asked, grad) for t in (y, expected)), rtol=1e-12, atol=1e-12)

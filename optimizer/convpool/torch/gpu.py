@@ -30,14 +30,20 @@ Ints = Sequence[int]
 # ---- convolutions of no pair ----
 
 
-def convolved(x: torch.Tensor, weight: torch.Tensor, bias: Any, *convolution: Any, captures: bool = False) -> torch.Tensor:
-    """A convolution with fast second derivatives.  captures: in a CUDA graph, or before, so that the library may add the bias."""
+def convolved(
+    x: torch.Tensor, weight: torch.Tensor, bias: Any, *convolution: Any, captures: bool = False, activation: int = plain.NONE
+) -> torch.Tensor:
+    """A convolution with fast second derivatives, and the activation of a code behind it.
+
+    captures: in a CUDA graph, or before, so that the library may add the bias and compute the activation."""
     if not unwatched(x, weight, "cuda") or x.dim() != weight.dim():
         strides, padding, dilations, groups = convolution
-        return torch.convolution(x, weight, bias, strides, padding, dilations, False, (0,) * len(strides), groups)
-    if captures and bias is not None and _suits(x, weight):
-        return pooled_conv_of((x, weight, bias), (*plain.single(*convolution), 0))
-    return convolve(x, weight, bias, convolution)
+        y = torch.convolution(x, weight, bias, strides, padding, dilations, False, (0,) * len(strides), groups)
+    elif captures and bias is not None and _suits(x, weight):
+        return pooled_conv_of((x, weight, bias), (*plain.single(*convolution)[:8], activation, 0.0, 0))
+    else:
+        y = convolve(x, weight, bias, convolution)
+    return plain.activate(y, activation, 0.0)
 
 
 def _suits(x: torch.Tensor, weight: torch.Tensor) -> bool:
@@ -62,15 +68,31 @@ def _of_convolution(node: fx.Node) -> tuple | None:
 
 
 def give_derivatives(graph: fx.Graph, asked: Collection[fx.Node] | None = None) -> None:
-    """Let convolutions of the graph be calls of `convolved`: those that are asked for, or all, for captures."""
+    """Let convolutions of the graph be calls of `convolved`: those that are asked for, or all, with their ReLUs, for captures."""
+    contexts, captures = contexts_of(graph), asked is None
     for node in list(graph.nodes):
         found = _of_convolution(node) if asked is None or node in asked else None
-        if found is not None:
-            node.target, node.args, node.kwargs = convolved, (*found[:3], *found[3]), {"captures": asked is None}
+        if found is None:
+            continue
+        last, activation = _activated(node, contexts) if captures else (node, plain.NONE)
+        node.target, node.args = convolved, (*found[:3], *found[3])
+        node.kwargs = {"captures": captures, "activation": activation}
+        if last is not node:
+            node.meta.update(last.meta)
+            last.replace_all_uses_with(node)
+            graph.erase_node(last)
+
+
+def _activated(node: fx.Node, contexts: dict[fx.Node, Any]) -> tuple[fx.Node, int]:
+    """The ReLU that alone reads a node, in the same context, and its code; else the node itself and the code of none."""
+    user = next(iter(node.users)) if len(node.users) == 1 else node
+    fits = user.target in (F.relu, torch.relu, "relu") and contexts[user] == contexts[node]
+    return (user, plain.RELU) if fits else (node, plain.NONE)
 
 
 def run_by_library(graph: fx.Graph) -> None:
     """Let the library run convolutions of a graph for a compiler, where it is faster: it fuses a ReLU too."""
+    contexts = contexts_of(graph)
     for node in list(graph.nodes):
         found = _of_convolution(node)
         if found is None or found[2] is None or not isinstance(value_of(found[1]), torch.Tensor):
@@ -79,8 +101,7 @@ def run_by_library(graph: fx.Graph) -> None:
         macs = w_value.numel() * x_value.shape[0] * math.prod(x_value.shape[2:]) / math.prod(strides)
         if not _suits(x_value, w_value) or not (x_value.shape[1] <= IMAGE_CHANNELS or macs <= PLAIN_MACS):
             continue
-        user = next(iter(node.users)) if len(node.users) == 1 else node
-        last, activation = (user, plain.RELU) if user.target in (F.relu, torch.relu) else (node, plain.NONE)
+        last, activation = _activated(node, contexts)
         geometry = (*plain.single(strides, padding, dilations, groups)[:8], activation, 0.0)
         with graph.inserting_before(node):
             made = graph.call_function(POOLED_CONV, (x, weight, bias, *geometry))
@@ -99,6 +120,7 @@ def compute_weights_first(module: fx.GraphModule, graph: fx.Graph) -> None:
     own = {node for node in inputs if is_of_module(node)}
     if not any(isinstance(value := value_of(node), torch.Tensor) and value.is_cuda for node in inputs if node not in own):
         return
+    last = inputs[-1]
     for number, nodes in enumerate(_segments(graph, own)):
         inside = set(nodes)
         ends = [node for node in nodes if any(user not in inside for user in node.users)]
@@ -109,8 +131,8 @@ def compute_weights_first(module: fx.GraphModule, graph: fx.Graph) -> None:
             values[node] = part.node_copy(node, lambda item, values=values: values[item])
         part.output(tuple(values[node] for node in ends))
         function = fx.GraphModule(module, part).forward
-        with graph.inserting_after(inputs[-1]):
-            begun = graph.call_function(_branch(function, number % BRANCHES), tuple(given))
+        with graph.inserting_after(last):  # in the order in which forward reads them
+            last = begun = graph.call_function(_branch(function, number % BRANCHES), tuple(given))
         with graph.inserting_after(nodes[-1]):
             made = graph.call_function(_joined, (begun,))
         for place, node in reversed(list(enumerate(ends))):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """convpool::pooled_conv and its derivatives: the operators of torch.library, and the shortest way to them for eager calls.
 
-A call with derivatives is made of parts, each differentiable to any order.  The activation is PyTorch's operator.  The pair is
-Y = conv(Z, W) + b of the box means Z = box_mean(X).  Its backward makes Z again:
+A call with derivatives is made of parts, each differentiable to any order.  A ReLU is computed with the pair; LeakyReLU is
+PyTorch's operator.  The pair is Y = conv(Z, W) + b of the box means Z = box_mean(X).  Its backward makes Z again:
 
     dZ, dW, db = gradients of the small convolution at Z      (PyTorch's own operator: cuDNN)
     dX = box_mean_adjoint(dZ)
@@ -130,18 +130,20 @@ def pair_gradients(
 
 
 class _Pair(torch.autograd.Function):
-    """A pair.  run: what computes it."""
+    """A pair, or one with a ReLU.  run: what computes it."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: Any, geometry: tuple, run: Callable) -> torch.Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.are_tensors, ctx.geometry = (True, True, bias is not None), geometry
-        return run((x, weight, bias), geometry)
+        y = run((x, weight, bias), geometry)
+        ctx.save_for_backward(x, weight, *([y] if geometry[8] else ()))
+        ctx.are_tensors, ctx.geometry = (True, True, bias is not None), (*geometry[:8], *plain.NOTHING, geometry[10])
+        return y
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
-        x, weight = ctx.saved_tensors
-        return *pair_gradients(grads[0], x, weight, ctx.geometry, gradients.wanted(ctx, ctx.are_tensors)), None, None
+        x, weight, *rectified = ctx.saved_tensors
+        grad = torch.ops.aten.threshold_backward(grads[0], rectified[0], 0) if rectified else grads[0]
+        return *pair_gradients(grad, x, weight, ctx.geometry, gradients.wanted(ctx, ctx.are_tensors)), None, None
 
 
 class _Gradient(torch.autograd.Function):
@@ -275,7 +277,7 @@ def pooled_conv_of(tensors: tuple, geometry: tuple) -> torch.Tensor:
     if unwatched(x, weight, "cuda" if x.is_cuda else x.device.type):
         if not _needs_gradients(tensors):
             return _run(tensors, geometry)
-        return _recorded(tensors, geometry) if geometry[8] else _apply(*tensors, geometry, _run)
+        return _recorded(tensors, geometry) if geometry[8] > plain.RELU else _apply(*tensors, geometry, _run)
     if is_exporting() or not torch.compiler.is_compiling() and are_transforms_active():
         return _recorded(cast_for_autocast(tensors), geometry, lambda x, w, b, g: plain.pooled_conv(x, w, b, *g))
     return _ops.pooled_conv(*tensors, *geometry)
