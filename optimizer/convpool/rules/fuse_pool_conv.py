@@ -88,9 +88,10 @@ def whole_windows(scope: Scope, index: int, rank: int) -> PoolSpec | Reject:
         return reject(scope, index, "padding left out of the mean", list(pads), "count_include_pad = 1")
     if max(spec.dilations) > 1:
         return reject(scope, index, "dilations", list(spec.dilations), "ones")
+    known = [n if isinstance(n, int) else "?" for n in (scope.info(node.input[0]).shape or ())[2:]]
+    if any(isinstance(n, int) and n + pads[i] + pads[rank + i] < kernel[i] for i, n in enumerate(known[:rank])):
+        return reject(scope, index, "window", list(kernel), f"no larger than the padded feature map, {known}")
     size = spatial_size(scope, node.input[0], rank)
-    if size is not None and any(n + pads[i] + pads[rank + i] < kernel[i] for i, n in enumerate(size)):
-        return reject(scope, index, "window", list(kernel), f"no larger than the padded feature map, {list(size)}")
     if values.get("ceil_mode", 0):
         sizes = [n + pads[i] + pads[rank + i] for i, n in enumerate(size or ())]
         whole = size is not None and not any(n % k for n, k in zip(sizes, kernel, strict=True))

@@ -175,7 +175,7 @@ def _regrouped(parts: list[Part], sizes: list[int]) -> list[Parts] | None:
         axis: list[Part] = []
         while size > 1:
             part = left.pop() if left else None
-            if part is None or part.size is None:
+            if part is None or part.size is None or part.size < 1:
                 return None
             if size % part.size == 0:
                 axis.append(part)

@@ -313,6 +313,11 @@ REJECTS: dict[str, tuple] = {  # body, the reason, and what `graph_of` is given
         "SpaceToDepth 'd': sizes of a SpaceToDepth; got unknown, or not its blocks', expected multiples of the block size",
         {"inputs": "float[1,16,H,W] x"},
     ),
+    "SpaceToDepth of no rows": (
+        CONV + "d = SpaceToDepth<blocksize=2>(h)\ny = ReduceMean<axes=[2,3]>(d)",
+        "SpaceToDepth 'd': sizes of a SpaceToDepth; got unknown, or not its blocks', expected multiples of the block size",
+        {"inputs": "float[1,16,0,8] x"},
+    ),
     "a view read elsewhere": (
         CONV + "f = Reshape(h, s)\ny = ReduceMean<axes=[2]>(f)\nz = Relu(f)",
         "Reshape 'f': readers; got a reader outside the average, expected none",

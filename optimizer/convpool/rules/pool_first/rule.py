@@ -66,6 +66,8 @@ class PoolFirst(PairRule):
             if size is None and isinstance(tree, convs.ConvLeaf) and tree.size is not None:
                 size = tree.conv.output_size(tree.size)  # where shape inference gave none
             pooling = pooling if size is None else replace(pooling, spec=whole_map(size))
+        if pooling.spec is not None and min(pooling.spec.kernel_shape) < 1:
+            return reject(scope, pooling.root, "window", list(pooling.spec.kernel_shape), "a feature map with elements")
         return choose(PairPlan(scope, _pattern(scope, pooling, tree), pooling, tree, shapes=shapes), context)
 
     def alternatives(self, site: PairSite, context: Context) -> dict[str, Plan]:
