@@ -29,6 +29,10 @@ def documented() -> onnx.ModelProto:
     for node, name in zip(main.node, ("the conv", "the pool", "the relu"), strict=True):
         node.name, node.doc_string = name, f"about {name}"
         node.metadata_props.add(key="namespace", value=name)
+        devices = node.device_configurations.add(configuration_id="two", pipeline_stage=len(name))
+        for tensor in (*node.input, *node.output):
+            devices.sharding_spec.add(tensor_name=tensor)
+    model.configuration.add(name="two", num_devices=2)
     for name in ("h", "y", "w", "x"):
         annotation = main.quantization_annotation.add(tensor_name=name)
         annotation.quant_parameter_tensor_names.add(key="SCALE_TENSOR", value="scale")
@@ -50,11 +54,15 @@ def test_names_documentation_and_metadata(lowering):
     conv = next(node for node in result.graph.node if node.op_type in ("Conv", "ConvAvgPool"))
     assert (conv.name, conv.doc_string) == ("the conv", "about the conv")
     assert list(conv.metadata_props) == list(model.graph.node[0].metadata_props)
+    assert list(result.configuration) == list(model.configuration)
+    devices = [(item.pipeline_stage, [spec.tensor_name for spec in item.sharding_spec]) for item in conv.device_configurations]
+    assert devices == [(len("the conv"), {"convavgpool": ["x"], "direct": ["w"], "fused": ["x"]}[lowering])]
     assert result.graph.node[-1] == model.graph.node[-1]
     names = [node.name for node in result.graph.node]
     assert len(names) == len(set(names))
     if lowering == "direct":
-        assert result.graph.node[0].name == "the pool"
+        pool = result.graph.node[0]
+        assert (pool.name, pool.doc_string, len(pool.metadata_props)) == ("the pool", "about the pool", 1)
 
 
 def test_annotations_of_tensors_that_are_gone_go():

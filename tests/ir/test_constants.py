@@ -3,6 +3,7 @@
 
 import tracemalloc
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -12,7 +13,7 @@ import convpool
 from convpool.errors import ModelError
 from convpool.ir import constants
 from convpool.ir.constants import Constant, computed, folded
-from tests.support.models import function_scope, graph, operators
+from tests.support.models import function_scope, graph, operators, weights
 from tests.support.rewriting import DIRECT, PAIR, POOL, rewrite
 
 CONV = "c = Conv<pads=[1,1,1,1]>(x, w)"
@@ -197,6 +198,13 @@ def test_spectral_normalisation_is_computed_once(lowering):
     assert operators(result.graph) == FORMS[lowering]
     if lowering == "convavgpool":
         assert {tensor.name for tensor in result.graph.initializer} == {"k_channels_last", "h_bias"}
+
+
+@pytest.mark.parametrize(("dtype", "constant"), [(np.float16, True), (ml_dtypes.bfloat16, True), (np.int8, False)])
+def test_weights_stored_in_half_precision_are_constants(dtype, constant):
+    body = f"k = Cast<to=1>(stored)\nh = Conv<pads=[1,1,1,1]>(x, k)\ny = {POOL}(h)"
+    result = convpool.optimize(graph(body, {"stored": weights((128, 16, 3, 3)).astype(dtype)}), lowering="fused", check=1)
+    assert operators(result.model.graph) == ({"Conv": 1} if constant else {**DIRECT, "Cast": 1})
 
 
 def test_shape_arithmetic_may_stand_in_the_normalisation():

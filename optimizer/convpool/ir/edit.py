@@ -123,6 +123,10 @@ class Editor:
         for index, names in edit.inputs.items():
             del scope.nodes[index].input[:]
             scope.nodes[index].input.extend(names)
+        for node in (*sum(edit.inserted.values(), []), *(scope.nodes[index] for index in edit.inputs)):
+            for specs in (devices.sharding_spec for devices in node.device_configurations):
+                gone = {spec.tensor_name for spec in specs} - {*node.input, *node.output}
+                _drop_by_name(specs, gone, lambda spec: spec.tensor_name)
         if not removed and not edit.inserted:
             return
         kept = {name for nodes in edit.inserted.values() for node in nodes for name in node.output}

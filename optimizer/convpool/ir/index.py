@@ -28,6 +28,7 @@ from convpool.algebra.geometry import Ints
 from convpool.ir.constants import (
     ARITHMETIC,
     FOLDABLE,
+    HALF_TYPES,
     MAX_FOLDED_ELEMENTS,
     MAX_FOLDED_NODES,
     Constant,
@@ -267,7 +268,9 @@ class Scope:
             name = names.pop()
             index = self.producer.get(name)
             node = None if index is None else self.nodes[index]
-            if index is None or node is None or not is_op(node, *ARITHMETIC) or any(a.ref_attr_name for a in node.attribute):
+            wider = node is not None and is_op(node, "Cast") and self.info(node.input[0]).elem_type in HALF_TYPES
+            known = node is not None and (wider or is_op(node, *ARITHMETIC))
+            if index is None or node is None or not known or any(a.ref_attr_name for a in node.attribute):
                 if name and self.constant(name) is None:
                     return None
             elif index not in found:
@@ -372,7 +375,8 @@ def index_model(
                     attribute = typed.node[index].attribute[position]
                     typed_graph = attribute.graphs[nth] if attribute.graphs else attribute.g
                 place = f"{label(node)}.{node.attribute[position].name}"
-                child = visit(graph, typed_graph, scope, opset, f"{path}/{place}" if path else place, depth + 1)
+                around = depth + 1 + is_op(node, "SequenceMap")  # which stands for a Loop in a function
+                child = visit(graph, typed_graph, scope, opset, f"{path}/{place}" if path else place, around)
                 child.owner = index
                 scope.children.append(child)
                 scope.captured |= child.free_names()

@@ -42,6 +42,12 @@ def named(node: NodeProto) -> str:
     return f"{node.op_type} '{label(node)}'"
 
 
+def stand_for(node: NodeProto, old: NodeProto) -> None:
+    """Give a node the name, doc string, metadata and devices of the one in whose place it stands."""
+    notes = {"metadata_props": old.metadata_props, "device_configurations": old.device_configurations}
+    node.MergeFrom(NodeProto(name=old.name or None, doc_string=old.doc_string or None, **notes))
+
+
 class AttributeReference(Exception):
     """An attribute takes its value from the function that the node stands in, so it is unknown here."""
 

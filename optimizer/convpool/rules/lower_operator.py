@@ -28,7 +28,7 @@ from convpool.ir import schema
 from convpool.ir.constants import Constant
 from convpool.ir.edit import Edit
 from convpool.ir.index import Scope, spatial_size
-from convpool.ir.protos import attributes, label
+from convpool.ir.protos import attributes, label, stand_for
 from convpool.report import Log
 from convpool.rules.base import Context, NodePlan, Reject, Rule, Site, reject, rejection
 from convpool.rules.pool_first.rule import ENOUGH
@@ -189,11 +189,7 @@ class _Writer:
             x = self._add("Resize", [x, "", name], "upsampled", **schema.NEAREST)
         inputs = [x, self._weight(), *((names["B"],) if names.get("B") else ())]
         y = self._add("Conv", inputs, "convolved", **asdict(self._plan.lowering.conv))
-        node = self._edit.nodes[-1]
-        node.name = self._old.name
-        if self._old.doc_string:
-            node.doc_string = self._old.doc_string
-        node.metadata_props.extend(self._old.metadata_props)
+        stand_for(self._edit.nodes[-1], self._old)
         if parts.residual:
             y = self._add("Add", [y, self._permute(names["R"], y_last, to_channels_first(rank))], "sum")
         y = self._activation(parts.epilogue, y, "result", parts.epilogue_alpha)

@@ -29,7 +29,7 @@ from convpool.algebra.expand import dense_cost
 from convpool.algebra.lowering import NOMINAL_SIZE
 from convpool.ir.edit import Edit
 from convpool.ir.index import Scope
-from convpool.ir.protos import is_op
+from convpool.ir.protos import is_op, stand_for
 from convpool.report import Log
 from convpool.rules.base import Context, Plan, Reject, reject
 from convpool.rules.convs import ConvLeaf, conv_leaf, conv_rank
@@ -147,7 +147,7 @@ class ResizeFirst(ResizeRule):
         old, resize = scope.nodes[leaf.node], scope.nodes[plan.resample.node]
         emitter = Emitter(edit, leaf.conv.rank, resize.output[0], self.names[0])
         small = emitter.resample(old.input[0], plan.resample)
-        emitter.nodes[-1].name = resize.name
+        stand_for(emitter.nodes[-1], resize)
         conv = deepcopy(old)
         conv.input[0], conv.output[0] = small, resize.output[0]
         edit.nodes.append(conv)

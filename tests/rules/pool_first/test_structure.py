@@ -96,6 +96,13 @@ y = If(k) <then_branch = yes () => (float[1,16,3,3] a) {{ {inner} h = Conv<pads=
     np.testing.assert_allclose(other, one, rtol=0, atol=1e-5 * np.abs(one).max())
 
 
+def test_pairs_in_the_body_of_a_sequence_map_become_standard_operators():
+    """onnxruntime makes it a Loop in a function, and mixes up functions in that."""
+    body = f"(float[1,16,12,12] e) => (float[1,32,6,6] o) {{ h = Conv<pads=[1,1,1,1]>(e, w) o = {POOL}(h) }}"
+    text = f"s = SequenceConstruct(x, x)\nt = SequenceMap<body = each {body}>(s)\ny = ConcatFromSequence<axis = 0>(t)"
+    assert operators(rewrite(graph(text), 1, "convavgpool").graph.node[1].attribute[0].g) == DIRECT
+
+
 def test_scan_body():
     body = (
         "last, y = Scan(start, xs) <num_scan_inputs = 1, body = step (float[1] s, float[1,16,12,12] item) => "

@@ -27,7 +27,7 @@ from convpool.algebra.parts import MAX_UPSAMPLE, OP_TYPE, UPSAMPLING_OP_TYPE
 from convpool.ir import schema
 from convpool.ir.edit import Edit
 from convpool.ir.index import Scope
-from convpool.ir.protos import attributes, is_op, known_attributes, label
+from convpool.ir.protos import attributes, is_op, known_attributes, label, stand_for
 from convpool.report import Log
 from convpool.rules import convs
 from convpool.rules.base import Context, NodePlan, Plan, Reject, Rule, Site, reject, rejection
@@ -115,7 +115,8 @@ class ChainPool(Rule):
 
         identity = edit.shared(("identity", *key), eye, f"{old.output[0]}_identity")
         zeros = edit.shared(("zeros", *key), lambda: np.zeros(channels, dtype), f"{old.output[0]}_bias")
-        edit.nodes.append(schema.make_node([old.input[0], identity, zeros], old.output[0], plan.window, convs.POINT, old.name))
+        edit.nodes.append(schema.make_node([old.input[0], identity, zeros], old.output[0], plan.window, convs.POINT))
+        stand_for(edit.nodes[-1], old)
         edit.replace(plan.node, plan.own)
 
     def rewritten(self, plan: PoolPlan, outputs: list[str], times: dict[str, float] | None, log: Log) -> None:
@@ -184,7 +185,8 @@ class ChainUpsample(Rule):
         w = edit.shared((old.input[1],), lambda: np.moveaxis(weight.array(), 1, -1), f"{old.input[1]}_channels_last")
         b = old.input[2] if leaf.bias is not None else ""
         b = b or edit.shared(("zeros", weight.data_type, m), lambda: np.zeros(m, dtype), f"{output}_bias")
-        edit.nodes.append(schema.make_node([leaf.input, w, b], output, plan.up, leaf.conv, old.name))
+        edit.nodes.append(schema.make_node([leaf.input, w, b], output, plan.up, leaf.conv))
+        stand_for(edit.nodes[-1], old)
         edit.replace(plan.resize, plan.own)
         edit.drop_unread(plan.passed)
 

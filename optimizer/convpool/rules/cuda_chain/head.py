@@ -25,7 +25,7 @@ from convpool.algebra.parts import OP_TYPE, keeps, outside
 from convpool.ir import schema
 from convpool.ir.edit import Edit
 from convpool.ir.index import Scope
-from convpool.ir.protos import attributes, is_op, label
+from convpool.ir.protos import attributes, is_op, label, stand_for
 from convpool.report import Log
 from convpool.rules.base import Context, Plan, Reject, Rule, Site, reject, rejection
 from convpool.rules.convs import KERNEL_TYPES, POINT, RANK, WINDOW, against_node
@@ -102,7 +102,8 @@ class ChainHead(Rule):
         weight = edit.constant(plan.weight, f"{last.input[1]}_channels_last")
         bias = edit.constant(plan.bias, f"{y}_bias")
         product = edit.fresh(f"{y}_map")
-        edit.nodes.append(schema.make_node([first.input[0], weight, bias], product, plan.window, POINT, last.name))
+        edit.nodes.append(schema.make_node([first.input[0], weight, bias], product, plan.window, POINT))
+        stand_for(edit.nodes[-1], last)
         edit.nodes.append(helper.make_node("Flatten", [product], [y], axis=1))
         edit.replace(plan.nodes[-1], plan.nodes)
 

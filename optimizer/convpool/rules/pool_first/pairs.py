@@ -20,7 +20,7 @@ from convpool.algebra.lowering import Lowering
 from convpool.algebra.parts import IDENTITY, OP_TYPE, to_channels_last
 from convpool.ir import schema
 from convpool.ir.edit import Edit
-from convpool.ir.protos import label
+from convpool.ir.protos import label, stand_for
 from convpool.ir.schema import VERSION
 from convpool.report import Log
 from convpool.rules.base import Plan, Reject, Rule, Site
@@ -128,7 +128,7 @@ class Emitter:
         self._edit, self._scope, self._pooling = edit, edit.scope, pooling
         self._lowerings = iter(lowerings)
         self._nodes = edit.nodes
-        self._pool_name = edit.scope.nodes[pooling.root].name
+        self._root = edit.scope.nodes[pooling.root]
 
     def run(self, tree: Tree) -> None:
         """Make all nodes; the last one writes the pooling's output."""
@@ -168,10 +168,7 @@ class Emitter:
             if lowering.pool is not None or lowering.is_global:
                 x = self._pool(x, lowering.pool)
             node = helper.make_node("Conv", [x, weight, bias] if bias else [x, weight], [output], **asdict(lowering.conv))
-        node.name, node.doc_string = old.name, old.doc_string
-        node.metadata_props.extend(old.metadata_props)
-        if not node.doc_string:
-            node.ClearField("doc_string")
+        stand_for(node, old)
         self._nodes.append(node)
         return output
 
@@ -224,7 +221,8 @@ class Emitter:
             output = self._edit.add("AveragePool", [x], wanted, kernel_shape=spec.kernel_shape, strides=spec.strides)
             padding = {"pads": spec.pads, "count_include_pad": 1} if any(spec.pads) else {}
             schema.give(self._nodes[-1], padding | ({"dilations": spec.dilations} if max(spec.dilations) > 1 else {}))
-        self._nodes[-1].name, self._pool_name = self._pool_name, ""
+        stand_for(self._nodes[-1], self._root)
+        self._root = NodeProto()  # another one stands for none
         return output
 
     def _join(self, tree: JoinTree) -> str:
@@ -270,7 +268,8 @@ class Emitter:
         wanted = f"{name}_{'squeezed' if op_type == 'Squeeze' else 'mean'}"
         output = self._edit.add(op_type, inputs, wanted, **({"axes": axes} if by_attribute else {}))
         if op_type == "Squeeze":
-            self._nodes[-1].name, self._pool_name = self._pool_name, ""
+            stand_for(self._nodes[-1], self._root)
+            self._root = NodeProto()
         return output
 
     def _fresh_output(self, node: NodeProto) -> str:

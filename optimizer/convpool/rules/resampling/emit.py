@@ -18,7 +18,7 @@ from convpool.algebra.parts import IDENTITY, UPSAMPLING_OP_TYPE, Parts, fold
 from convpool.ir import schema
 from convpool.ir.edit import Edit
 from convpool.ir.index import Scope
-from convpool.ir.protos import attributes, is_op, label
+from convpool.ir.protos import attributes, is_op, label, stand_for
 from convpool.report import Log, SiteReport
 from convpool.rules.base import Reject, Rule
 from convpool.rules.convs import WINDOW, macs
@@ -72,7 +72,8 @@ class MovingRule(ResizeRule):
         name = emitter.joined("Add", results)
         last = next(node for node in reversed(emitter.nodes) if name in node.output)
         last.output[0] = plan.output
-        _name(emitter.nodes, old)
+        made = [node for node in emitter.nodes if is_op(node, "Conv", "ConvTranspose") or node.domain]
+        stand_for(made[-1] if made[-1].domain else made[0], old)
         edit.replace(leaf.node, plan.own)
         edit.drop_unread(plan.passed)
 
@@ -139,16 +140,6 @@ def _convolution(
         names = [emitter.constant(array, name) for array, name in ((weight, "weight"), (bias, "bias")) if array is not None]
         return emitter.conv(x, names[0], names[1] if len(names) > 1 else "", conv)
     return emitter.form(group.form, x, weight, bias, conv, group.resample, behind)
-
-
-def _name(nodes: Sequence[NodeProto], old: NodeProto) -> None:
-    """Give the convolution's name, doc string and metadata to the first node that stands for it."""
-    made = [node for node in nodes if is_op(node, "Conv", "ConvTranspose") or node.domain]
-    node = made[-1] if made[-1].domain else made[0]
-    node.name, node.doc_string = old.name, old.doc_string
-    node.metadata_props.extend(old.metadata_props)
-    if not node.doc_string:
-        node.ClearField("doc_string")
 
 
 class Emitter:
