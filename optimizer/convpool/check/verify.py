@@ -215,8 +215,8 @@ def verify(
     own is, and beyond the tolerance in at most four times as many places.
 
     Numbers may be small beside others of an output, as scores beside boxes.  So each slice of an axis,
-    of 16 elements or more, may by default be off by no more than ten rtol of its own largest number
-    and a 128th of the output's atol, or as far as half precision puts the original four times.
+    of 16 elements or more, may by default be off by no more than ten rtol of its own largest number,
+    or as far as half precision puts the original four times, and a 128th of float32's atol.
 
     Values that are NaN or infinite in both prove nothing.  Random inputs are made smaller, down to
     2^-12, where that leaves fewer of them; an output without any other value fails.
