@@ -309,22 +309,26 @@ def test_a_model_that_onnxruntime_cannot_run_is_not_timed():
     assert report.warnings[0].startswith("not timed: onnxruntime cannot load the original: ")
 
 
+def test_a_model_on_stdin_is_compared(tmp_path, monkeypatch, capsys):
+    path = str(tmp_path / "model.onnx")
+    onnx.save(graph(PAIR), path)
+    for words, status in (("- FILE", 0), ("FILE -", 0), ("- -", 2)):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(graph(PAIR).SerializeToString())))
+        assert run(command, "convpool", ["verify", *words.replace("FILE", path).split()]) == status
+    assert "stdin: empty" in capsys.readouterr().err
+
+
 def test_stdin_is_called_so(monkeypatch, capsys):
-    for data, text in ((b"", "stdin: empty"), (b"abc", "stdin: truncated, or not an ONNX model")):
-        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
-        assert run(optimize, "convpool-optimize", ["-", "-o", "-"]) == 2
-        assert text in capsys.readouterr().err
-
-
-def test_external_data_from_stdin_says_what_to_give(monkeypatch, capsys):
     model = graph(PAIR)
     tensor = model.graph.initializer[0]
     tensor.ClearField("raw_data")
     tensor.data_location = onnx.TensorProto.EXTERNAL
     tensor.external_data.add(key="location", value="weights")
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(model.SerializeToString())))
-    assert run(optimize, "convpool-optimize", ["-", "-o", "-"]) == 2
-    assert capsys.readouterr().err.rstrip().endswith("give its path in place of -")
+    wrong = {b"": "stdin: empty", b"abc": "stdin: truncated, or not an ONNX model"}
+    for data, text in {**wrong, model.SerializeToString(): "give its path in place of -\n"}.items():
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+        assert run(optimize, "convpool-optimize", ["-", "-o", "-"]) == 2
+        assert text in capsys.readouterr().err
 
 
 CONTROLS = {

@@ -16,11 +16,12 @@ import onnx
 import pytest
 
 from convpool.check.session import OnnxruntimeRunner
+from convpool.cli.verify import open_runner
 from convpool.cuda import ArrayError
 from convpool.errors import OptionError, OutputError
 from convpool.tensorrt import Engine, TensorRTError, load_plugin
 from convpool.tensorrt import engine as engine_module
-from convpool.tensorrt.engine import EngineRunner, PycudaMemory, is_engine, open_runner
+from convpool.tensorrt.engine import EngineRunner, PycudaMemory, is_engine
 from tests.support.models import graph
 from tests.support.played_engine import PYCUDA, ILogger, Played, TensorFormat, TensorLocation
 from tests.support.rewriting import PAIR

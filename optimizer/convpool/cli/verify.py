@@ -11,18 +11,17 @@ from typing import Any
 import click
 
 from convpool.check.inputs import load_arrays
-from convpool.check.session import Runner, prepare
+from convpool.check.session import Runner, open_model, prepare
 from convpool.check.verify import compare_runners
-from convpool.cli.group import DATA, SHAPE, SectionedCommand, comparison_options, complete_file, run, write_report
+from convpool.cli.group import DATA, SHAPE, SectionedCommand, comparison_options, complete_file, load_model, run, write_report
 from convpool.cli.table import make_console, show_verification
 from convpool.errors import OptionError, VerificationError
 from convpool.ir.files import check_output
-from convpool.ir.model import load
 from convpool.ir.save import referred
 from convpool.onnxruntime.session import open_on_cuda
 from convpool.report import json_text
 from convpool.tensorrt import PRECISIONS
-from convpool.tensorrt.engine import is_engine, open_runner
+from convpool.tensorrt.engine import Engine, EngineRunner, is_engine
 
 
 @click.command(
@@ -79,7 +78,7 @@ def verify_command(
 ) -> None:
     """Run FIRST and SECOND on the same inputs, and compare their outputs.
 
-    Each is an ONNX model or a TensorRT engine (.engine, .plan, .trt). Errors are those of SECOND against FIRST.
+    Each is an ONNX model ('-': on stdin) or a TensorRT engine (.engine, .plan, .trt). Errors are those of SECOND against FIRST.
 
     \b
     Exit status:
@@ -91,7 +90,7 @@ def verify_command(
         read = [Path(path).parent / name for path in (first, second) for name in (Path(path).name, *referred(Path(path)))]
         check_output(Path(report_path), {"compared here": read, "--data": [Path(data)] if data else []})
     prepare()
-    runners = open_runner(first, layers=layers), _second(second, provider, layers)
+    runners = open_runner(first, layers=layers), open_runner(second, provider, layers=layers)
     verification = compare_runners(*runners, data=load_arrays(data), input_shapes=dict(shapes), **options)
     write_report(report_path, json_text({"first": first, "second": second, "verification": asdict(verification)}))
     if not quiet:
@@ -100,12 +99,13 @@ def verify_command(
         raise VerificationError(f"verification: {verification.difference}")
 
 
-def _second(path: str, provider: str, layers: bool) -> Runner:
-    if provider == "cpu":
-        return open_runner(path, layers=layers)
-    if is_engine(path):
+def open_runner(path: str, provider: str = "cpu", *, layers: bool = False) -> Runner:
+    """A runner of an engine, by its suffix, or of a model, on stdin for "-".  Raises ModelError, OptionError or TensorRTError."""
+    if is_engine(path) and provider == "cuda":
         raise OptionError(f"--provider: got cuda, expected a model to run by it; {path} is an engine")
-    return open_on_cuda(load(path), path, layers=layers)
+    if is_engine(path):
+        return EngineRunner(Engine.load(path))
+    return (open_model if provider == "cpu" else open_on_cuda)(load_model(path), path, layers=layers)
 
 
 def main() -> None:

@@ -21,11 +21,10 @@ import numpy as np
 
 from convpool.check.inputs import Arrays, Ranges
 from convpool.check.judge import precision_of
-from convpool.check.session import Runner, open_model
+from convpool.check.session import Runner
 from convpool.cuda import arrays as gpu_arrays
 from convpool.errors import OptionError, TensorRTError
 from convpool.ir.files import write_atomically
-from convpool.ir.model import load
 from convpool.tensorrt.package import load_plugin, logger, tensorrt_module
 
 _threads = threading.local()
@@ -460,10 +459,3 @@ class EngineRunner(Runner):
 def is_engine(path: str) -> bool:
     """Return True if a file is an engine, by its suffix."""
     return Path(path).suffix.lower() in ENGINE_SUFFIXES
-
-
-def open_runner(path: str, *, layers: bool = False) -> Runner:
-    """A runner for a file: an engine by its suffix, else an ONNX model.  Raises ModelError, OptionError or TensorRTError."""
-    if is_engine(path):
-        return EngineRunner(Engine.load(path))
-    return open_model(load(path), path, layers=layers)
