@@ -97,22 +97,6 @@ def test_a_pad_in_front_of_a_skip_connection_stays_in_front_of_a_conv():
     assert operators(made.graph)["Pad"] == 1 and "UpsampleConvAdd" in "".join(operators(made.graph))
 
 
-@GPU
-def test_a_wider_result_than_the_upsampled_map_stays(target):
-    model = graph(JOIN.format("u, z"), {**SCALES, "w": (40, 48, 3, 3), "b": (40,)}, inputs=SKIP)
-    expected = "upsampled maps; got 1 of 2, 32 to 40 channels, expected one, as wide as the result where another map"
-    assert expected in reason(model, target=target)
-
-
-@GPU
-def test_a_sum_of_maps_stays(target):
-    body = UP + "a = Add(u, z)\ny = Conv<pads=[1,1,1,1]>(a, w)"
-    model = graph(body, {**SCALES, "w": (32, 32, 3, 3)}, inputs="float[2,32,10,12] x, float[2,32,20,24] z")
-    assert "upsampled maps; got 1 of 2" in reason(model, target=target)
-    pointwise = graph(body.replace("<pads=[1,1,1,1]>", ""), {**SCALES, "w": (32, 32, 1, 1)}, inputs=SKIP.replace("16", "32"))
-    assert "sum of maps; got one of them not resampled" in reason(pointwise, target=target)
-
-
 def test_shortcuts_of_generators_are_resized_once():
     """A sum that another node reads too is not split again by the next shortcut."""
     model = generators.generate("sngan_generator", batch=2)
@@ -191,38 +175,38 @@ def test_other_lowerings_have_standard_operators(lowering, target):
     assert operators(result.model.graph) == {"ConvTranspose": 1} and result.report.verification.passed
 
 
-REFUSED = {
+OTHER_MAP = "float[2,32,10,12] x, float[2,32,20,24] z"
+REFUSED = {  # constants, the reason, and where they are others the nodes and the inputs
     "factors": ({"s": scales(5, 2)}, "upsampled map; got factors [5, 2], 32 to 40 channels, expected factors up to 4"),
     "few channels": ({"w": (24, 32, 3, 3)}, "got factors [2, 2], 32 to 24 channels"),
     "odd channels": ({"w": (36, 32, 3, 3)}, "at least 32 channels in multiples of 8, for this target"),
-    "groups": ({"w": (64, 16, 3, 3)}, "group of a ConvAvgPool; got 2, expected 1, for which the plugin has kernels"),
-    "double": ({"w": np.ones((40, 32, 3, 3))}, "type; got DOUBLE, expected float16, bfloat16 or float32"),
-}
+    "groups": ({"w": (64, 16, 3, 3)}, "group of a ConvAvgPool; got 2, expected 1, for which the plugin has kernels",
+        UP + CONV.replace("<", "<group=2, ")),
+    "double": ({"w": np.ones((40, 32, 3, 3))}, "type; got DOUBLE, expected float16, bfloat16 or float32",
+        UP + CONV, "double[2,32,10,12] x"),
+    "one axis": ({"s": scales(2), "w": (40, 32, 3)}, "spatial axes; got 1, expected 2, for this target",
+        UP + "y = Conv<pads=[1,1]>(u, w)", "float[2,32,10] x"),
+    "dilations": ({}, "window; got dilations [1, 2], pads [1, 2, 1, 2], expected dilations of 1",
+        UP + "y = Conv<pads=[1,2,1,2], dilations=[1,2]>(u, w)"),
+    "a crop": ({"e": [0, 0, 1, 1] * 2}, "got dilations [1, 1], pads [-1, -1, -1, -1], expected dilations of 1 and no crop",
+        UP + 'v = Pad<mode="edge">(u, e)\ny = Conv(v, w)'),
+    "a wider result": ({"w": (40, 48, 3, 3), "b": (40,)},
+        "upsampled maps; got 1 of 2, 32 to 40 channels, expected one, as wide as the result where another map",
+        JOIN.format("u, z"), SKIP),
+    "a sum": ({"w": (32, 32, 3, 3)}, "upsampled maps; got 1 of 2",
+        f"{UP}a = Add(u, z)\ny = Conv<pads=[1,1,1,1]>(a, w)", OTHER_MAP),
+    "a pointwise sum": ({"w": (32, 32, 1, 1)}, "sum of maps; got one of them not resampled",
+        f"{UP}a = Add(u, z)\ny = Conv(a, w)", OTHER_MAP),
+}  # fmt: skip
 
 
 @GPU
 @pytest.mark.parametrize("name", REFUSED)
 def test_why_a_convolution_is_none(name, target):
-    constants, expected = REFUSED[name]
-    conv = CONV.replace("<", "<group=2, ") if name == "groups" else CONV
-    kinds = {"inputs": "double[2,32,10,12] x", "outputs": "double[a,b,c,d] y"} if name == "double" else {}
-    assert expected in reason(graph(UP + conv, {**SCALES, **constants}, **kinds), target=target)
-
-
-def test_one_axis_stays():
-    model = graph(UP + "y = Conv<pads=[1,1]>(u, w)", {"s": scales(2), "w": (40, 32, 3)}, inputs="float[2,32,10] x")
-    assert "spatial axes; got 1, expected 2, for this target" in reason(model, target="cuda")
-
-
-def test_dilations_stay():
-    model = graph(UP + "y = Conv<pads=[1,2,1,2], dilations=[1,2]>(u, w)", SCALES)
-    assert "window; got dilations [1, 2], pads [1, 2, 1, 2], expected dilations of 1" in reason(model, target="tensorrt")
-
-
-def test_an_edge_that_the_convolution_would_crop_stays():
-    body = UP + 'v = Pad<mode="edge">(u, e)\ny = Conv(v, w)'
-    model = graph(body, {**SCALES, "e": [0, 0, 1, 1, 0, 0, 1, 1]})
-    assert "got dilations [1, 1], pads [-1, -1, -1, -1], expected dilations of 1 and no crop" in reason(model, target="cuda")
+    constants, expected, *more = REFUSED[name]
+    body, inputs = (*more, *(UP + CONV, "float[2,32,10,12] x")[len(more) :])
+    outputs = f"{inputs.split('[')[0]}[a,b,c,d] y"
+    assert expected in reason(graph(body, {**SCALES, **constants}, inputs=inputs, outputs=outputs), target=target)
 
 
 @GPU

@@ -413,6 +413,8 @@ CORNERS = up('coordinate_transformation_mode="align_corners"')
 BORDER = {"z": [0, 0, 1, 1, 0, 0, 1, 1], "five": np.float32(5)}
 BEHIND, REFLECT = "y = Conv(v, w)", 'v = Pad<mode="reflect">(u, z)\n'
 OTHER = "m = MaxPool<kernel_shape=[1,1]>(u)\nq = Neg(m)\n"
+IMAGE, SUM, MERGED = "float[1,64,12,12] x", UP + "v = Add(u, z)\n", "y = Conv<pads=[1,1,1,1]>(v, w)"
+LARGE = np.full((64, 64, 3, 3), 3e4, np.float16)
 REFUSED = {
     "round at 3": (up('coordinate_transformation_mode="asymmetric"'), CONV, {"s": scales(3, 3)}, "upsampling by whole factors"),
     "half pixel with floor": (HALF, CONV, {}, "resampling; got nearest, half_pixel, floor, 4 times as many elements"),
@@ -432,44 +434,30 @@ REFUSED = {
     "crops": (UP + "a = Slice(u, k, l, k)\nv = Slice(a, k, l, l)\n", BEHIND, {"k": [2], "l": [3]}, "convolution; got Slice"),
     "training": (UP + "t = Constant<value_int=1>()\nv = Dropout(u, r, t)\n", BEHIND, {"r": np.float32(0.5)}, "training_mode"),
     "groups": (UP + OTHER + "v = Concat<axis=1>(u, q)\n", "y = Conv<group=2>(v, w)", {}, "a convolution of several maps; got 2"),
-}
+    "Concat": (UP + "v = Concat<axis=1>(u, z)\n", MERGED, {"w": (64, 72, 3, 3)},
+        "channels of the Concat's inputs; got unknown, expected known", f"{IMAGE}, float[1,C,24,24] z"),
+    "computed sizes": ('u = Resize<mode="nearest">(x, , , e)\n', CONV, {},
+        "sizes; got a computed tensor, expected the input's sizes times constants", f"{IMAGE}, int64[4] e"),
+    "few channels": (UP, CONV, {"w": (16, 3, 3, 3)},
+        "saves too little as fused; got 110,592 of 248,832 multiply-adds", "float[1,3,12,12] x"),
+    "a sum that broadcasts": (SUM, MERGED, {}, "maps that are added; got [(24, 24), ", f"{IMAGE}, float[1,64,24,1] z"),
+    "a sum that may": (SUM, MERGED, {}, "maps that are added; got [(24, 24), ", f"{IMAGE}, float[1,64,H,W] z"),
+    "sums of weights": (UP, CONV, {"w": LARGE}, "sums of weights; got numbers too large or small", HALVES["inputs"]),
+    "computed weights": (UP, CONV, {}, "weights; got computed", f"{IMAGE}, float[8,64,3,3] w"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_why_a_convolution_stays(name):
-    resize, conv, constants, expected = REFUSED[name]
-    assert expected in reason(graph(resize + conv, {**SCALES, **constants}, opset=19 if "wrap" in resize else 17))
-
-
-def test_unknown_channels_and_sizes_stay():
-    body = UP + "j = Concat<axis=1>(u, z)\ny = Conv<pads=[1,1,1,1]>(j, w)"
-    given = graph(body, {**SCALES, "w": (64, 72, 3, 3)}, inputs="float[1,64,12,12] x, float[1,C,24,24] z")
-    assert "channels of the Concat's inputs; got unknown, expected known" in reason(given)
-    body = 'u = Resize<mode="nearest">(x, , , e)\n' + CONV
-    given = graph(body, inputs="float[1,64,12,12] x, int64[4] e")
-    assert "sizes; got a computed tensor, expected the input's sizes times constants" in reason(given)
-
-
-def test_few_channels_save_nothing():
-    given = graph(UP + CONV, {**SCALES, "w": (16, 3, 3, 3)}, inputs="float[1,3,12,12] x")
-    assert "saves too little as fused; got 110,592 of 248,832 multiply-adds" in reason(given)
-
-
-@pytest.mark.parametrize("other", ("float[1,64,24,1] z", "float[1,64,H,W] z"))
-def test_a_sum_that_may_broadcast_stays(other):
-    given = graph(UP + "v = Add(u, z)\ny = Conv<pads=[1,1,1,1]>(v, w)", SCALES, inputs=f"float[1,64,12,12] x, {other}")
-    assert "sizes of the maps that are added; got [(24, 24), " in reason(given)
+    resize, conv, constants, expected, inputs = (*REFUSED[name], IMAGE)[:5]
+    given = {**HALVES, "inputs": inputs} if inputs == HALVES["inputs"] else {"inputs": inputs}
+    assert expected in reason(graph(resize + conv, {**SCALES, **constants}, opset=19 if "wrap" in resize else 17, **given))
 
 
 def test_a_bias_that_a_caller_may_override_is_kept():
     given = graph(UP + "y = Conv(u, w, b)", {**SCALES, "w": (8, 64, 1, 1)}, inputs="float[1,64,12,12] x, float[8] b")
     assert rewrite(given).graph.node[0].input[2] == "b"
     assert "weights; got computed" in reason(graph(UP + "y = Conv(u, w, b)", SCALES, inputs="float[1,64,12,12] x, float[64] b"))
-
-
-def test_sums_of_weights_beyond_the_type_stay():
-    weights = np.full((64, 64, 3, 3), 3e4, np.float16)
-    assert "sums of weights; got numbers too large or small" in reason(graph(UP + CONV, {**SCALES, "w": weights}, **HALVES))
 
 
 @pytest.mark.parametrize(("kernel", "mean", "folds"), [(3, 200, True), (3, 320, False), (1, 320, False)])
@@ -490,10 +478,6 @@ def test_bounds_that_stand_behind_the_convolution():
         given = graph(f"{UP}c = {conv}\n{body}", {**SCALES, "w": whole((64, 64, 3, 3)), "v": whole((64, 64, 1, 1))})
         ops = [node.op_type for node in rewrite(given, upsampling=form, exact=True).graph.node]
         assert ops.index("Clip") < ops.index("Resize" if form == "conv_first" else "DepthToSpace") and "Constant" not in ops
-
-
-def test_computed_weights_stay():
-    assert "weights; got computed" in reason(graph(UP + CONV, SCALES, inputs="float[1,64,12,12] x, float[8,64,3,3] w"))
 
 
 def test_names_exclude():
