@@ -10,6 +10,7 @@ a function that runs under PyTorch's own autograd: hooks, autocast, second deriv
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import linecache
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -82,25 +83,23 @@ class PoolFirst:
         gpu.give_derivatives(graph)
         prepared = eager.ready(module, graph, first=True)
         kept = _copy(module.graph)  # TorchDynamo takes from its graph what it knows of the inputs
-        return eager.by_stream(_eager_steps(module, kept, pairs, self.options), prepared, place)
+        return eager.by_stream(functools.partial(_eager_step, module, kept, pairs, self.options), prepared, place)
 
 
-def _eager_steps(module: fx.GraphModule, graph: fx.Graph, pairs: dict[str, str], options: OptimizeOptions) -> Callable:
-    """A function that gives, for a batch that is some times the one that was captured, what an eager step on a GPU runs.
+def _eager_step(
+    module: fx.GraphModule, graph: fx.Graph, pairs: dict[str, str], options: OptimizeOptions, scale: float
+) -> Callable:
+    """A function that runs an eager step on a GPU, for a batch that is `scale` times the one that was captured.
 
     pairs: the convolutions of the graph that can be rewritten, by their names, with the rules."""
-
-    def steps(scale: float) -> Callable:
-        taken, second = eager.gaining(graph, pairs, scale)
-        copied = _copy(graph)
-        if not taken | second or _planned(copied, options, Captured(""), pairs.keys() - taken)[0] is None:
-            return module.forward
-        if eager.may_have_penalty(copied):  # for those that are asked for, and those that the rules have made of pairs
-            kept = {node.name for node in graph.nodes} - second
-            gpu.give_derivatives(copied, [node for node in copied.nodes if node.name not in kept])
-        return eager.ready(module, copied, in_steps=second)
-
-    return steps
+    taken, second = eager.gaining(graph, pairs, scale)
+    copied = _copy(graph)
+    if not taken | second or _planned(copied, options, Captured(""), pairs.keys() - taken)[0] is None:
+        return module.forward
+    if eager.may_have_penalty(copied):  # for those that are asked for, and those that the rules have made of pairs
+        kept = {node.name for node in graph.nodes} - second
+        gpu.give_derivatives(copied, [node for node in copied.nodes if node.name not in kept])
+    return eager.ready(module, copied, in_steps=second)
 
 
 def _copy(graph: fx.Graph) -> fx.Graph:

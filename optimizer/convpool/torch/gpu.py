@@ -24,7 +24,6 @@ from convpool.torch.pairs import POOLED_CONV, convolve, pooled_conv_of, unwatche
 IMAGE_CHANNELS, PLAIN_MACS = 16, 2.5e9
 """Channels up to which, or multiply-adds with more, the library's convolution is faster than cuDNN under a compiler."""
 BRANCHES = 4
-Ints = Sequence[int]
 
 
 # ---- convolutions of no pair ----

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from convpool.cuda import Problem, box, library, weight_gradient
+from convpool.cuda import box, library, weight_gradient
 from convpool.errors import NotBuiltError
 from convpool.torch import calls, plain
 
@@ -32,45 +32,42 @@ def library_is_there() -> bool:
     return True
 
 
-class _Box:
+def _boxed(adjoint: bool, x: Any, size: Ints, window: tuple[Ints, ...], sums: bool) -> Callable:
     """box_mean, or its adjoint, of tensors of one kind: shapes, strides, type, and the window; or of sums in place of means."""
+    order, full = plain.memory_format(x), (*x.shape[:2], *size)
+    shape = full if adjoint else (*x.shape[:2], *plain.pooled_size(size, *window))
+    strides = torch.empty(shape, device="meta", memory_format=order).stride()
+    problem = box.problem(calls.NAMES[x.dtype], order != torch.contiguous_format, full, *window, sums=sums)
+    launch, copies = box.calls()[adjoint], not x.is_contiguous(memory_format=order)
 
-    def __init__(self, adjoint: bool, x: Any, size: Ints, window: tuple[Ints, ...], sums: bool) -> None:
-        self.format = plain.memory_format(x)
-        full, last = (*x.shape[:2], *size), self.format != torch.contiguous_format
-        self.shape = full if adjoint else (*x.shape[:2], *plain.pooled_size(size, *window))
-        self.strides = torch.empty(self.shape, device="meta", memory_format=self.format).stride()
-        self.problem = box.problem(calls.NAMES[x.dtype], last, full, *window, sums=sums)
-        self.call = box.calls()[adjoint]
-        self.copies = not x.is_contiguous(memory_format=self.format)
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Queues the work on PyTorch's current stream of x's device."""
+    def run(x: torch.Tensor) -> torch.Tensor:
         device = x.get_device()
         if device != calls.current_device():
             with torch.cuda.device(device):
-                return self(x)
-        if self.copies:
-            x = x.contiguous(memory_format=self.format)
-        out = torch.empty_strided(self.shape, self.strides, dtype=x.dtype, device=x.device)
-        status = self.call(self.problem, x.data_ptr(), 0, out.data_ptr(), calls.raw_stream(device))
+                return run(x)
+        if copies:
+            x = x.contiguous(memory_format=order)
+        out = torch.empty_strided(shape, strides, dtype=x.dtype, device=x.device)
+        status = launch(problem, x.data_ptr(), 0, out.data_ptr(), calls.raw_stream(device))
         if status:
             library.check(status)
         return out
 
+    return run
 
-_boxes: dict[Any, _Box | None] = {}
+
+_boxes: dict[Any, Callable | None] = {}
 _NEW: Any = object()
 
 
-def _box(adjoint: bool, x: torch.Tensor, size: Ints, window: tuple, sums: bool = False) -> _Box | None:
+def _box(adjoint: bool, x: torch.Tensor, size: Ints, window: tuple, sums: bool = False) -> Callable | None:
     """The call for these tensors, None where PyTorch's operators run; size: of the input of the box mean."""
     size, window = tuple(size), tuple(map(tuple, window))
     key = (adjoint, x.shape, x.stride(), x.dtype, size, window, sums)
     found = _boxes.get(key, _NEW)
     if found is _NEW:
         runs = x.dtype in calls.NAMES and 0 not in x.shape and library_is_there() and min(plain.pooled_size(size, *window)) > 0
-        found = _Box(adjoint, x, size, window, sums) if runs else None
+        found = _boxed(adjoint, x, size, window, sums) if runs else None
         if len(_boxes) < calls.KEPT:
             _boxes[key] = found
     return found
@@ -97,27 +94,7 @@ def blocks(x: torch.Tensor, scales: Ints, sums: bool) -> torch.Tensor | None:
     return None if found is None else found(x)
 
 
-class _WeightGradient:
-    """The gradients at weights and bias of a convolution of one kind: shapes, type, strides, paddings and dilations."""
-
-    def __init__(self, problem: Problem, space: int, shape: Ints) -> None:
-        self.call, self.problem, self.space, self.shape = weight_gradient.call(), bytes(problem.struct), space, shape
-        self.strides = torch.empty(self.shape, device="meta", memory_format=torch.channels_last).stride()
-
-    def __call__(self, grad: torch.Tensor, z: torch.Tensor, bias: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Queues the work on PyTorch's current stream of the current device, which is z's."""
-        z = z.contiguous(memory_format=torch.channels_last)
-        out = torch.empty_strided(self.shape, self.strides, dtype=z.dtype, device=z.device)
-        space = torch.empty(self.space, dtype=torch.uint8, device=z.device)
-        d_bias = z.new_empty(self.shape[0]) if bias else None
-        at = grad.data_ptr(), z.data_ptr(), out.data_ptr(), 0 if d_bias is None else d_bias.data_ptr(), space.data_ptr()
-        status = self.call(self.problem, *at, self.space, calls.raw_stream(z.device.index))
-        if status:
-            library.check(status)
-        return out, d_bias
-
-
-_weight_gradients: dict[Any, _WeightGradient | None] = {}
+_weight_gradients: dict[Any, Callable | None] = {}
 
 
 def few_channels_gradients(
@@ -138,8 +115,9 @@ def few_channels_gradients(
     return None if found is None or grad.data_ptr() & 15 else found(grad, z, bias)
 
 
-def _weight_gradient(grad: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, convolution: tuple) -> _WeightGradient | None:
-    last, groups = torch.channels_last, convolution[3]
+def _weight_gradient(grad: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, convolution: tuple) -> Callable | None:
+    """The call for tensors of one kind: of the gradient, the convolution's input, and whether the bias's is wanted."""
+    last, groups, shape = torch.channels_last, convolution[3], tuple(weight.shape)
     if z.dim() != 4 or groups != 1 or 0 in grad.shape or 0 in z.shape or not library_is_there():
         return None
     if not grad.dtype == z.dtype == weight.dtype or z.dtype not in (torch.float16, torch.bfloat16):
@@ -147,8 +125,21 @@ def _weight_gradient(grad: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, 
     if not grad.is_contiguous(memory_format=last) or torch.cuda.get_device_capability(z.device) < (8, 0):
         return None
     problem = calls.problem_of((z, weight, None), (*plain.single(*convolution), 0), True, True)
-    space = weight_gradient.workspace_bytes(problem)
-    return None if space is None else _WeightGradient(problem, space, tuple(weight.shape))
+    space_bytes, packed, launch = weight_gradient.workspace_bytes(problem), bytes(problem.struct), weight_gradient.call()
+    if space_bytes is None:
+        return None
+
+    def run(grad: torch.Tensor, z: torch.Tensor, bias: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+        z, d_bias = z.contiguous(memory_format=last), z.new_empty(shape[0]) if bias else None
+        out = torch.empty(shape, dtype=z.dtype, device=z.device, memory_format=last)
+        space = torch.empty(space_bytes, dtype=torch.uint8, device=z.device)
+        at = grad.data_ptr(), z.data_ptr(), out.data_ptr(), 0 if d_bias is None else d_bias.data_ptr(), space.data_ptr()
+        status = launch(packed, *at, space_bytes, calls.raw_stream(z.device.index))
+        if status:
+            library.check(status)
+        return out, d_bias
+
+    return run
 
 
 def turned(weight: torch.Tensor, factor: float) -> torch.Tensor | None:

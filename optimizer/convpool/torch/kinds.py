@@ -200,8 +200,6 @@ def pad(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Translated:
 def interpolate(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Translated:
     before, after = shape_of(s, a["input"]), shape_of(s, node)
     need(len(before) > 2)
-    if a["mode"] == "area":
-        return adaptive_average(len(before) - 2)(s, label, node, {"input": a["input"], "output_size": after[2:]})
     pairs: list[Any] = list(zip(before[2:], after[2:], strict=True))
     nearest = a["mode"] in ("nearest", "nearest-exact")
     need(nearest or a["mode"] in ("bilinear", "linear", "trilinear"))
@@ -275,18 +273,6 @@ def permute(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Translated:
     return one("Transpose", node, a["input"], perm=order)
 
 
-def pixel_unshuffle(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Translated:
-    shape, r = shape_of(s, a["input"]), a["downscale_factor"]
-    need(len(shape) == 4 and all(isinstance(n, int) for n in shape[1:]) and type(r) is int)
-    c, h, w = (n for n in shape[1:] if isinstance(n, int))
-    split, moved = f"{node.name}/split", f"{node.name}/moved"
-    return [
-        helper.make_node("Reshape", [a["input"].name, s.number([0, c, h // r, r, w // r, r])], [split]),
-        helper.make_node("Transpose", [split], [moved], perm=[0, 1, 3, 5, 2, 4]),
-        *one("Reshape", node, moved, s.number([0, c * r * r, h // r, w // r])),
-    ]
-
-
 # ---- the table ----
 
 
@@ -327,7 +313,6 @@ _LINES: list[tuple[str, str, Callable]] = [
     ("reshape view flatten unflatten", _ANY, reshape),
     ("permute", "input, *dims", permute),
     ("transpose swapaxes", "input, dim0, dim1", permute),
-    ("pixel_unshuffle", "input, downscale_factor", pixel_unshuffle),
 ]
 """Names of functions and methods, their parameters, and the translation."""
 

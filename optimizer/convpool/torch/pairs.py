@@ -189,17 +189,12 @@ def _run(tensors: Any, geometry: tuple) -> torch.Tensor:
     if type(x) not in _TYPES or torch._C._len_torch_dispatch_stack() or gradients.is_batched(x):
         with torch._C._AutoDispatchBelowAutograd():
             return _ops.pooled_conv(*tensors, *geometry)
-    if not x.is_cuda:
-        return plain.pooled_conv(*tensors, *geometry)
-    y = kernels.by_plan(tensors, geometry)
-    return plain.pooled_conv(*tensors, *geometry, mean=kernels.box_mean) if y is None else y
+    return (kernels if x.is_cuda else plain).pooled_conv(*tensors, *geometry)
 
 
 def _by_cudnn(tensors: Any, geometry: tuple) -> torch.Tensor:
     """A pair without derivatives: the box means, then PyTorch's convolution."""
-    x, weight, bias = tensors
-    z = x if plain.is_single(*geometry[:3]) else _boxes(x).box_mean(x, *geometry[:4])
-    return plain.convolve(z, weight, bias, *geometry[4:8])
+    return plain.pooled_conv(*tensors, *geometry, mean=_boxes(tensors[0]).box_mean)
 
 
 class _Convolution(torch.autograd.Function):
@@ -307,8 +302,7 @@ def _autocast(*inputs: Any) -> torch.Tensor:
         return _ops.pooled_conv(*cast)
 
 
-_keys = torch._C.DispatchKey
-_AUTOCAST = torch._C.DispatchKeySet(_keys.AutocastCPU) | torch._C.DispatchKeySet(_keys.AutocastCUDA)
+_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
 LIBRARY.impl("pooled_conv", _autocast, "AutocastCPU")
 LIBRARY.impl("pooled_conv", _autocast, "AutocastCUDA")
 

@@ -49,11 +49,7 @@ def plan(graph: fx.Graph, options: OptimizeOptions, stay: Collection[str] = ()) 
             skeleton.add_input(node)
         elif node.op != "output":
             label = skeleton.label(node)
-            protos = translate_call(skeleton, label, node)
-            if protos is None:
-                skeleton.add_opaque(node, label)
-            else:
-                skeleton.add(node, label, protos)
+            skeleton.add(node, label, translate_call(skeleton, label, node))
             skeleton.pin(label, held.get(node) or (refuse("time", "the host's", "the GPU's") if node.name in stay else None))
     results = next(node for node in graph.nodes if node.op == "output").all_input_nodes
     model = skeleton.model(results)
@@ -83,7 +79,8 @@ class Rebuilding:
     def run(self) -> None:
         """Make it.  Raises Unmapped, the graph then being of no use."""
         nodes = list(self._model.graph.node)
-        kept = {node.name for node in nodes if self._is_kept(node)}
+        before = self._skeleton.protos
+        kept = {n.name for n in nodes if n.name in before and before[n.name].SerializeToString() == n.SerializeToString()}
         stays = [self._skeleton.labels.get(node.name) if node.name in kept else None for node in nodes]
         order = {node: number for number, node in enumerate(self._graph.nodes)}
         numbers = [order[node] for node in stays if node is not None]
@@ -115,10 +112,6 @@ class Rebuilding:
             same = [before[node]] if node in before else node.users
             if node not in contexts and any(where[item] != context for item in same):
                 raise Unmapped("a node in another context")
-
-    def _is_kept(self, node: NodeProto) -> bool:
-        before = self._skeleton.protos.get(node.name)
-        return before is not None and before.SerializeToString() == node.SerializeToString()
 
     def _make(self, node: NodeProto) -> None:
         values = attributes(node)

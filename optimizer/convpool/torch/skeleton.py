@@ -145,8 +145,12 @@ class Skeleton:
         found = self.known(node)
         self._inputs.append(_info(node.name, found or Known(torch.int64, ())))
 
-    def add(self, node: fx.Node, label: str, protos: Sequence[NodeProto]) -> None:
-        """What stands for a node, the last one giving its tensor."""
+    def add(self, node: fx.Node, label: str, protos: Sequence[NodeProto] | None) -> None:
+        """What stands for a node, the last one giving its tensor; None: a node of which the rules know nothing."""
+        if protos is None:
+            kind = re.sub(r"\W", "_", getattr(node.target, "__name__", None) or str(node.target))
+            names = [other.name for other in node.all_input_nodes]
+            protos = [helper.make_node(kind, names, [node.name], domain=DOMAIN)]
         for other in node.all_input_nodes:
             if self.contexts[other] != self.contexts[node] and other.op not in ("placeholder", "get_attr"):
                 self._cross(other, node, protos)
@@ -174,12 +178,6 @@ class Skeleton:
         self.pin(name, refuse("context in forward", why[0] or "none", why[1] or "none"))
         for proto in protos:
             proto.input[:] = [name if item == made.name else item for item in proto.input]
-
-    def add_opaque(self, node: fx.Node, label: str) -> None:
-        """A node of which the rules know nothing."""
-        kind = re.sub(r"\W", "_", getattr(node.target, "__name__", None) or str(node.target))
-        names = [other.name for other in node.all_input_nodes]
-        self.add(node, label, [helper.make_node(kind, names, [node.name], domain=DOMAIN)])
 
     def model(self, results: Sequence[fx.Node]) -> ModelProto:
         """The model.  results: nodes that the graph gives."""
