@@ -318,12 +318,20 @@ class Doubling(TorchFunctionMode):
         return 2 * made if func is torch.conv2d else made
 
 
+class Doubled(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        made = super().__torch_function__(func, types, args, kwargs)
+        return 2 * made if func is torch.conv2d else made
+
+
 def test_tracers_see_the_original():
     module, x = LeNet5(), torch.randn(2, 1, 32, 32)
     changed, _ = optimize(module, x)
     with Doubling():
         found, expected = changed(x), module(x)
     torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(changed(x.as_subclass(Doubled)), expected.as_subclass(Doubled))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         traced = [torch.fx.symbolic_trace(changed), torch.jit.trace(changed, x), torch.jit.script(changed)]
@@ -478,7 +486,9 @@ def at_once(function, given):
         return list(pool.map(function, given))
 
 
-def test_threads_that_share_a_module(x):
+def test_threads_that_optimize_at_once_or_share_a_module(x):
+    modules = [nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.AvgPool2d(2)) for _ in range(3)]
+    at_once(lambda module: assert_same(module, optimize(module, X)[0]), modules)
     original, optimized = both(x)
     batches = [x[:1], x[:2], x[:3], x] * 2
     for found, batch in zip(at_once(optimized, batches), batches, strict=True):
@@ -506,11 +516,6 @@ def test_modules_are_freed(given):
     del changed
     gc.collect()
     assert seen() is None
-
-
-def test_threads_that_optimize_at_once():
-    modules = [nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.AvgPool2d(2)) for _ in range(3)]
-    at_once(lambda module: assert_same(module, optimize(module, X)[0]), modules)
 
 
 def test_fully_sharded(x, tmp_path):

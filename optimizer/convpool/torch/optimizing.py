@@ -144,7 +144,7 @@ class Calls:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The module's call."""
-        if _is_followed():
+        if _is_followed() or torch.overrides.has_torch_function((*args, *kwargs.values())):  # of a class of tensors
             return self.module._call_impl(*args, **kwargs)
         if self._handles != RemovableHandle.next_id or self._held and any([len(own) != count for own, count in self._held]):
             self._renew()
