@@ -44,8 +44,10 @@ SHARES = {False: (1 / 3, 2 / 3), True: (1 / 6, 1 / 3, 1 / 2)}
 """How an operator's time is shared by forward and backward, and the backward of both."""
 PENALTY = 2.5
 """How many times as long the GPU takes with a penalty."""
-POOLED_SLOWLY = (("cpu", torch.float32), ("cpu", torch.bfloat16))
-"""Where pooling a map takes longer than convolving it by larger weights."""
+AVERAGE_MACS, LAST_MACS, TRAINED = {torch.float32: 400, torch.bfloat16: 700}, 25, 0.75
+"""Multiply-adds of a CPU that take as long as an average; with the channels last; the share of that where gradients follow."""
+LARGE, LEAST = 1 << 18, 0.85
+"""Weights that take a CPU as long to read as 50 positions; the share of the original's time below which another order runs."""
 SECOND_MACS = 2e6
 """Multiply-adds up to which PyTorch's second derivative of a convolution takes a CPU less time than nodes of Python."""
 
@@ -69,9 +71,10 @@ def ready(module: fx.GraphModule, graph: fx.Graph, *, first: bool = False, in_st
             tensors, geometry = node.args[:3], frozen(node.args[3:])
             x, weight = value_of(tensors[0]), value_of(tensors[1])
             operators = _operators(tensors, geometry, eager)
-            pools = _pools_weights(x, weight)  # and so both are known
-            if pools and (operators is None if eager else not penalty and (x.device.type, x.dtype) in POOLED_SLOWLY):
-                operators = _by_pooled_weights(graph, node, tensors, geometry) or operators
+            if eager and operators is None and _pools_weights(x, weight):
+                operators = _by_pooled_weights(graph, node, tensors, geometry)
+            elif operators is not None and not (eager or penalty):
+                operators = _fastest(graph, node, operators, geometry)
             if operators is not None and node.meta.get("convolution") in (in_steps or ()):
                 operators[-1] = (gpu.convolved, *operators[-1][1:])
             many = SECOND_MACS * math.prod((*geometry[1], *geometry[4]))
@@ -126,12 +129,49 @@ def _pools_weights(x: Any, weight: Any) -> bool:
 def _by_pooled_weights(graph: fx.Graph, node: fx.Node, tensors: Sequence[Any], geometry: tuple) -> list[tuple] | None:
     """A pair as one convolution of the strides of both, by the means of the weights over the pooling's windows."""
     (_, weight, bias), (kernel, strides, pads, dilations, steps, zeros, spread, groups) = tensors, geometry[:8]
-    ones = all(n == 1 for n in (*strides, *dilations, *spread))
-    if not ones or len(kernel) != 2 or any(zeros) or pads[:2] != pads[2:] or geometry[10]:
+    ones, padding = all(n == 1 for n in (*strides, *dilations, *spread)), _padding(kernel, pads, zeros)
+    if not ones or len(kernel) != 2 or padding is None or geometry[10]:
         return None
     with graph.inserting_before(node):
         means = graph.call_function(_pooled, (weight, kernel))
-    return [(CONVS[2], means, bias, steps, pads[:2], spread, groups)]
+    return [(CONVS[2], means, bias, steps, padding, spread, groups)]
+
+
+def _padding(kernel: Sequence[int], pads: Sequence[int], zeros: Sequence[int]) -> tuple[int, ...] | None:
+    """The padding on both sides of each axis with which the convolution comes first, its windows with strides of 1 behind it.
+
+    Zeros around the means are means of zeros where all windows of pixels have been taken."""
+    rank = len(kernel)
+    both = [pad + zero for pad, zero in zip(pads, zeros, strict=True)]
+    taken = all(not zero or pad == k - 1 for pad, zero, k in zip(pads, zeros, (*kernel, *kernel), strict=True))
+    return tuple(both[:rank]) if taken and both[:rank] == both[rank:] else None
+
+
+def _fastest(graph: fx.Graph, node: fx.Node, operators: list[tuple], geometry: tuple) -> list[tuple]:
+    """The operators of a pair on a CPU: these, pooling first, or the original two, or one convolution by pooled weights."""
+    (x, weight, bias), (kernel, strides, pads, _, steps, zeros, spread, groups) = node.args[:3], geometry[:8]
+    given, w, y, padding, rank = value_of(x), value_of(weight), value_of(node), _padding(kernel, pads, zeros), len(kernel)
+    known = all(isinstance(value, torch.Tensor) for value in (given, w, y)) and not given.is_cuda and given.dtype in AVERAGE_MACS
+    if not known or padding is None or any(s != 1 for s in strides) and any((*padding, *(n - 1 for n in w.shape[2:]))):
+        return operators
+    (images, _, *sizes), (m, c, *window), small = plain.hints(given.shape), w.shape, plain.hints(y.shape)[2:]
+    full = [n + 2 * p - d * (k - 1) for n, p, d, k in zip(sizes, padding, spread, window, strict=True)]
+    last = rank == 2 and torch.channels_last in (plain.memory_format(given), plain.memory_format(w))
+    average = (LAST_MACS if last else AVERAGE_MACS[given.dtype]) * (TRAINED if torch.is_grad_enabled() else 1)
+
+    def macs(kernel: Sequence[int], places: Sequence[int], averages: float) -> float:
+        """What a convolution and averages take."""
+        pixels, taps = math.prod(places), max(m, 16) * c * math.prod(kernel)
+        slow = 60 if max(kernel) == 1 and pixels < 16 and not last else 0  # PyTorch has another convolution for these
+        return taps * (images * (pixels + slow + 10) + (50 if taps >= LARGE else 0)) + average * averages
+
+    wide, means = [n + k - 1 for n, k in zip(window, kernel, strict=True)], plain.pooled_size(sizes, *geometry[:4])
+    each = [images * c * groups * math.prod(means), images * m * math.prod(small), m * c * math.prod(wide)]
+    times = [macs(window, small, each[0]), LEAST * macs(window, full, each[1])]
+    if all(s == 1 for s in strides) and macs(wide, small, each[2]) < min(times):
+        return _by_pooled_weights(graph, node, node.args[:3], geometry) or operators
+    pooling = (POOLS[rank], kernel, [s * t for s, t in zip(strides, steps, strict=True)], 0, False, True)
+    return [(CONVS[rank], weight, bias, (1,) * rank, padding, spread, groups), pooling] if times[1] < times[0] else operators
 
 
 def _pooled(weight: torch.Tensor, kernel: Sequence[int]) -> torch.Tensor:
