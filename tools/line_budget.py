@@ -15,9 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
-    "optimizer": 25625,
+    "optimizer": 25624,
     "plugin": 17454,
-    "tests": 36020,
+    "tests": 36019,
     "benchmarks": 8638,
     "tools": 952,
     "examples": 1167,

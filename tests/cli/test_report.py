@@ -310,8 +310,7 @@ def test_a_model_that_onnxruntime_cannot_run_is_not_timed():
 
 
 def test_a_model_on_stdin_is_compared(tmp_path, monkeypatch, capsys):
-    path = str(tmp_path / "model.onnx")
-    onnx.save(graph(PAIR), path)
+    onnx.save(graph(PAIR), path := str(tmp_path / "model.onnx"))
     for words, status in (("- FILE", 0), ("FILE -", 0), ("- -", 2)):
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(graph(PAIR).SerializeToString())))
         assert run(command, "convpool", ["verify", *words.replace("FILE", path).split()]) == status

@@ -35,7 +35,7 @@ ARITHMETIC = (
     "Abs Add Concat Div Exp Flatten Gemm Identity MatMul Max Min Mul Neg Pow Reciprocal ReduceL2 ReduceMean ReduceSum "
     "ReduceSumSquare Reshape Slice Sqrt Squeeze Sub Transpose Unsqueeze"
 ).split()
-"""Operators that reparametrised weights are made of, beside Cast of HALF_TYPES.  Not DequantizeLinear: it keeps a file small."""
+"""Operators of reparametrised weights, beside Cast of stored HALF_TYPES.  Not DequantizeLinear, which keeps a file small."""
 HALF_TYPES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 COMPUTING_IR_VERSION = 8
 MAX_WEIGHT_ELEMENTS = 2**27

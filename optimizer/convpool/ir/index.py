@@ -268,8 +268,8 @@ class Scope:
             name = names.pop()
             index = self.producer.get(name)
             node = None if index is None else self.nodes[index]
-            wider = node is not None and is_op(node, "Cast") and self.info(node.input[0]).elem_type in HALF_TYPES
-            known = node is not None and (wider or is_op(node, *ARITHMETIC))
+            cast = self.constant(node.input[0]) if node is not None and is_op(node, "Cast") else None
+            known = node is not None and (is_op(node, *ARITHMETIC) or cast is not None and cast.data_type in HALF_TYPES)
             if index is None or node is None or not known or any(a.ref_attr_name for a in node.attribute):
                 if name and self.constant(name) is None:
                     return None

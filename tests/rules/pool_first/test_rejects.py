@@ -413,8 +413,7 @@ def test_weights_and_biases_in_a_function_are_told(stored, expected):
     )
     values = {"b": stored, "w": np.ones((32, 16, 3, 3), np.float32)} if stored.ndim < 4 else {"w": stored}
     for name, value in values.items():
-        node = helper.make_node("Constant", [], [name], value=numpy_helper.from_array(value))
-        model.functions[0].node.insert(0, node)
+        model.functions[0].node.insert(0, helper.make_node("Constant", [], [name], value=numpy_helper.from_array(value)))
     (site,) = convpool.optimize(model, check=0).report.sites
     assert site.reason == f"Conv 'h': {expected}"
 
