@@ -150,10 +150,7 @@ OPTIONS = {
     "report over the output": (["good.onnx", "-o", "x.onnx", "--report", "x.onnx"], "a model's name, which would be overwritten"),
     "report over the data": (["good.onnx", "--data", "other.npz", "--report", "other.npz"], "other.npz: --data, which would be"),
     "output over the data": (["good.onnx", "--data", "other.npz", "-o", "sub/../other.npz"], "--data, which would be"),
-    "output in the name of text": (
-        ["good.onnx", "-o", "out.json"],
-        "out.json: a name by which onnx reads json, expected one for",
-    ),
+    "output in the name of text": (["good.onnx", "-o", "out.json"], "out.json: a name by which onnx reads json, expected one"),
     "lowering": (["good.onnx", "--lowering", "best"], "best"),
     "negative check": (["good.onnx", "--check", "-1"], "-1"),
     "check that is no number": (["good.onnx", "--check", "many"], "many"),

@@ -242,10 +242,8 @@ def test_weights_of_few_channels(n, c, m, size, kernel, convolution, dtype):
     pairs = [(v, v) if isinstance(v, int) else v for v in convolution]
     expected = torch.nn.grad.conv2d_weight(x.double(), weight.shape, grad.double(), stride, padding, dilation)
     for bias in {c * kernel[0] * kernel[1] < 32, False}:
-        first, *others = (
-            kernels.few_channels_gradients(grad, given, weight, (*pairs, 1), bias) for given in (x, x, x.contiguous())
-        )
-        got, d_bias = first
+        every = (kernels.few_channels_gradients(grad, given, weight, (*pairs, 1), bias) for given in (x, x, x.contiguous()))
+        (got, d_bias), *others = every
         assert got.is_contiguous(memory_format=torch.channels_last)
         assert_near(got, expected, 4)  # operands are exact, sums are float32's
         if bias:

@@ -135,17 +135,13 @@ def test_several_gradients_at_once(last, epilogue):
     given = x, weight, bias = leaf(2, 4, 6, 8, last=last), leaf(3, 4, 3, 3, last=last), leaf(3)
     window, rest = ([2, 2], [1, 1], [1, 1, 1, 1], [1, 1]), ([2, 2], [0, 0, 0, 0], [1, 1], 1, epilogue, 0.0)
     hidden = pairs.convolve(x, weight.transpose(0, 1).repeat(1, 2, 1, 1)[:, :4], None, ((1, 1), (1, 1), (1, 1), 1))
-    y = pooled_conv(hidden, weight, bias, *window, *rest)
-    many = torch.randn(3, *y.shape, dtype=torch.float64, generator=generator)
-    got = torch.autograd.grad(y, given, many, retain_graph=True, is_grads_batched=True)
-    one = [torch.autograd.grad(y, given, each, create_graph=True) for each in many]
-    for number, gradient in enumerate(got):
-        torch.testing.assert_close(gradient, torch.stack([each[number] for each in one]))
-    first = one[0][0]
-    again = torch.randn(2, *first.shape, dtype=torch.float64, generator=generator)
-    got = torch.autograd.grad(first, given[1:2], again, retain_graph=True, is_grads_batched=True)[0]
-    one = [torch.autograd.grad(first, given[1:2], each, retain_graph=True)[0] for each in again]
-    torch.testing.assert_close(got, torch.stack(one))
+    y, asked = pooled_conv(hidden, weight, bias, *window, *rest), given
+    for _ in range(2):
+        many = torch.randn(3, *y.shape, dtype=torch.float64, generator=generator)
+        got = torch.autograd.grad(y, asked, many, retain_graph=True, is_grads_batched=True)
+        one = [torch.autograd.grad(y, asked, each, create_graph=True) for each in many]
+        torch.testing.assert_close(got, tuple(map(torch.stack, zip(*one, strict=True))))
+        y, asked = one[0][0], given[1:2]
 
 
 # ---- under torch.compile ----
@@ -177,9 +173,8 @@ def test_a_pair_s_backward(channels, sums, last):
     """One operator for the gradients at weight, box means and, of few channels, bias, and a pooling that inductor can fuse."""
     given = [leaf(2, channels, 8, 8, last=last), leaf(3, channels, 3, 3, last=last), leaf(3)]
     function, backwards = compiled(lambda x, w, b: conv_avg_pool2d(x, w, b, padding=1, pool_size=2))
-    got = torch.autograd.grad(function(*given).square().sum(), given)
-    y = F.avg_pool2d(F.conv2d(*given, padding=1), 2)
-    torch.testing.assert_close(got, torch.autograd.grad(y.square().sum(), given), check_stride=True)
+    results = function(*given), F.avg_pool2d(F.conv2d(*given, padding=1), 2)
+    torch.testing.assert_close(*(torch.autograd.grad(y.square().sum(), given) for y in results), check_stride=True)
     (found,) = backwards
     assert found.count(ops.pooled_conv_gradients.default) == 1 and found.count(aten.avg_pool2d.default) == 1
     assert aten.convolution_backward.default not in found and ops.box_mean_adjoint.default not in found
@@ -191,7 +186,6 @@ def test_random_layers(seed):
     layer = random_layer(seed)
     given = tensors(layer)
     function, backwards = compiled(lambda *given: FUNCTIONS[layer.rank](*given, **layer.conv, **layer.pool))
-    got = torch.autograd.grad(function(*given).square().sum(), given)
-    expected = layer.original(F, *given, *([] if layer.bias else [None]))
-    torch.testing.assert_close(got, torch.autograd.grad(expected.square().sum(), given))
+    results = function(*given), pair(layer, given)[1]
+    torch.testing.assert_close(*(torch.autograd.grad(y.square().sum(), given) for y in results))
     assert backwards[0].count(ops.pooled_conv_gradients.default) == 1

@@ -2,7 +2,9 @@
 """The operators as PyTorch's compiler, transforms and autocast see them, the functions' arguments, and ConvAvgPool modules.
 The argument accumulation, and launches of plans that only count: what `constant_weights` keeps, and the addresses."""
 
+import contextlib
 import copy
+import functools
 import importlib.util
 import pickle
 import struct
@@ -35,9 +37,7 @@ def pair(x, weight, bias=None):
     return F.avg_pool2d(F.conv2d(x, weight, bias, padding=1), 2)
 
 
-def fused(x, weight, bias=None):
-    return conv_avg_pool2d(x, weight, bias, padding=1, pool_size=2)
-
+fused = functools.partial(conv_avg_pool2d, padding=1, pool_size=2)
 
 # ---- what torch.library promises ----
 
@@ -71,8 +71,7 @@ def test_compile_of_the_whole_graph(dynamic, recwarn):
             given = [drawn(*shapes[0], size), *(drawn(*shape) for shape in shapes[1:])]
             y, expected = compiled(*given), own(*given)
             torch.testing.assert_close(y, expected)
-            got, wanted = (torch.autograd.grad(out.square().sum(), given) for out in (y, expected))
-            torch.testing.assert_close(got, wanted)
+            torch.testing.assert_close(*(torch.autograd.grad(out.square().sum(), given) for out in (y, expected)))
     assert not [w for w in recwarn if "lru_cache" in str(w.message)]
 
 
@@ -155,10 +154,7 @@ def test_maps_of_three_axes_that_are_smaller_than_the_window():
     net[0].weight = nn.Parameter(weight.detach())
     optimized, report = optimize(net, x)
     assert [site.status for site in report.sites] == ["rewritten"]
-
-    def function(x, weight):
-        return convpool.torch.conv_avg_pool3d(x, weight, padding=1, pool_size=3)
-
+    function = functools.partial(convpool.torch.conv_avg_pool3d, padding=1, pool_size=3)
     for found in (function(x, weight), optimized(x)):
         torch.testing.assert_close(found, net(x), rtol=1e-12, atol=1e-12)
     assert torch.autograd.gradgradcheck(function, (x, weight), fast_mode=True)
@@ -225,14 +221,9 @@ def test_pads_of_more_than_half_a_window(kernel, pool_size, pool_padding):
     """They are refused as by PyTorch."""
     x, weight = drawn(2, 2, 7, 8), drawn(3, 2, kernel, kernel)
 
-    def pooled():
-        return conv_avg_pool2d(x, weight, padding=2, pool_size=pool_size, pool_stride=2, pool_padding=pool_padding)
-
-    if 2 * pool_padding > pool_size:
-        with pytest.raises(RuntimeError, match="pad"):
-            pooled()
-    else:
-        torch.testing.assert_close(pooled(), F.avg_pool2d(F.conv2d(x, weight, padding=2), pool_size, 2, pool_padding))
+    with pytest.raises(RuntimeError, match="pad") if 2 * pool_padding > pool_size else contextlib.nullcontext():
+        found = conv_avg_pool2d(x, weight, padding=2, pool_size=pool_size, pool_stride=2, pool_padding=pool_padding)
+        torch.testing.assert_close(found, F.avg_pool2d(F.conv2d(x, weight, padding=2), pool_size, 2, pool_padding))
 
 
 # ---- modules ----

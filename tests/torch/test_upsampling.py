@@ -280,7 +280,6 @@ def test_on_a_gpu(dtype, bound, last, constant):
         cotangent = torch.randn(expected.shape, generator=generator).to(dtype)
         found[0].backward(cotangent.cuda())
         expected.backward(cotangent.double())
-        pairs = [(found[0], expected), *((a.grad, b.grad) for a, b in zip(given, exact, strict=True))]
-        for a, b in pairs:
+        for a, b in ((found[0], expected), *((a.grad, b.grad) for a, b in zip(given, exact, strict=True))):
             error = (a.double().cpu() - b).norm() / b.norm()
             assert error < bound, (n, c, m, size, float(error))
