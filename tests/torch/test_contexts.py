@@ -107,12 +107,7 @@ CONTEXTS = {
 }
 NAMES = [name for name in CONTEXTS if name != "none"]
 PLACES = list(itertools.product((0, 1), repeat=3))[1:]
-OUTER = [
-    (name, outer)
-    for name in NAMES
-    for outer in ("none", "no_grad", "autocast")
-    if outer == "none" or name in ("no_grad", "autocast")
-]
+OUTER = [*((name, "none") for name in NAMES), *itertools.product(("no_grad", "autocast"), repeat=2)]
 INSIDE = [(tuple(name if there else "none" for there in places), outer) for name, outer in OUTER for places in PLACES]
 INSIDE += [((first, "none", second), "none") for first, second in itertools.permutations(NAMES, 2)]
 

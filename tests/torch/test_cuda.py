@@ -403,9 +403,8 @@ def test_a_compiled_training_step(way):
     exact.load_state_dict(original.state_dict())
     x = on_gpu((8, 3, 32, 32), torch.bfloat16, True)
     backend = {"backend": convpool.torch.backend.convpool, "options": {"inner": "inductor"}}
-    net = torch.compile(
-        original, fullgraph=True, **backend if way == "backend" else {"options": convpool.torch.compile_options()}
-    )
+    options = backend if way == "backend" else {"options": convpool.torch.compile_options()}
+    net = torch.compile(original, fullgraph=True, **options)
     expected = torch.autograd.grad(exact(x.double()).sum(), list(exact.parameters()))
     eager = torch.autograd.grad(original(x).float().sum(), list(original.parameters()))
 
