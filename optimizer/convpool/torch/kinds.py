@@ -172,20 +172,10 @@ def binary(op_type: str) -> Callable:
     return translate
 
 
-def joined(stacks: bool) -> Callable:
-    """torch.cat, or torch.stack: each tensor with one more axis, then a Concat."""
-
-    def translate(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Translated:
-        tensors, axis = a["tensors"], a["dim"]
-        need(isinstance(tensors, (tuple, list)) and all(isinstance(t, fx.Node) for t in tensors) and type(axis) is int)
-        names, pieces = [t.name for t in tensors], []
-        if stacks:
-            at, wide = s.number([axis]), [f"{node.name}/{number}" for number in range(len(names))]
-            pieces = [helper.make_node("Unsqueeze", [name, at], [made]) for name, made in zip(names, wide, strict=True)]
-            names = wide
-        return [*pieces, *one("Concat", node, *names, axis=axis)]
-
-    return translate
+def concat(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Translated:
+    tensors, axis = a["tensors"], a["dim"]
+    need(isinstance(tensors, (tuple, list)) and all(isinstance(t, fx.Node) for t in tensors) and type(axis) is int)
+    return one("Concat", node, *tensors, axis=axis)
 
 
 def pad(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Translated:
@@ -260,19 +250,6 @@ def reshape(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Translated:
     return one("Reshape", node, a["input"], s.number(sizes))
 
 
-def permute(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Translated:
-    """A permutation of all axes, or an exchange of two."""
-    shape, given = shape_of(s, a["input"]), a["dims"] if "dims" in a else (a["dim0"], a["dim1"])
-    given = given[0] if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
-    need(all(type(axis) is int for axis in given))
-    order, axes = list(range(len(shape))), [axis % len(shape) for axis in given]
-    if "dims" in a:
-        order = axes
-    else:
-        order[axes[0]], order[axes[1]] = axes[1], axes[0]
-    return one("Transpose", node, a["input"], perm=order)
-
-
 # ---- the table ----
 
 
@@ -303,16 +280,13 @@ _LINES: list[tuple[str, str, Callable]] = [
     ("mul imul mul_", _BINARY, binary("Mul")),
     ("div true_divide truediv itruediv div_", _BINARY, binary("Div")),
     ("contiguous clone to type type_as float double half bfloat16", "input, *rest, **others", same),
-    ("cat concat concatenate", "tensors, dim=0", joined(False)),
-    ("stack", "tensors, dim=0", joined(True)),
+    ("cat concat concatenate", "tensors, dim=0", concat),
     ("pad", "input, pad, mode='constant', value=None", pad),
     ("interpolate", _RESIZE, interpolate),
     ("getitem", "input, other", getitem),
     ("mean", _REDUCE, reduction("ReduceMean")),
     ("sum", _REDUCE, reduction("ReduceSum")),
     ("reshape view flatten unflatten", _ANY, reshape),
-    ("permute", "input, *dims", permute),
-    ("transpose swapaxes", "input, dim0, dim1", permute),
 ]
 """Names of functions and methods, their parameters, and the translation."""
 
