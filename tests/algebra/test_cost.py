@@ -27,8 +27,8 @@ def test_a_pooling_of_single_elements_that_keeps_all_costs_nothing():
 
 
 FORMS = {  # axes, opset: of a global mean, plain and depthwise, of Resizes, linear and nearest, for a CPU; of the mean for any
-    (1, 18): ["direct", None, None, None, "direct"], (1, 19): [None] * 5, (3, 19): ["fused", None, None, None, "fused"],
-    (2, 18): ["direct", "fused", "conv_first", None, "direct"], (3, 18): ["direct", None, None, "direct", "fused"],
+    (1, 18): ["direct", None, None, None, "direct"], (1, 19): [None] * 5, (3, 19): ["fused", "fused", None, None, "fused"],
+    (2, 18): ["direct", "fused", "conv_first", None, "direct"], (3, 18): ["direct", "direct", None, "direct", "fused"],
 }  # fmt: skip
 
 
@@ -60,19 +60,27 @@ def test_elementwise_nodes():
     assert (found.macs, found.additions, found.time) == (0, 0, 3 * 120 * 32 * (2 + 2 * 4 * 2))
 
 
-CHOICES = {  # channels, filters, kernel, size: the form that `auto` takes
-    "pointwise": (16, 32, 1, 12, "direct"), "many channels": (64, 64, 3, 12, "direct"),
-    "few channels": (2, 16, 3, 12, "fused"), "few filters": (16, 2, 3, 12, "fused"),
-    "many filters of few channels": (4, 64, 3, 12, "direct"), "large kernel": (8, 8, 5, 16, "fused"),
-    "as many filters as channels": (16, 16, 3, 12, "fused"),
+CHOICES = {  # channels, filters, kernel, size, axes, window (0: all), opset for a CPU or 2: the form that `auto` takes
+    "pointwise": (16, 32, 1, 12, 2, 2, 2, "direct"), "many channels": (64, 64, 3, 12, 2, 2, 2, "direct"),
+    "few channels": (2, 16, 3, 12, 2, 2, 2, "fused"), "few filters": (16, 2, 3, 12, 2, 2, 2, "fused"),
+    "many filters of few channels": (4, 64, 3, 12, 2, 2, 2, "direct"), "large kernel": (8, 8, 5, 16, 2, 2, 2, "fused"),
+    "as many filters as channels": (16, 16, 3, 12, 2, 2, 2, "fused"),
+    # These forms were the fastest.
+    "channels of no block": (24, 32, 3, 56, 2, 2, 20, "fused"), "channels of a block": (32, 32, 3, 56, 2, 2, 20, "direct"),
+    "a long window of no block": (72, 28, 5, 56, 2, 0, 17, "fused"), "of a block": (16, 16, 3, 64, 2, 0, 17, "direct"),
+    "too many weights": (24, 24, 3, 64, 2, 0, 17, None), "columns of few filters": (72, 3, 3, 16, 1, 2, 17, None),
+    "a block of one filter": (32, 1, 1, 56, 2, 2, 17, "direct"), "no block of few filters": (72, 4, 1, 14, 2, 2, 17, None),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("c", "m", "k", "n", "lowering"), CHOICES.values(), ids=CHOICES)
-def test_the_form_that_auto_takes(c, m, k, n, lowering):
-    model = graph(f"h = Conv<pads={[k // 2] * 4}>(x, w)\ny = {POOL}(h)", {"w": (m, c, k, k)}, inputs=f"float[1,{c},{n},{n}] x")
-    (site,) = convpool.optimize(model, check=0, lowering="auto").report.sites
-    assert site.lowering == lowering
+@pytest.mark.parametrize(("c", "m", "k", "n", "axes", "window", "opset", "lowering"), CHOICES.values(), ids=CHOICES)
+def test_the_form_that_auto_takes(c, m, k, n, axes, window, opset, lowering):
+    pool = f"AveragePool<kernel_shape={[window] * axes}, strides={[window] * axes}>" if window else "GlobalAveragePool"
+    body, sizes = f"h = Conv<pads={[k // 2] * 2 * axes}>(x, w)\ny = {pool}(h)", ",".join([str(n)] * axes)
+    given = {"inputs": f"float[1,{c},{sizes}] x", "outputs": f"float[{','.join('abcd'[: axes + 2])}] y", "opset": max(opset, 17)}
+    options = {"target": "cpu"} if opset > 2 else {"lowering": "auto"}
+    (site,) = convpool.optimize(graph(body, {"w": (m, c, *(k,) * axes)}, **given), check=0, **options).report.sites
+    assert site.lowering == lowering, site.reason
 
 
 def test_weights_of_half_precision_count_two_bytes():

@@ -48,14 +48,10 @@ def transcribed() -> dict[tuple[str, str], dict[tuple[int, int], float]]:
     return found
 
 
-def with_tensor_cores() -> set[tuple]:
-    lines = csv.DictReader((DATA / "tokura2018.csv").read_text().splitlines())
-    return {(x["dtype"], x["method"], int(x["in_channels"]), int(x["out_channels"])) for x in lines if x["tensor_core"] == "1"}
-
-
 def test_tokuras_counts_are_those_of_table_1():
     """Compare nvprof's counts with the formula; libraries compute at least 64 or 128 outputs."""
-    starred, cells = with_tensor_cores(), 0
+    lines, cells = csv.DictReader((DATA / "tokura2018.csv").read_text().splitlines()), 0
+    starred = {(x["dtype"], x["method"], int(x["in_channels"]), int(x["out_channels"])) for x in lines if x["tensor_core"] == "1"}
     for (dtype, method), values in transcribed().items():
         assert len(values) == 25
         for (c, m), operations in values.items():

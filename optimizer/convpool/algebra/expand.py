@@ -37,7 +37,7 @@ from typing import Any
 import numpy as np
 
 from convpool.algebra.geometry import ConvSpec, Ints, PoolSpec, Windows
-from convpool.algebra.lowering import Cost, addition_weight, conv_cost
+from convpool.algebra.lowering import BLOCK, Cost, addition_weight, conv_cost
 
 FORMS = ("conv_first", "fused", "subpixel", "phases", "direct")
 
@@ -235,12 +235,11 @@ BOX_WEIGHT = 75.0
 SHUFFLE_WEIGHT, COPY_WEIGHT = 200.0, 50.0
 """An element that DepthToSpace moves, which leaves the blocked layout of the convolutions; one that Slice or Concat move."""
 RESIZE_WEIGHTS = {"nearest": (40.0, 16.0, 490.0), "linear": (170.0, 32.0, 170.0), "cubic": (7000.0,) * 3}
-SHRINKING = 2.0
-"""An element that a Resize writes, by its mode and the number of spatial axes; SHRINKING times that in a smaller map."""
+SHRINKING = (2.0, 5.0, 2.0)
+"""An element that a Resize writes, by its mode and the number of spatial axes; SHRINKING times that in a smaller map, for which
+the whole map leaves the blocked layout."""
 PASS_WEIGHT = 15.0
 """An element that an Add of two maps, or another elementwise operator, writes."""
-BLOCK = 16
-"""Channels that onnxruntime's convolutions compute at once; fewer take as long."""
 
 
 @dataclass(frozen=True)
@@ -288,7 +287,7 @@ def form_cost(form: str, work: Work) -> Cost:
         return sum(costs, Cost()) + pass_cost(out, SHUFFLE_WEIGHT + COPY_WEIGHT)
     if form == "direct":
         spread, box = direct_specs(conv, up)
-        return transpose_cost(spread, m, c, size) + pass_cost(out, BOX_WEIGHT + box.taps * addition_weight(box, work.opset))
+        return transpose_cost(spread, m, c, size) + pass_cost(out, BOX_WEIGHT + box.taps * addition_weight(box, m, work.opset))
     return transpose_cost(fused_spec(conv, up), m, c, size)
 
 

@@ -18,20 +18,26 @@ their order of magnitude, since a rewrite that pays does so by factors.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 from convpool.algebra.geometry import ConvSpec, Ints, PoolSpec, Refusal, fused_spec, pool_first, refuse, whole_map
 
 ADDITION_WEIGHT = 8.0
 """A pooling's addition against a dense convolution's multiply-add: pooling is bound by loads."""
-CPU_ADDITION_WEIGHTS = {1: (32.0, 90.0), 2: (ADDITION_WEIGHT, ADDITION_WEIGHT), 3: (4.0, 60.0)}
-"""One by onnxruntime's AveragePool on a CPU, by spatial axes: before SLOW_OPSET, and from then on, twice that in long windows."""
+CPU_ADDITION_WEIGHTS = {1: (32.0, 90.0), 2: (ADDITION_WEIGHT, 68.0), 3: (4.0, 60.0)}
+"""One by onnxruntime's AveragePool on a CPU, by spatial axes: before SLOW_OPSET, and from then on, more in LONG windows."""
 SLOW_OPSET = 19
-"""The first opset whose AveragePool adds number by number in maps of one or three axes."""
-ONE_PLACE_WEIGHTS = {True: (20.0, 6.0), False: (60.0, 9.0)}
-"""A multiply-add of a fused convolution in groups with one place on a CPU, of two axes or not: depthwise, others.  Each weight is
-read for one product, and onnxruntime runs a matrix product for each group."""
+"""The first opset whose AveragePool adds number by number, except on maps of two axes with a multiple of BLOCK channels."""
+LONG, BLOCKED_LONG_WEIGHT, SINGLY_WEIGHT = 64, 2.0, 40.0
+"""More elements than these are long.  An addition in such windows of BLOCKs; one where single numbers are added before, too."""
+BLOCK = 16
+"""Channels that onnxruntime's convolutions compute at once; fewer take as long."""
+COLUMN_WEIGHTS, ROW_WEIGHT, GROUP_WEIGHT = (8.0, 22.0), 270.0, 5900.0
+"""A convolution computed as matrix products by onnxruntime: an element copied, without and with strides, a row of them, a
+group.  Fitted to 240 random layers."""
+CACHED_WEIGHTS = 2**20
+"""The most weights that come from a cache; of more each is two to read."""
 DEPTHWISE_WEIGHT = 4.0
 """A multiply-add of a convolution with under 4 input channels a group: each input element is used few times."""
 BYTE_WEIGHT = 2.0
@@ -53,22 +59,41 @@ class Cost:
 
 
 @lru_cache
-def conv_cost(conv: ConvSpec, weight_shape: Ints, size: Ints, item_bytes: int) -> Cost:
-    """Cost of one convolution, per sample; weight_shape: [M, C/group, kernel...]; size: spatial input sizes."""
+def conv_cost(conv: ConvSpec, weight_shape: Ints, size: Ints, item_bytes: int, *, on_cpu: bool = False) -> Cost:
+    """Cost of one convolution, per sample; weight_shape: [M, C/group, kernel...]; size: spatial sizes; on_cpu: in onnxruntime."""
     out, taps = conv.places(size), conv.taps
     m, c = weight_shape[0], weight_shape[1] * conv.group
-    macs = out * m * weight_shape[1] * taps
-    moved = (math.prod(size) * c + out * m + m * weight_shape[1] * taps) * item_bytes
+    weights = m * weight_shape[1] * taps
+    macs = out * weights
+    moved = (math.prod(size) * c + out * m + weights * (1 + (on_cpu and weights > CACHED_WEIGHTS))) * item_bytes
     weight = DEPTHWISE_WEIGHT if weight_shape[1] < 4 and conv.group > 1 else 1.0
-    return Cost(macs, 0, macs * weight + moved * BYTE_WEIGHT)
+    if not on_cpu:
+        return Cost(macs, 0, macs * weight + moved * BYTE_WEIGHT)
+    if conv.group == 1 or conv.group == c == m:
+        blocked = conv.rank == 2 and (c % 4 == 0 or conv.group == 1 and c < BLOCK)
+    else:
+        blocked = conv.rank == 2 and not any(n // conv.group % BLOCK for n in (m, c))
+    if blocked:
+        return Cost(macs, 0, macs * weight * (-(-m // BLOCK) * BLOCK / m) + moved * BYTE_WEIGHT)
+    strided = any(stride > 1 for stride in conv.strides)
+    columns = c * taps * out if strided or not conv.is_pointwise else 0
+    copied = columns * (COLUMN_WEIGHTS[strided] + ROW_WEIGHT / max(conv.output_size(size)[-1], 1))
+    return Cost(macs, 0, macs + copied + conv.group * GROUP_WEIGHT + moved * BYTE_WEIGHT)
 
 
-def addition_weight(pool: PoolSpec, cpu_opset: int) -> float:
+def addition_weight(pool: PoolSpec, channels: int, cpu_opset: int) -> float:
     """The weight of an AveragePool's addition.  cpu_opset: of the model, in onnxruntime on a CPU; 0 for other runtimes."""
     before, since = CPU_ADDITION_WEIGHTS[pool.rank]
-    if cpu_opset >= SLOW_OPSET and pool.rank != 2:
-        return since * (1 + (pool.taps > 64))
-    return before if cpu_opset else ADDITION_WEIGHT
+    plane, long = pool.rank == 2, pool.taps > LONG
+    if not cpu_opset or _is_pooled_in_blocks(pool, channels):
+        return BLOCKED_LONG_WEIGHT if cpu_opset and long else ADDITION_WEIGHT
+    if cpu_opset >= SLOW_OPSET:
+        return since * (1 + (3 if plane else 1) * long)
+    return SINGLY_WEIGHT if plane and (max(pool.kernel_shape) > 32 or max(pool.strides) > 2) else before
+
+
+def _is_pooled_in_blocks(pool: PoolSpec, channels: int) -> bool:
+    return pool.rank == 2 and channels % BLOCK == 0 and max(pool.dilations) == 1
 
 
 @lru_cache
@@ -79,7 +104,9 @@ def pool_cost(pool: PoolSpec, channels: int, size: Ints, item_bytes: int, cpu_op
     out = pool.places(size)
     additions = out * channels * pool.taps
     moved = (math.prod(size) + out) * channels * item_bytes
-    return Cost(0, additions, additions * addition_weight(pool, cpu_opset) + moved * BYTE_WEIGHT)
+    if cpu_opset and pool.rank == 2 and not _is_pooled_in_blocks(pool, channels):
+        moved *= 2  # out of the layout of convolutions
+    return Cost(0, additions, additions * addition_weight(pool, channels, cpu_opset) + moved * BYTE_WEIGHT)
 
 
 def affine_cost(count: int, channels: int, size: Ints, item_bytes: int) -> Cost:
@@ -195,14 +222,9 @@ def lowering_cost(lowering: Lowering, layer: Layer, size: Ints, item_bytes: int,
     channels = layer.weight_shape[1] * layer.conv.group
     shape = (*layer.weight_shape[:2], *lowering.conv.kernel_shape)
     pool = whole_map(size) if lowering.is_global else lowering.pool
-    if pool is None:
-        conv, found = lowering.conv, conv_cost(lowering.conv, shape, size, item_bytes)
-        if not cpu_opset or lowering.name != "fused" or conv.group == 1 or conv.places(size) > 1:
-            return found
-        weight = ONE_PLACE_WEIGHTS[conv.rank == 2][conv.group < channels]
-        return replace(found, time=found.time + found.macs * (weight - 1))
-    found = conv_cost(lowering.conv, shape, pool.output_size(size), item_bytes)
-    return pool_cost(pool, channels, size, item_bytes, 0 if lowering.is_global else cpu_opset) + found
+    where = size if pool is None else pool.output_size(size)
+    found = conv_cost(lowering.conv, shape, where, item_bytes, on_cpu=cpu_opset > 0)
+    return found if pool is None else found + pool_cost(pool, channels, size, item_bytes, 0 if lowering.is_global else cpu_opset)
 
 
 def nominal_size(conv: ConvSpec, pool: PoolSpec | None) -> Ints:

@@ -484,8 +484,9 @@ def with_shapes_folded(model: ModelProto, main: Scope) -> ModelProto | None:
     unknown = False
     for index, node in enumerate(main.nodes):
         positions = SHAPING.get(node.op_type, ()) if node.domain in STANDARD_DOMAINS else ()
-        given = [(position, node.input[position]) for position in positions if position < len(node.input)]
-        found = [(index, position, name) for position, name in given if _is_computed(main, name)]
+        given = [(index, position, node.input[position]) for position in positions if position < len(node.input)]
+        makers = [main.producer.get(name) for _, _, name in given]
+        found = [it for it, at in zip(given, makers, strict=True) if at is not None and not is_op(main.nodes[at], "Constant")]
         values = [_value(main, node, name) for _, _, name in found]
         if found and all(value is not None for value in values):
             # Also where the shape is known by now, which may be by an earlier copy.
@@ -515,12 +516,6 @@ def _value(scope: Scope, node: NodeProto, name: str) -> np.ndarray | None:
     if len(rest) == 1 and -1 not in kept:
         kept, rest = [n if isinstance(n, int) else -1 for n in kept], []
     return None if rest else np.array(kept, np.int64)
-
-
-def _is_computed(scope: Scope, name: str) -> bool:
-    """Return True if a node other than a Constant gives a tensor."""
-    producer = scope.producer.get(name)
-    return producer is not None and not is_op(scope.nodes[producer], "Constant")
 
 
 def spatial_size(scope: Scope, tensor: str, rank: int, first_axis: int = 2) -> Ints | None:

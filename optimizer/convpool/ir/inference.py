@@ -25,7 +25,7 @@ from copy import deepcopy
 
 import onnx
 from google.protobuf.message import EncodeError
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TensorShapeProto, TypeProto, ValueInfoProto, helper
+from onnx import GraphProto, ModelProto, TensorProto, TensorShapeProto, TypeProto, ValueInfoProto, helper
 
 from convpool.algebra.parts import LAYOUTS, OPERATORS
 from convpool.errors import ModelError
@@ -162,7 +162,7 @@ def fill_in(model: ModelProto, inferred: ModelProto, notes: Sequence[Notes]) -> 
         inputs = {value.name: value for value in graph.input}
         bounds = set(inputs)
         for node in graph.node if missing else ():
-            if any(subgraphs(node)) or _is_unknown(node):
+            if any(subgraphs(node)) or not onnx.defs.has(node.op_type, "" if node.domain == "ai.onnx" else node.domain):
                 bounds.update(node.output)
         for name, note in missing.items():
             if name not in bounds:
@@ -261,11 +261,6 @@ def _contradict(note: TypeProto, found: TypeProto | None) -> bool:
         a.HasField("dim_value") and b.HasField("dim_value") and 0 <= a.dim_value != b.dim_value
         for a, b in zip(noted, inferred, strict=True)
     )
-
-
-def _is_unknown(node: NodeProto) -> bool:
-    """Return True if onnx does not know a node's operator; a function may hold such nodes."""
-    return not onnx.defs.has(node.op_type, "" if node.domain == "ai.onnx" else node.domain)
 
 
 ANSWER_S = 50

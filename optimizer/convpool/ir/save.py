@@ -80,7 +80,8 @@ def save(model: LoadedModel, out: Path, new_constants: Iterable[str] = (), layou
     originals = set(map(os.path.realpath, model.weight_files))
     if os.path.realpath(out) in originals:
         raise OutputError(f"{out}: holds weights of the model; expected another name")
-    sources, in_place = _sources(proto, base_dir), model.path is not None and _same_name(out, model.path)
+    sources, place = _sources(proto, base_dir), (os.path.realpath(out.parent), out.name)
+    in_place = model.path is not None and place == (os.path.realpath(model.path.parent), model.path.name)
     try:
         may_stay = layout != "one" and (in_place or not sources)
         if may_stay and (unchanged := model.unchanged_bytes()) is not None:
@@ -111,10 +112,6 @@ def referred(path: Path) -> set[str]:
         return {os.path.normpath(entry.value) for tensor in external for entry in tensor.external_data if entry.key == "location"}
     except (OSError, DecodeError, RuntimeError, ValueError, TypeError):  # names that are no UTF-8 raise, or are bytes
         return set()
-
-
-def _same_name(first: Path, second: Path) -> bool:
-    return (os.path.realpath(first.parent), first.name) == (os.path.realpath(second.parent), second.name)
 
 
 def _needed(proto: ModelProto, out: Path) -> list[Path]:

@@ -57,7 +57,9 @@ class UpsampleLast(MovingRule):
         if not isinstance(found, plans.ResizePlan):
             return found
         plan, refused = plans.with_nodes_behind(found), None
-        if _asks_for_operator(plan, context):
+        options = context.options
+        with_plugin = "cpu" not in options.devices and options.lowering == "convavgpool" and options.upsampling is None
+        if with_plugin and not plans.is_conv_first(plan):
             refused = _against_operator(plan, context)
             if refused is None:
                 return plans.as_operator(replace(plan, skip_is_node=_skip_is_node(plan, context)), plans.OPERATOR)
@@ -72,13 +74,6 @@ class UpsampleLast(MovingRule):
             if isinstance(plan, plans.ResizePlan) and plan.lowering == form:
                 found[form] = plan
         return found
-
-
-def _asks_for_operator(plan: plans.ResizePlan, context: Context) -> bool:
-    """Return True if the target has the plugin, and the convolution cannot go in front of the upsampling as it is."""
-    options = context.options
-    with_plugin = "cpu" not in options.devices and options.lowering == "convavgpool" and options.upsampling is None
-    return with_plugin and not plans.is_conv_first(plan)
 
 
 def _against_operator(plan: plans.ResizePlan, context: Context) -> Reject | None:

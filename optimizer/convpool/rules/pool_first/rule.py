@@ -68,7 +68,9 @@ class PoolFirst(PairRule):
             pooling = pooling if size is None else replace(pooling, spec=whole_map(size))
         if pooling.spec is not None and min(pooling.spec.kernel_shape) < 1:
             return reject(scope, pooling.root, "window", list(pooling.spec.kernel_shape), "a feature map with elements")
-        return choose(PairPlan(scope, _pattern(scope, pooling, tree), pooling, tree, shapes=shapes), context)
+        middle = ("concat_" if is_op(scope.nodes[tree.node], "Concat") else "add_") if isinstance(tree, convs.JoinTree) else ""
+        pattern = f"conv_{middle}{SUFFIXES.get(pooling.kind, pooling.kind)}"
+        return choose(PairPlan(scope, pattern, pooling, tree, shapes=shapes), context)
 
     def alternatives(self, site: PairSite, context: Context) -> dict[str, Plan]:
         """A plan for each lowering of the request; none for "direct" beside "convavgpool", the same nodes once inlined."""
@@ -155,13 +157,6 @@ def _pad_of_opaque(scope: Scope, tree: convs.Tree, pool: PoolSpec | None) -> Rej
             expected = f"less than {list(pool.kernel_shape)}, as onnxruntime demands"
             return reject(scope, nodes[-1], "Pad that the pooling would follow", list(pads), expected)
     return None
-
-
-def _pattern(scope: Scope, pooling: convs.Pooling, tree: convs.Tree) -> str:
-    middle = ""
-    if isinstance(tree, convs.JoinTree):
-        middle = "concat_" if is_op(scope.nodes[tree.node], "Concat") else "add_"
-    return f"conv_{middle}{SUFFIXES.get(pooling.kind, pooling.kind)}"
 
 
 def _unfold_overflow(tree: convs.Tree) -> convs.Tree:
@@ -262,11 +257,12 @@ def _of_leaf(
 
 def _cpu_opset(plan: PairPlan, context: Context, names: set[str]) -> int:
     """The opset where lowerings must not be slow in onnxruntime on a CPU; 0 where a GPU decides, or the caller.  Of a target for
-    both a CPU decides over standard operators, and over nodes too from SLOW_OPSET on."""
+    both a CPU decides over standard operators, and from SLOW_OPSET on over nodes too that are not of two axes."""
     options, opset = context.options, plan.scope.opset
     both = "cpu" in options.devices and not options.for_torch and options.lowering in ("convavgpool", "auto")
     standard = options.lowering == "convavgpool" and "convavgpool" not in names
-    return opset if options.devices == ("cpu",) or both and (standard or opset >= forms.SLOW_OPSET) else 0
+    slow = opset >= forms.SLOW_OPSET and convs.conv_leaves(plan.tree)[0].conv.rank != 2
+    return opset if options.devices == ("cpu",) or both and (standard or slow) else 0
 
 
 def _lowering(plan: PairPlan, leaf: convs.ConvLeaf, name: str, main_opset: int) -> forms.Lowering | Reject:
@@ -304,7 +300,7 @@ def _judge(plan: PairPlan, lowerings: list[forms.Lowering], cpu_opset: int) -> P
     before, after, priced = forms.Cost(), forms.Cost(), []
     for leaf, found in zip(leaves, lowerings, strict=True):
         size = leaf.size or forms.nominal_size(leaf.conv, spec)
-        old = forms.conv_cost(leaf.conv, leaf.weight_shape, size, bytes_)
+        old = forms.conv_cost(leaf.conv, leaf.weight_shape, size, bytes_, on_cpu=cpu_opset > 0)
         new = forms.lowering_cost(found, leaf.layer, size, bytes_, cpu_opset)
         before, after = before + old, after + new
         known = leaf.size is not None
