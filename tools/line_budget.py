@@ -15,9 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
-    "optimizer": 25598,
+    "optimizer": 25597,
     "plugin": 17454,
-    "tests": 36000,
+    "tests": 35984,
     "benchmarks": 8638,
     "tools": 952,
     "examples": 1167,
