@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
-    "optimizer": 25597,
+    "optimizer": 25607,
     "plugin": 17454,
     "tests": 35984,
     "benchmarks": 8638,

@@ -336,7 +336,7 @@ def _summary(original: LoadedModel, result: LoadedModel, sites: list[SiteReport]
         seconds=0.0,
         concats=run.log.concats,
         channels_last=run.log.channels_last,
-        packed=sum(schema.accumulation_of(node) > 0 for node in model_nodes(result.proto) if schema.is_operator(node)),
+        packed=sum(map(bool, map(schema.accumulation_of, filter(schema.is_operator, model_nodes(result.proto))))),
         averages=run.seen.averages,
         resizes=run.seen.resizes,
         between=dict(run.seen.between.most_common()),

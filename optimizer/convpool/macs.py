@@ -98,11 +98,11 @@ def open_batches(main: Scope) -> frozenset[str]:
 def _factors(scope: Scope, node: NodeProto, batches: frozenset[str]) -> Sizes:
     """Factors of one node's multiply-adds, None where a size is unknown.  batches: names of sizes that count as 1."""
     weights = CONVOLUTIONS.get(node.op_type)
-    values = (known_attributes(node) or {}) if node.op_type in ("Gemm", *OP_TYPES) else {}
     out, x = scope.known_sizes(node.output[0], batches), scope.known_sizes(node.input[0], batches)
+    w = None if weights is None else scope.known_sizes(node.input[weights], batches)
+    values = (known_attributes(node) or {}) if node.op_type in ("Gemm", *OP_TYPES) else {}
     if weights is None:
         return (*(out if out is not None else (None,)), x[0 if values.get("transA") else -1]) if x else (None,)
-    w = scope.known_sizes(node.input[weights], batches)
     if UPSAMPLE in values:
         return (_upsampled(node, values, out, w),)
     positions = x if node.op_type == "ConvTranspose" else out

@@ -20,18 +20,18 @@ from convpool.errors import ConvpoolError, ModelError, OptionError
 from convpool.ir.index import Dim
 from convpool.ir.inference import infer_shapes
 from convpool.ir.model import LoadedModel
-from convpool.ir.protos import graphs_within, is_op, known_attributes, model_nodes, named, sparse_values, tensors
+from convpool.ir.protos import graphs_within, known_attributes, model_nodes, named, ops_of, sparse_values, tensors
 from convpool.ir.shapes import at_shapes, check_shape, dims_of, feeds, fit_shapes
 
 
 def overhang(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> str:
     """The first such average of a model for inputs of these shapes, in words; "" where none is known."""
-    if not any(is_op(node, "AveragePool") for node in model_nodes(model)):
+    if not ops_of(model_nodes(model), "AveragePool"):
         return ""
     inferred = infer_shapes(at_shapes(model, shapes))
     for graph in graphs_within(inferred.graph) if inferred is not None else ():
         shapes_of_all = {value.name: value.type.tensor_type.shape.dim for value in (*graph.input, *graph.value_info)}
-        for node in (node for node in graph.node if is_op(node, "AveragePool")):
+        for node in ops_of(graph.node, "AveragePool"):
             values, sizes = known_attributes(node) or {}, [dim.dim_value for dim in shapes_of_all.get(node.input[0], ())[2:]]
             kernel = values.get("kernel_shape", [])
             if len(sizes) != len(kernel) or values.get("auto_pad", b"").startswith(b"SAME"):
@@ -91,7 +91,8 @@ class InputMaker:
         self._shapes = fit_shapes(self._feeds, shapes)
         self._open_size: int | None = None
         self._scale: float | None = None
-        self._shared = _shared_names(self._feeds)
+        self._dims = {value.name: dims_of(value) for value in self._feeds}
+        self._shared = _shared_names(list(self._dims.values()))
         self._named = self._named_sizes()
 
     def runnable(self, number: int, run: Callable[[Arrays], list[object]]) -> tuple[Arrays, list[object]]:
@@ -117,7 +118,7 @@ class InputMaker:
         """Inputs of other sizes than `arrays`, and what `run` gives for them; None where it takes none.  Sizes change that the
         model and `other` leave open, within all `ranges`.  Values are drawn from those of `arrays`; an input of the same shape
         keeps its values."""
-        dims = {value.name: dims_of(value) for value in self._feeds}
+        dims = {name: list(own) for name, own in self._dims.items()}
         for value in feeds(other) if other is not None else ():
             for axis, dim in enumerate(dims_of(value)):
                 if isinstance(dim, int) and axis < len(dims.get(value.name, ())):
@@ -163,29 +164,29 @@ class InputMaker:
         """OPEN_SIZES, those last at which a window is larger than its map."""
         overhangs = [False] * len(OPEN_SIZES)
         for index, size in enumerate(OPEN_SIZES if self._has_open_sizes() else ()):
-            shapes = {value.name: self._shape(value, size) for value in self._feeds}
+            shapes = {name: self._shape(name, size) for name in self._dims}
             overhangs[index] = bool(overhang(self._model, shapes))
             if not any(overhangs):
                 break  # the others are hardly needed
         return sorted(OPEN_SIZES, key=lambda size: overhangs[OPEN_SIZES.index(size)])
 
     def _has_open_sizes(self) -> bool:
-        unknown = [value for value in self._feeds if value.name not in self._shapes]
-        return any(not isinstance(dim, int) for value in unknown for dim in dims_of(value)[1:])
+        unknown = [dims for name, dims in self._dims.items() if name not in self._shapes]
+        return any(not isinstance(dim, int) for dims in unknown for dim in dims[1:])
 
     def _named_sizes(self) -> dict[str, int]:
         """Sizes of symbolic dimensions: as given for another input, or 1 for a name that is some input's first axis alone."""
         sizes: dict[str, int] = {}
-        for value in self._feeds:
-            for axis, dim in enumerate(dims_of(value)):
-                if isinstance(dim, str) and value.name in self._shapes:
-                    sizes[dim] = self._shapes[value.name][axis]
+        for name, dims in self._dims.items():
+            for axis, dim in enumerate(dims):
+                if isinstance(dim, str) and name in self._shapes:
+                    sizes[dim] = self._shapes[name][axis]
                 elif isinstance(dim, str) and axis == 0 and dim not in self._shared:
                     sizes.setdefault(dim, 1)
         return sizes
 
-    def _shape(self, value: ValueInfoProto, open_size: int) -> list[int]:
-        dims = self._shapes.get(value.name) or dims_of(value)
+    def _shape(self, name: str, open_size: int) -> list[int]:
+        dims = self._shapes.get(name) or self._dims[name]
         named = {**dict.fromkeys(self._shared, max(open_size // 4, 1)), **self._named}  # batches of the largest maps take long
         return [dim if isinstance(dim, int) else named.get(dim or "", open_size if axis else 1) for axis, dim in enumerate(dims)]
 
@@ -193,7 +194,7 @@ class InputMaker:
         rng = np.random.default_rng([self._seed, number])
         arrays = {}
         for value in self._feeds:
-            dims = self._shape(value, open_size)
+            dims = self._shape(value.name, open_size)
             dtype = _dtype(value)
             if (size := math.prod(dims) * max(dtype.itemsize, 8)) > MAX_INPUT_BYTES:
                 got = f"shape {dims}; got {size} bytes"
@@ -241,9 +242,8 @@ def _within(bounds: Sequence[Sequence[int]], shape: Sequence[int], before: Seque
     return tuple(old if size == old else min(max(size, least), most) if old < most else least for least, most, size, old in sizes)
 
 
-def _shared_names(values: list[ValueInfoProto]) -> set[str]:
+def _shared_names(shapes: list[list[Dim]]) -> set[str]:
     """Names of first sizes that are no batch's alone: of a side of a map too, or of another size of the same input."""
-    shapes = [dims_of(value) for value in values]
     sides = {dim for dims in shapes for axis, dim in enumerate(dims) if axis > 1 or dims.count(dim) > 1}
     return {dims[0] for dims in shapes if dims and isinstance(dims[0], str)} & sides
 

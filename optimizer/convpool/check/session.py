@@ -67,11 +67,11 @@ class Session:
             place = _current()
             if self._place() is not place:
                 self._make(place)
-            return _ask(place, method, self._number, *arguments)
+            return _answer(*place.ask(method, self._number, *arguments))
 
     def _make(self, place: _Place) -> None:
         content, folder = serialize(self._model.proto), self._model.base_dir and str(self._model.base_dir)
-        self._number, self._inputs, self._outputs = _ask(place, "make", folder, self._options, content=content)
+        self._number, self._inputs, self._outputs = _answer(*place.ask("make", folder, self._options, content=content))
         self._place = weakref.ref(place)
         drop = partial(place.ask_later, _shared.lock, "drop") if isinstance(place, OtherProcess) else place.drop
         weakref.finalize(self, drop, self._number).atexit = False
@@ -83,10 +83,17 @@ def _folders() -> list[str]:
     return list(dict.fromkeys(str(Path(spec.origin).parents[1]) for spec in found if spec is not None and spec.origin))
 
 
-_Place = OtherProcess | Service
+class _Here(Service):
+    """Sessions in this process, where no other one can be started; an error is raised as it is."""
+
+    def ask(self, method: str, *arguments: Any, content: bytes | None = None) -> tuple[str, Any]:
+        """Call a method as `OtherProcess.ask` does."""
+        return DONE, getattr(self, method)(*([] if content is None else [content]), *arguments)
+
+
+_Place = OtherProcess | _Here
 _shared = Shared(session_process, _folders)
-_here: Service | None = None
-"""Sessions in this process, where no other one can be started."""
+_here: _Here | None = None
 
 
 def prepare() -> None:
@@ -100,15 +107,12 @@ def _current() -> _Place:
     global _here
     if (process := _shared.current()) is not None:
         return process
-    _here = _here or Service()
+    _here = _here or _Here()
     return _here
 
 
-def _ask(place: _Place, method: str, *arguments: Any, content: bytes | None = None) -> Any:
-    """Call a method of `session_process.Service`.  Raises EndedError, and RuntimeError for onnxruntime's, or here that itself."""
-    if isinstance(place, Service):
-        return getattr(place, method)(*([] if content is None else [content]), *arguments)
-    kind, value = place.ask(method, *arguments, content=content)
+def _answer(kind: str, value: Any) -> Any:
+    """What a method of `session_process.Service` gave.  Raises RuntimeError for its error, and MemoryError."""
     if kind != DONE:
         raise MemoryError if kind == MEMORY else RuntimeError(value)
     return value

@@ -33,7 +33,7 @@ from convpool.check.session import OnnxruntimeRunner, Outputs, Runner, prepare
 from convpool.errors import ConvpoolError, ModelError, OptionError, VerificationError
 from convpool.ir.constants import UNIT_ROUNDOFF
 from convpool.ir.model import LoadedModel, load, passes_full_check
-from convpool.ir.protos import all_nodes, is_op, model_nodes, subgraphs
+from convpool.ir.protos import all_nodes, model_nodes, ops_of, subgraphs
 from convpool.ir.schema import OP_TYPES
 from convpool.options import check_arguments
 from convpool.types import Model
@@ -68,7 +68,7 @@ def _in_all_branches(compare: Compare) -> Compare:
 
 def _working_ifs(model: LoadedModel) -> set[tuple[str, ...]]:
     """The Ifs with WORK in a branch, by their outputs."""
-    inner = {tuple(node.output): subgraphs(node) for node in model_nodes(model.proto) if is_op(node, "If")}
+    inner = {tuple(node.output): subgraphs(node) for node in ops_of(model_nodes(model.proto), "If")}
     return {name for name, graphs in inner.items() if any(n.op_type in WORK for _, _, graph in graphs for n in all_nodes(graph))}
 
 
@@ -79,8 +79,8 @@ def _exchanged(side: Any, names: set[tuple[str, ...]]) -> Any:
         runner.model = side.model  # whose types the inputs have
         return runner
     result = replace(side, proto=deepcopy(side.proto))
-    for node in (node for node in model_nodes(result.proto) if is_op(node, "If") and tuple(node.output) in names):
-        for attribute in node.attribute:
+    for node in ops_of(model_nodes(result.proto), "If"):
+        for attribute in node.attribute if tuple(node.output) in names else ():
             attribute.name = BRANCHES.get(attribute.name, attribute.name)
     return result
 

@@ -220,7 +220,7 @@ class Editor:
     def _complete_functions(self) -> None:
         """Add the functions of the operators in use, and remove those that a fused variant has replaced everywhere."""
         used, known = schema.used_in(self._model), set()
-        permuting = schema.complete_layouts([node for node in model_nodes(self._model) if schema.is_operator(node)])
+        permuting = schema.complete_layouts(list(filter(schema.is_operator, model_nodes(self._model))))
         for index in reversed(range(len(self._model.functions))):
             function = self._model.functions[index]
             if function.domain == schema.DOMAIN and function.name in schema.OP_TYPES:

@@ -307,13 +307,13 @@ def with_own_functions(model: ModelProto) -> ModelProto:
     if not used_in(model):
         return model
     copy = deepcopy(model)
-    nodes = [node for node in model_nodes(copy) if is_operator(node)]
+    nodes = list(filter(is_operator, model_nodes(copy)))
     for node in nodes:
         given = {item.name for item in node.attribute if item.ints or item.floats}
         needed = {"kernel_shape", SCALES} if OPERATORS[node.op_type].upsamples else {"kernel_shape"}
         if layout_of(node) not in LAYOUTS or not given >= needed:
             node.op_type += "Unusable"  # has no function: its result stays unknown
-    permuting = complete_layouts([node for node in nodes if is_operator(node)])
+    permuting = complete_layouts(list(filter(is_operator, nodes)))
     own = functions_for(used_in(copy), TYPES_OPSET, permuting, for_sizes=True)  # of the nodes in functions too
     others = [function for function in copy.functions if function.domain != DOMAIN or function.name not in OP_TYPES]
     del copy.functions[:]

@@ -78,8 +78,13 @@ class PairPlan(Plan):
         return self.own, self.pooling.output
 
     @cached_property
+    def leaves(self) -> tuple[ConvLeaf, ...]:
+        """The convolutions of `tree`, left to right."""
+        return tuple(conv_leaves(self.tree))
+
+    @cached_property
     def convolutions(self) -> tuple[int, ...]:
-        return tuple(leaf.node for leaf in conv_leaves(self.tree))
+        return tuple(leaf.node for leaf in self.leaves)
 
 
 class PairRule(Rule):
@@ -91,12 +96,12 @@ class PairRule(Rule):
         split = plan.pooling.split
         edit.replace(max(plan.pooling.root, *tree_nodes(plan.tree)) if split is None else split, gone)
         rewire(plan.shapes, edit)
-        edit.drop_unread(index for leaf in conv_leaves(plan.tree) for index in leaf.passed)
+        edit.drop_unread(index for leaf in plan.leaves for index in leaf.passed)
 
     def rewritten(self, plan: PairPlan, outputs: list[str], times: dict[str, float] | None, log: Log) -> None:
         scope, made = plan.scope, iter(outputs)
         pool = label(scope.nodes[plan.pooling.root]) if plan.pooling.nodes else ""
-        for leaf, lowering in zip(conv_leaves(plan.tree), plan.lowerings, strict=True):
+        for leaf, lowering in zip(plan.leaves, plan.lowerings, strict=True):
             as_operator = lowering.name == "convavgpool"
             values: dict[str, Any] = {"macs_before": lowering.macs_before, "macs_after": lowering.macs_after, "times_us": times}
             values["operator"] = OP_TYPE if as_operator else None

@@ -56,13 +56,14 @@ class PoolFirst(PairRule):
         shapes = shape_nodes_of(scope, pooling, tree)
         if isinstance(shapes, Reject):
             return shapes
-        for leaf in convs.conv_leaves(tree):
+        leaves = convs.conv_leaves(tree)
+        for leaf in leaves:
             if leaf.weight is not None and np.isinf(leaf.weight.array()).any():
                 # Of a map of both signs it makes infinities of both signs, whose mean is NaN.
                 return reject(scope, leaf.node, "weights", "infinity", "finite numbers")
         tree = _unfold_overflow(tree)
         if pooling.spec is None:
-            size = spatial_size(scope, pooling.input, convs.conv_leaves(tree)[0].conv.rank)
+            size = spatial_size(scope, pooling.input, leaves[0].conv.rank)
             if size is None and isinstance(tree, convs.ConvLeaf) and tree.size is not None:
                 size = tree.conv.output_size(tree.size)  # where shape inference gave none
             pooling = pooling if size is None else replace(pooling, spec=whole_map(size))
@@ -203,7 +204,7 @@ def choose(plan: PairPlan, context: Context) -> PairPlan | Reject:
         attempts += BY_COST
     for attempt in attempts:
         lowerings = []
-        for leaf in convs.conv_leaves(plan.tree):
+        for leaf in plan.leaves:
             found, reason = _of_leaf(plan, leaf, attempt, context)
             failure = failure or reason
             if found is None:
@@ -222,7 +223,7 @@ def _fallback(plan: PairPlan, failure: Reject | None, context: Context) -> Rejec
     """Why a convolution of a plan is not the operator, where that is asked for.  failure: of the attempts before the plan's."""
     if context.options.lowering != "convavgpool":
         return None
-    for leaf, lowering in zip(convs.conv_leaves(plan.tree), plan.lowerings, strict=True):
+    for leaf, lowering in zip(plan.leaves, plan.lowerings, strict=True):
         if lowering.name != "convavgpool":
             found = _lowering(plan, leaf, "convavgpool", context.main_opset)
             return found if isinstance(found, Reject) else failure
@@ -261,7 +262,7 @@ def _cpu_opset(plan: PairPlan, context: Context, names: set[str]) -> int:
     options, opset = context.options, plan.scope.opset
     both = "cpu" in options.devices and not options.for_torch and options.lowering in ("convavgpool", "auto")
     standard = options.lowering == "convavgpool" and "convavgpool" not in names
-    slow = opset >= forms.SLOW_OPSET and convs.conv_leaves(plan.tree)[0].conv.rank != 2
+    slow = opset >= forms.SLOW_OPSET and plan.leaves[0].conv.rank != 2
     return opset if options.devices == ("cpu",) or both and (standard or slow) else 0
 
 
@@ -295,7 +296,7 @@ def _pad_in_front(scope: Scope, leaf: convs.ConvLeaf, box: PoolSpec) -> Reject |
 def _judge(plan: PairPlan, lowerings: list[forms.Lowering], cpu_opset: int) -> PairPlan | Reject:
     """Condition (6), over all of the tree; sizes that the model leaves open are taken as nominal ones."""
     scope, spec = plan.scope, plan.pooling.spec
-    leaves = convs.conv_leaves(plan.tree)
+    leaves = plan.leaves
     bytes_ = _item_bytes(scope, leaves[0])
     before, after, priced = forms.Cost(), forms.Cost(), []
     for leaf, found in zip(leaves, lowerings, strict=True):
