@@ -112,7 +112,7 @@ def _current() -> _Place:
 
 
 def _answer(kind: str, value: Any) -> Any:
-    """What a method of `session_process.Service` gave.  Raises RuntimeError for its error, and MemoryError."""
+    """Return what a method of `session_process.Service` gave.  Raises RuntimeError for its error, and MemoryError."""
     if kind != DONE:
         raise MemoryError if kind == MEMORY else RuntimeError(value)
     return value
