@@ -160,7 +160,7 @@ def _fastest(graph: fx.Graph, node: fx.Node, operators: list[tuple], geometry: t
     average = (LAST_MACS if last else AVERAGE_MACS[given.dtype]) * (TRAINED if torch.is_grad_enabled() else 1)
 
     def macs(kernel: Sequence[int], places: Sequence[int], averages: float) -> float:
-        """What a convolution and averages take."""
+        """Return the time that a convolution and averages take."""
         pixels, taps = math.prod(places), max(m, 16) * c * math.prod(kernel)
         slow = 60 if max(kernel) == 1 and pixels < 16 and not last else 0  # PyTorch has another convolution for these
         return taps * (images * (pixels + slow + 10) + (50 if taps >= LARGE else 0)) + average * averages

@@ -146,7 +146,7 @@ class Skeleton:
         self._inputs.append(_info(node.name, found or Known(torch.int64, ())))
 
     def add(self, node: fx.Node, label: str, protos: Sequence[NodeProto] | None) -> None:
-        """What stands for a node, the last one giving its tensor; None: a node of which the rules know nothing."""
+        """Return what stands for a node, the last one giving its tensor; None for one of which the rules know nothing."""
         if protos is None:
             kind = re.sub(r"\W", "_", getattr(node.target, "__name__", None) or str(node.target))
             names = [other.name for other in node.all_input_nodes]
