@@ -15,9 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
-    "optimizer": 25607,
-    "plugin": 17454,
-    "tests": 35984,
+    "optimizer": 25795,
+    "plugin": 17789,
+    "tests": 36163,
     "benchmarks": 8638,
     "tools": 952,
     "examples": 1167,

@@ -324,6 +324,31 @@ CONVPOOL_API convpool_status convpool_weight_gradient(const convpool_problem *pr
 CONVPOOL_API convpool_status convpool_turn_weights(const void *w, void *out, int64_t m, int64_t c, int64_t taps, int32_t dtype,
                                                    float factor, void *stream);
 
+/* Spectral normalization (Miyato et al., ICLR 2018) of weights W [m, taps, c] in memory, as PyTorch does it in training with one step
+ * of the power iteration. With W as a matrix of m rows, and normalize(x) = x / max(|x|, epsilon):
+ *
+ *     u_first:  u = normalize(W v), v = normalize(W^T u)    else: v = normalize(W^T u), u = normalize(W v)
+ *     out = W / sigma,  sigma = u^T W v
+ *
+ * All are of one dtype, F16, BF16 or F32; sums are in fp32. */
+typedef struct {
+    const void *w;         /* aligned to 16 bytes, as dy and out are; m * taps * c is a multiple of 4 */
+    const void *dy;        /* of the adjoint: the gradient at `out`, in W's order */
+    void *last_u, *last_v; /* [m] and [c, taps], the vectors of the step before: replaced by u and v; the adjoint reads none */
+    void *out;             /* as W; of the adjoint: the gradient at W, u and v being constants */
+    void *kept;            /* m + taps * c + 1 floats, which the adjoint reads */
+    int32_t m, c, taps;    /* m * taps * c is below 2^31 */
+    int32_t reserved;      /* zero */
+} convpool_spectral_weight;
+
+/* `weights` is host memory, read before the call returns; all else are device pointers that do not overlap. sums: workspace of the
+ * adjoint, a float for each 8192 elements of each weight and for a rest. Both run on `stream` (a cudaStream_t; null: the default
+ * stream) of the current device. */
+CONVPOOL_API convpool_status convpool_spectral_norm(const convpool_spectral_weight *weights, int32_t count, int32_t dtype,
+                                                    int32_t u_first, float epsilon, void *stream);
+CONVPOOL_API convpool_status convpool_spectral_norm_adjoint(const convpool_spectral_weight *weights, int32_t count, int32_t dtype,
+                                                            void *sums, void *stream);
+
 #ifdef __cplusplus
 }
 #endif

@@ -26,6 +26,17 @@ def on_gpu(shape, dtype, last=False, grad=False):
     return t.requires_grad_(grad)
 
 
+def as_on_a_gpu(graph):
+    """A graph whose tensors are said to be a GPU's, of the same shapes and types."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        for node in graph.nodes:
+            if isinstance(value := node.meta.get("example_value"), torch.Tensor):
+                node.meta["example_value"] = torch.empty(value.shape, dtype=value.dtype, device="cuda")
+    return graph
+
+
 def replayed(step):
     """Return a CUDA graph's results, step by step, and a function that runs it again."""
     graph, found = captured(step)

@@ -81,7 +81,7 @@ class PoolFirst:
         if place is None or not torch.is_grad_enabled():
             return eager.ready(module, graph)
         gpu.give_derivatives(graph)
-        prepared = eager.ready(module, graph, first=True)
+        prepared = eager.ready(module, graph)
         kept = _copy(module.graph)  # TorchDynamo takes from its graph what it knows of the inputs
         return eager.by_stream(functools.partial(_eager_step, module, kept, pairs, self.options), prepared, place)
 
@@ -94,9 +94,11 @@ def _eager_step(
     pairs: the convolutions of the graph that can be rewritten, by their names, with the rules."""
     taken, second = eager.gaining(graph, pairs, scale)
     copied = _copy(graph)
-    if not taken | second or _planned(copied, options, Captured(""), pairs.keys() - taken)[0] is None:
+    if taken | second and _planned(copied, options, Captured(""), pairs.keys() - taken)[0] is None:
         return module.forward
-    if eager.may_have_penalty(copied):  # for those that are asked for, and those that the rules have made of pairs
+    if taken | second and eager.may_have_penalty(
+        copied
+    ):  # for those that are asked for, and those that the rules have made of pairs
         kept = {node.name for node in graph.nodes} - second
         gpu.give_derivatives(copied, [node for node in copied.nodes if node.name not in kept])
     return eager.ready(module, copied, in_steps=second)

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-from convpool.torch import calls, gpu, plain
+from convpool.torch import calls, gpu, plain, spectral
 from convpool.torch.changes import is_of_module, value_of
 from convpool.torch.kernels import frozen
 from convpool.torch.pairs import POOLED_CONV, pooled_conv_of
@@ -58,11 +58,11 @@ def may_have_penalty(graph: fx.Graph) -> bool:
     return any(isinstance(value := value_of(node), torch.Tensor) and value.requires_grad for node in inputs)
 
 
-def ready(module: fx.GraphModule, graph: fx.Graph, *, first: bool = False, in_steps: Collection[str] | None = None) -> Callable:
+def ready(module: fx.GraphModule, graph: fx.Graph, *, in_steps: Collection[str] | None = None) -> Callable:
     """A function that runs the module's rewritten graph: pairs are PyTorch's operators on a CPU, and calls of kernels elsewhere.
 
-    In training with a penalty large ones on a CPU have derivatives of convpool's.  first: weights are computed first.  in_steps:
-    names of the convolutions with derivatives of convpool's in an eager step on a GPU.  PyTorch's operators run more of it: 1x1
+    In training with a penalty large ones on a CPU have derivatives of convpool's.  in_steps: names of the convolutions with
+    derivatives of convpool's in an eager step on a GPU.  PyTorch's operators run more of it: 1x1
     kernels change places with poolings and upsamplings, and pairs of larger ones on large maps are convolved by pooled ones."""
     penalty, eager = torch.is_grad_enabled() and may_have_penalty(graph), in_steps is not None
     for node in list(graph.nodes):
@@ -89,8 +89,7 @@ def ready(module: fx.GraphModule, graph: fx.Graph, *, first: bool = False, in_st
         made.meta.update(node.meta)
         node.replace_all_uses_with(made)
         graph.erase_node(node)
-    if first:
-        gpu.compute_weights_first(module, graph)
+    spectral.normalize_at_once(graph)
     graph.lint()
     return fx.GraphModule(module, graph).forward
 
@@ -210,9 +209,10 @@ def gaining(graph: fx.Graph, pairs: Mapping[str, str], scale: float = 1.0) -> tu
     operators: list[tuple[bool, float, float]] = []
     taken: tuple[set[str], set[str]] = set(), set()
     found: list[tuple[float, float, int, str, set[str]]] = []
+    normalized = {node for one in spectral.find(graph) for node in one.nodes}
     for node in graph.nodes:
         y, name = value_of(node), node.name
-        if node.op not in ("call_function", "call_method") or not isinstance(y, torch.Tensor):
+        if node.op not in ("call_function", "call_method") or not isinstance(y, torch.Tensor) or node in normalized:
             continue
         recorded, convolved, place, second = y.requires_grad, node.target in CONVS.values(), len(operators), 0.0
         passes = (PENALTY if penalty else 1) * (1 if recorded else SHARES[False][0])

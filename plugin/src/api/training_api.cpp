@@ -189,6 +189,38 @@ weight_gradient::Params params_of(const Problem &p) {
     return out;
 }
 
+convpool_status check_dtype(int32_t dtype) {
+    if (dtype == CONVPOOL_F16 || dtype == CONVPOOL_BF16 || dtype == CONVPOOL_F32) return CONVPOOL_OK;
+    return invalid("dtype", dtype, "0 (F16), 1 (BF16) or 2 (F32)");
+}
+
+convpool_status check_spectral(const convpool_spectral_weight *weights, int32_t count, int32_t dtype, bool adjoint,
+                               const void *sums) {
+    if (const convpool_status status = check_dtype(dtype); status != CONVPOOL_OK) return status;
+    if (weights == nullptr) return fail(CONVPOOL_INVALID_ARGUMENT, "weights: the pointer is null");
+    if (count < 1) return invalid("count", count, "1 or more");
+    const auto bytes = static_cast<size_t>(kTypes[dtype].bytes);
+    convpool_status status = CONVPOOL_OK;
+    const auto check = [&](const char *name, const void *pointer, size_t alignment) {
+        if (status == CONVPOOL_OK) status = check_pointer(name, pointer, alignment, std::to_string(alignment) + " bytes");
+    };
+    for (int i = 0; i < count && status == CONVPOOL_OK; ++i) {
+        const convpool_spectral_weight &w = weights[i];
+        for (auto [name, size] : {std::pair{"m", w.m}, {"c", w.c}, {"taps", w.taps}})
+            if (size < 1) return invalid(name, size, "1 or more");
+        if (w.reserved != 0) return invalid("reserved", w.reserved, "0");
+        const double elements = static_cast<double>(w.m) * w.c * w.taps;
+        if (elements >= static_cast<double>(kMostElements))
+            return invalid("elements of a weight", w.m, "below 2^31 with c and taps");
+        if (spectral::elements_of(w) % 4 != 0)
+            return invalid("elements of a weight", spectral::elements_of(w), "a multiple of 4");
+        check("w", w.w, 16), check("out", w.out, 16), check("kept", w.kept, sizeof(float));
+        adjoint ? check("dy", w.dy, 16) : (check("last_u", w.last_u, bytes), check("last_v", w.last_v, bytes));
+    }
+    if (adjoint) check("sums", sums, sizeof(float));
+    return status;
+}
+
 }  // namespace
 
 extern "C" {
@@ -239,8 +271,7 @@ convpool_status convpool_weight_gradient(const convpool_problem *problem, const 
 convpool_status convpool_turn_weights(const void *w, void *out, int64_t m, int64_t c, int64_t taps, int32_t dtype, float factor,
                                       void *stream) {
     return guarded([&] {
-        if (dtype != CONVPOOL_F16 && dtype != CONVPOOL_BF16 && dtype != CONVPOOL_F32)
-            return invalid("dtype", dtype, "0 (F16), 1 (BF16) or 2 (F32)");
+        if (const convpool_status status = check_dtype(dtype); status != CONVPOOL_OK) return status;
         for (auto [name, size] : {std::tuple{"m", m}, {"c", c}, {"taps", taps}})
             if (size < 1 || size > 65535) return invalid(name, size, "1 to 65535");
         for (auto [name, pointer] : {std::tuple{"w", w}, {"out", static_cast<const void *>(out)}})
@@ -251,6 +282,26 @@ convpool_status convpool_turn_weights(const void *w, void *out, int64_t m, int64
         const cudaError_t error = weight_gradient::turn(w, out, m, c, taps, static_cast<convpool_dtype>(dtype), factor,
                                                         static_cast<cudaStream_t>(stream));
         return error == cudaSuccess ? CONVPOOL_OK : cuda_failure("turn_weights", error);
+    });
+}
+
+convpool_status convpool_spectral_norm(const convpool_spectral_weight *weights, int32_t count, int32_t dtype, int32_t u_first,
+                                       float epsilon, void *stream) {
+    return guarded([&] {
+        if (const auto status = check_spectral(weights, count, dtype, false, nullptr); status != CONVPOOL_OK) return status;
+        const cudaError_t error = spectral::launch(weights, count, static_cast<convpool_dtype>(dtype), u_first != 0, epsilon,
+                                                   static_cast<cudaStream_t>(stream));
+        return error == cudaSuccess ? CONVPOOL_OK : cuda_failure("spectral_norm", error);
+    });
+}
+
+convpool_status convpool_spectral_norm_adjoint(const convpool_spectral_weight *weights, int32_t count, int32_t dtype, void *sums,
+                                               void *stream) {
+    return guarded([&] {
+        if (const auto status = check_spectral(weights, count, dtype, true, sums); status != CONVPOOL_OK) return status;
+        const cudaError_t error = spectral::launch_adjoint(weights, count, static_cast<convpool_dtype>(dtype),
+                                                           static_cast<float *>(sums), static_cast<cudaStream_t>(stream));
+        return error == cudaSuccess ? CONVPOOL_OK : cuda_failure("spectral_norm_adjoint", error);
     });
 }
 

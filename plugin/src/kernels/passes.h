@@ -112,4 +112,18 @@ cudaError_t turn(const void *w, void *out, int64_t m, int64_t c, int64_t taps, c
                  cudaStream_t stream);
 
 }  // namespace weight_gradient
+
+// Spectral normalization of several weights, and its derivative.
+namespace spectral {
+
+constexpr int64_t kShare = 8192;  // elements of a weight that a block reads
+CONVPOOL_ANYWHERE int64_t elements_of(const convpool_spectral_weight &w) { return int64_t{w.m} * w.c * w.taps; }
+
+// convpool_spectral_norm and its adjoint.
+cudaError_t launch(const convpool_spectral_weight *weights, int count, convpool_dtype dtype, bool u_first, float epsilon,
+                   cudaStream_t stream);
+cudaError_t launch_adjoint(const convpool_spectral_weight *weights, int count, convpool_dtype dtype, float *sums,
+                           cudaStream_t stream);
+
+}  // namespace spectral
 }  // namespace convpool

@@ -103,4 +103,10 @@ CONVPOOL_DEVICE uint32_t larger(uint32_t a, uint32_t b, float) {
     return __float_as_uint(d);
 }
 
+// In all lanes of a warp.
+CONVPOOL_DEVICE float warp_sum(float v) {
+    UNROLLED_FOR (int step = 16; step > 0; step /= 2) v += __shfl_xor_sync(~0u, v, step);
+    return v;
+}
+
 }  // namespace convpool

@@ -39,11 +39,6 @@ CONVPOOL_DEVICE float squares_of(float sum, float squared, float count) {
     return squares < 0.f ? 0.f : squares;
 }
 
-CONVPOOL_DEVICE float warp_sum(float v) {
-    UNROLLED_FOR (int step = 16; step > 0; step /= 2) v += __shfl_xor_sync(~0u, v, step);
-    return v;
-}
-
 // X has the channels last in whole chunks: a block reads all channels of its pixels, a thread one chunk of every so many.
 template <Precision P> __global__ void __launch_bounds__(kThreads) chunks_kernel(const __grid_constant__ Params p) {
     constexpr int kPerChunk = Traits<P>::kPerChunk;

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Normalize all weights of a network by their largest singular values at once, on a GPU.
+
+PyTorch's spectral normalization is a dozen small kernels for each weight.  An eager step's host launches them one by one, and a
+CUDA graph runs them so.  The library does a network's in four launches, and their derivatives in two (convpool.h).  Sums are in
+float32, and sigma is not rounded to the weights' type.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx
+
+from convpool.cuda import library, spectral_norm
+from convpool.torch import calls, kernels, plain
+from convpool.torch.changes import changes, contexts_of, is_of_module, value_of
+from convpool.torch.pairs import unwatched
+
+
+@dataclass
+class Normalized:
+    """One weight's normalization in a graph: `result` is the last of its `nodes`.
+
+    tensors: the weight [M, ...], u [M] and v, inputs of the graph.  u_first: u is computed of the old v, then v of u."""
+
+    tensors: tuple[fx.Node, fx.Node, fx.Node]
+    u_first: bool
+    epsilon: float
+    result: fx.Node
+    nodes: set[fx.Node]
+
+
+def _is(node: Any, *targets: Any) -> bool:
+    return isinstance(node, fx.Node) and node.target in targets
+
+
+def _found(result: fx.Node) -> Normalized | None:
+    """The normalization that a division ends, as `torch.nn.utils` and its parametrizations do it in training."""
+    weight, sigma = result.args
+    product: Any = sigma.args[-1] if _is(sigma, torch.dot, torch.vdot) else None
+    if not _is(product, torch.mv) or not isinstance(weight, fx.Node) or not is_of_module(weight):
+        return None
+    matrix, *_ = product.args
+    nodes, steps = {result, sigma, product, matrix}, []
+    if not _is(matrix, "flatten", "reshape") or matrix.args not in ((weight, 1), (weight, len(value_of(weight)), -1)):
+        return None
+    for node in (sigma.args[0], product.args[1]):
+        if _is(node, "clone"):
+            nodes.add(node)
+            node = node.args[0]
+        if not _is(node, F.normalize) or node.kwargs.keys() != {"dim", "eps", "out"} or node.kwargs["dim"] or len(node.args) != 1:
+            return None
+        steps.append((node, node.args[0], node.kwargs["out"], node.kwargs["eps"]))
+    (u, of_u, last_u, epsilon), (v, of_v, last_v, other) = steps
+    if not _is(of_u, torch.mv) or not _is(of_v, torch.mv) or of_u.args[0] is not matrix or epsilon != other:
+        return None
+    turned, order = of_v.args[0], (of_u.args[1], of_v.args[1])
+    turns = _is(turned, "t", getattr) and turned.args in ((matrix,), (matrix, "H"), (matrix, "T"))
+    if not turns or order not in ((last_v, u), (v, last_u)) or not all(map(is_of_module, (last_u, last_v))):
+        return None
+    return Normalized((weight, last_u, last_v), order[0] is last_v, epsilon, result, nodes | {u, of_u, v, of_v, turned})
+
+
+def find(graph: fx.Graph) -> list[Normalized]:
+    """The normalizations of weights on a GPU that the library does, and that nothing else in the graph meets."""
+    candidates = [
+        one for node in graph.find_nodes(op="call_function", target=operator.truediv) if (one := _found(node)) is not None
+    ]
+    if not candidates:
+        return []
+    contexts, found = contexts_of(graph), []
+    changed = {node: set(changes(node)) for node in graph.nodes}
+    for one in candidates:
+        if contexts[one.result] != contexts[next(iter(graph.nodes))] or not _suits(one):
+            continue
+        weight, *vectors = one.tensors
+        ends = {one.result, *(item for item in one.nodes if item.target is F.normalize)}
+        inside = all(user in one.nodes for item in one.nodes - ends for user in item.users)
+        read = all(user in one.nodes or user.op == "output" for item in {*vectors, *ends - {one.result}} for user in item.users)
+        apart = not any(changed[other] & set(one.tensors) for other in graph.nodes if other not in one.nodes)
+        if inside and read and apart:
+            found.append(one)
+    return found
+
+
+def _suits(one: Normalized) -> bool:
+    weight, u, v = (value_of(node) for node in one.tensors)
+    whole = all(isinstance(size, int) for size in weight.shape) and weight.numel() % 4 == 0 and 0 < weight.numel() < 1 << 31
+    alike = all(t.dtype == weight.dtype and t.device == weight.device for t in (u, v, value_of(one.result)))
+    sizes = whole and u.shape == weight.shape[:1] and v.shape == (weight.numel() // len(u),)
+    return bool(sizes and alike and weight.is_cuda and weight.dtype in calls.NAMES and not u.requires_grad | v.requires_grad)
+
+
+def normalize_at_once(graph: fx.Graph) -> None:
+    """Let a graph begin with a call that normalizes all its weights, those of a type and a kind of normalization together."""
+    kinds: dict[Any, list[Normalized]] = {}
+    for one in find(graph) if kernels.library_is_there() and spectral_norm.is_there() else ():
+        weight = value_of(one.tensors[0])
+        kinds.setdefault((weight.dtype, weight.device, one.u_first, one.epsilon), []).append(one)
+    last = [*graph.find_nodes(op="placeholder"), *graph.find_nodes(op="get_attr")][-1:]
+    for (*_, u_first, epsilon), ones in kinds.items():
+        weights, us, vs = (tuple(one.tensors[place] for one in ones) for place in range(3))
+        with graph.inserting_after(last[0]):
+            made = graph.call_function(_normalized, (weights, us, vs, u_first, epsilon))
+        made.meta["example_value"] = tuple(value_of(one.result) for one in ones)
+        for place, one in enumerate(ones):
+            with graph.inserting_after(made):
+                item = graph.call_function(operator.getitem, (made, place))
+            item.meta.update(one.result.meta)
+            one.result.replace_all_uses_with(item)
+    every = [one for ones in kinds.values() for one in ones]
+    of_vectors = {node: node.kwargs["out"] for one in every for node in one.nodes if node.target is F.normalize}
+    for node, vector in of_vectors.items():
+        node.replace_all_uses_with(vector, lambda user: user.op == "output")
+    gone = {node for one in every for node in one.nodes}
+    for node in reversed(graph.nodes):
+        if node in gone:
+            graph.erase_node(node)
+
+
+# ---- the call ----
+
+
+def _normalized(weights: Sequence[torch.Tensor], us: Sequence[torch.Tensor], vs: Sequence[torch.Tensor], *kind: Any) -> Any:
+    """The weights, each divided by its largest singular value; the vectors u and v change in place.  kind: u_first, epsilon."""
+    if not unwatched(weights[0], weights[0], "meta") or not all(map(_plain, (*weights, *us, *vs))):
+        return [_original(*tensors, *kind) for tensors in zip(weights, us, vs, strict=True)]
+    if weights[0].get_device() != calls.current_device():
+        with torch.cuda.device(weights[0].device):
+            return _normalized(weights, us, vs, *kind)
+    if torch.is_grad_enabled() and any(weight.requires_grad for weight in weights):
+        return _Normalize.apply(us, vs, kind, *weights)
+    return _launched(weights, us, vs, kind)[0]
+
+
+def _plain(tensor: torch.Tensor) -> bool:
+    """Whether the library can read and write a tensor where it is."""
+    dense = tensor.is_contiguous(memory_format=plain.memory_format(tensor))
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.is_cuda and dense and not tensor.data_ptr() & 15
+
+
+def _original(weight: torch.Tensor, u: torch.Tensor, v: torch.Tensor, u_first: bool, epsilon: float) -> torch.Tensor:
+    """What PyTorch does."""
+    matrix, options = weight.flatten(1), {"dim": 0, "eps": epsilon}
+    with torch.no_grad():
+        for is_u in (u_first, not u_first):
+            F.normalize(torch.mv(matrix, v) if is_u else torch.mv(matrix.H, u), out=u if is_u else v, **options)
+    return weight / torch.vdot(u.clone(), torch.mv(matrix, v.clone()))
+
+
+def _sizes(weight: torch.Tensor) -> tuple[int, int, int]:
+    """Filters, channels and taps, as they lie in memory: of a weight with the channels first, all are channels of one tap."""
+    m, taps = weight.shape[0], math.prod(weight.shape[2:])
+    return (m, weight.numel() // m, 1) if weight.is_contiguous() else (m, weight.shape[1], taps)
+
+
+def _packed(weights: Sequence[torch.Tensor], others: Sequence[tuple[int, int, int, int]], kept: torch.Tensor) -> bytes:
+    """The weights for the library; others: the addresses of dY, u, v and the result."""
+    at, made = kept.data_ptr(), []
+    for weight, (dy, u, v, out) in zip(weights, others, strict=True):
+        m, c, taps = _sizes(weight)
+        made.append(spectral_norm.PACK(weight.data_ptr(), dy, u, v, out, at, m, c, taps, 0))
+        at += 4 * (m + c * taps + 1)
+    return b"".join(made)
+
+
+def _launched(weights: Sequence[torch.Tensor], us: Sequence[torch.Tensor], vs: Sequence[torch.Tensor], kind: tuple) -> tuple:
+    """The normalized weights, and what the derivative reads: u, v and sigma of each in float32."""
+    first, made = weights[0], [torch.empty_like(weight) for weight in weights]
+    floats = sum(len(u) + len(v) + 1 for u, v in zip(us, vs, strict=True))
+    kept = torch.empty(floats, dtype=torch.float32, device=first.device)
+    others = [(0, u.data_ptr(), v.data_ptr(), out.data_ptr()) for u, v, out in zip(us, vs, made, strict=True)]
+    dtype, stream = library.DTYPES[calls.NAMES[first.dtype]], calls.raw_stream(first.get_device())
+    library.check(spectral_norm.normalize()(_packed(weights, others, kept), len(weights), dtype, *kind, stream))
+    torch.autograd.graph.increment_version([*us, *vs])
+    return tuple(made), kept
+
+
+class _Normalize(torch.autograd.Function):
+    """One node for all weights.  u and v are constants to it, as to PyTorch's."""
+
+    @staticmethod
+    def forward(ctx: Any, us: Sequence[torch.Tensor], vs: Sequence[torch.Tensor], kind: tuple, *weights: torch.Tensor) -> Any:
+        made, kept = _launched(weights, us, vs, kind)
+        ctx.save_for_backward(*weights, kept)
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        *weights, kept = ctx.saved_tensors
+        if torch.is_grad_enabled() or not all(unwatched(grad, kept, "meta") for grad in grads):
+            return None, None, None, *_differentiable(weights, grads, kept)
+        grads = tuple(map(_as_weight, grads, weights))
+        made = [torch.empty_like(weight) for weight in weights]
+        shares = sum(-(-weight.numel() // spectral_norm.SHARE) for weight in weights)
+        sums = torch.empty(shares, dtype=torch.float32, device=kept.device)
+        others = [(grad.data_ptr(), 0, 0, out.data_ptr()) for grad, out in zip(grads, made, strict=True)]
+        dtype, stream = library.DTYPES[calls.NAMES[weights[0].dtype]], calls.raw_stream(kept.get_device())
+        library.check(spectral_norm.adjoint()(_packed(weights, others, kept), len(weights), dtype, sums.data_ptr(), stream))
+        return None, None, None, *made
+
+
+def _as_weight(grad: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The gradient as the weight lies in memory, and aligned."""
+    grad = grad.contiguous(memory_format=plain.memory_format(weight))
+    return grad.clone() if grad.data_ptr() & 15 else grad
+
+
+def _differentiable(weights: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], kept: torch.Tensor) -> list[torch.Tensor]:
+    """The gradients at the weights, in operators that have derivatives."""
+    made, at = [], 0
+    for weight, grad in zip(weights, grads, strict=True):
+        m, c, taps = _sizes(weight)
+        u, v, at = kept[at : at + m], kept[at + m : at + m + c * taps], at + m + c * taps + 1
+        if not weight.is_contiguous():
+            v = v.view(*weight.shape[2:], c).movedim(-1, 0).reshape(-1)
+        matrix, dy = weight.flatten(1).float(), grad.flatten(1).float()
+        both = u[:, None] * v
+        sigma = (matrix * both).sum()
+        d_matrix = (dy - (dy * matrix).sum() / sigma * both) / sigma
+        made.append(d_matrix.to(weight.dtype).view(weight.shape))
+    return made

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Spectral normalization of all weights at once: which are found in a graph, and the library's numbers on a GPU."""
+
+import copy
+
+import pytest
+
+from tests.support.torch import require_torch
+
+torch = require_torch()
+import torch.nn.functional as F  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn.utils import spectral_norm as hooked  # noqa: E402
+from torch.nn.utils.parametrizations import spectral_norm  # noqa: E402
+
+from convpool.cuda import spectral_norm as of_library  # noqa: E402
+from convpool.torch import kernels, spectral  # noqa: E402
+from convpool.torch.backend import _copy  # noqa: E402
+from tests.support.torch_gpu import as_on_a_gpu, gpu, on_gpu, replayed  # noqa: E402, F401
+
+ALLOWED = {torch.float32: 4e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+SHAPES = [(64, 3, 3, 3), (96, 64, 1, 1), (640, 512, 3, 3), (1, 1024), (1000, 128), (4, 4), (7, 4, 3, 3, 3), *[(12, 4, 3, 3)] * 60]
+
+
+def network(wrap=spectral_norm, **options):
+    """Two convolutions and a linear layer, with their weights normalized."""
+    layers = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 8, 3, padding=1), nn.Linear(8 * 4 * 4, 4)
+    first, second, last = (wrap(layer, **options) for layer in layers)
+    return nn.Sequential(first, nn.AvgPool2d(2), nn.ReLU(), second, nn.AvgPool2d(2), nn.Flatten(), last)
+
+
+def compiled(net, monkeypatch):
+    """The network with what a GPU's graphs have in front, by PyTorch's operators, and how many weights each graph normalizes."""
+    monkeypatch.setattr(kernels, "library_is_there", lambda: True)
+    monkeypatch.setattr(of_library, "is_there", lambda: True)
+    counts = []
+    torch._dynamo.reset()
+
+    def backend(module, inputs):
+        graph = _copy(as_on_a_gpu(module.graph))
+        counts.append(len(spectral.find(graph)))
+        spectral.normalize_at_once(graph)
+        assert not spectral.find(graph) and len(graph.find_nodes(op="call_function", target=spectral._normalized)) == (
+            counts[-1] > 0
+        )
+        return torch.fx.GraphModule(module, graph).forward
+
+    return torch.compile(net, backend=backend), counts
+
+
+@pytest.mark.parametrize("wrap", [spectral_norm, hooked])
+def test_training_goes_on_as_it_did(wrap, monkeypatch):
+    """Results, gradients, and the vectors of the power iteration."""
+    original = network(wrap)
+    net, counts = compiled(changed := copy.deepcopy(original), monkeypatch)
+    for _ in range(3):
+        x = torch.randn(2, 3, 18, 18)
+        found = [
+            torch.autograd.grad(run(x).square().sum(), list(m.parameters())) for run, m in ((original, original), (net, changed))
+        ]
+        torch.testing.assert_close(*found)
+        torch.testing.assert_close(original.state_dict(), changed.state_dict())
+    assert counts == [3]
+    with torch.no_grad():
+        torch.testing.assert_close(net(x), original(x))
+    torch.testing.assert_close(original.state_dict(), changed.state_dict())
+    assert counts == [3, 3]
+
+
+class Reads(nn.Module):
+    """A module that reads a vector of the iteration before it changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = spectral_norm(nn.Conv2d(3, 4, 3))
+
+    def forward(self, x):
+        read = self.conv.parametrizations.weight[0]._u * 2
+        return self.conv(x) * read.sum()
+
+
+class Twice(Reads):
+    """A module that normalizes a weight twice."""
+
+    def forward(self, x):
+        return self.conv(x) + self.conv(x + 1)
+
+
+class Autocast(Reads):
+    """A module that normalizes in a context of its own."""
+
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.conv(x)
+
+
+@pytest.mark.parametrize(
+    "net",
+    [
+        network().eval(),
+        network(n_power_iterations=2),
+        network(hooked, n_power_iterations=2),
+        spectral_norm(nn.ConvTranspose2d(3, 4, 3)),
+        spectral_norm(nn.Conv2d(3, 5, 1)),
+        spectral_norm(nn.Conv2d(3, 4, 3).double()),
+        Reads(),
+        Twice(),
+        Autocast(),
+    ],
+    ids=["eval", "iterations", "hooked", "transposed", "odd", "double", "read", "twice", "autocast"],
+)
+def test_what_is_left_to_pytorch(net, monkeypatch):
+    changed, counts = compiled(copy.deepcopy(net), monkeypatch)
+    x = torch.randn(2, 3, 18, 18, dtype=next(net.parameters()).dtype)
+    torch.testing.assert_close(changed(x), net(x))
+    assert counts == [0]
+    torch.testing.assert_close(changed.state_dict(), {f"_orig_mod.{name}": value for name, value in net.state_dict().items()})
+
+
+def given(dtype, last, shapes=SHAPES):
+    """Weights and vectors."""
+    weights = [(on_gpu(shape, dtype, last) / shape[0] ** 0.5).requires_grad_() for shape in shapes]
+    us = [F.normalize(torch.randn(len(weight), device="cuda"), dim=0).to(dtype) for weight in weights]
+    return weights, us, [F.normalize(torch.randn(w[0].numel(), device="cuda"), dim=0).to(dtype) for w in weights]
+
+
+@pytest.mark.parametrize("u_first", [False, True])
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("dtype", ALLOWED)
+def test_numbers(dtype, last, u_first, gpu):  # noqa: F811
+    """Against float64: results, vectors, gradients, also those that have derivatives, for more weights than a launch takes."""
+    torch.manual_seed(1)
+    weights, us, vs = given(dtype, last)
+    exact = [[t.detach().double().requires_grad_(t.requires_grad) for t in group] for group in (weights, us, vs)]
+    expected = [spectral._original(*tensors, u_first, 1e-12) for tensors in zip(*exact, strict=True)]
+    versions = [t._version for t in (*us, *vs)]
+    found = spectral._normalized(weights, us, vs, u_first, 1e-12)
+    grads = [torch.randn_like(t) for t in found]
+    grads[0] = torch.randn(len(grads[0].flatten()) + 1, device="cuda").to(dtype)[1:].view_as(grads[0])  # at an odd address
+    derivatives = torch.autograd.grad(expected, exact[0], [grad.double() for grad in grads])
+    first, again = (torch.autograd.grad(found, weights, grads, retain_graph=True, create_graph=more) for more in (False, True))
+    assert all(now > before for now, before in zip((t._version for t in (*us, *vs)), versions, strict=True))
+    assert [t.stride() for t in (*found, *first)] == [t.stride() for t in weights] * 2
+    both = zip((*found, *us, *vs, *first, *again), (*expected, *exact[1], *exact[2], *derivatives, *derivatives), strict=True)
+    for got, right in both:
+        assert got.dtype == dtype and (got - right).abs().max() < ALLOWED[dtype] * right.abs().max()
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_second_derivatives_and_what_intercepts_the_call(last, gpu):  # noqa: F811
+    tensors = given(torch.float32, last, [(8, 4, 3, 3)])
+    others = [[t.detach().clone().requires_grad_(t.requires_grad) for t in group] for group in tensors]
+    seconds = []
+    for (weights, us, vs), run in (
+        (tensors, spectral._normalized),
+        (others, lambda *a: [spectral._original(*(t[0] for t in a[:3]), *a[3:])]),
+    ):
+        (grad,) = torch.autograd.grad(run(weights, us, vs, True, 1e-12)[0].sin().sum(), weights, create_graph=True)
+        seconds.append(torch.autograd.grad(grad.square().sum(), weights)[0])
+    torch.testing.assert_close(*seconds, rtol=1e-4, atol=1e-6)
+    weights, us, vs = given(torch.float32, last, [(8, 4, 3, 3)])
+    grad = torch.func.grad(lambda w: spectral._normalized([w], us, vs, True, 1e-12)[0].sin().sum())(weights[0])
+    (expected,) = torch.autograd.grad(
+        (weights[0] / torch.vdot(us[0], torch.mv(weights[0].flatten(1), vs[0]))).sin().sum(), weights
+    )
+    torch.testing.assert_close(grad, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_zeros_and_a_graph(gpu):  # noqa: F811
+    """Weights of zeros give NaN, as PyTorch's; a CUDA graph iterates in each replay."""
+    weights, us, vs = given(torch.float32, False, [(8, 4), (8, 8)])
+    with torch.no_grad():
+        weights[0].zero_()
+    found, replay = replayed(lambda: spectral._normalized(weights, us, vs, True, 1e-12))
+    for _ in range(50):
+        replay()
+    assert found[0].isnan().all() and not us[0].any() and not vs[0].any()
+    torch.testing.assert_close(torch.linalg.matrix_norm(found[1], 2), torch.ones((), device="cuda"), rtol=1e-3, atol=0)
