@@ -16,8 +16,8 @@ ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
     "optimizer": 25795,
-    "plugin": 17789,
-    "tests": 36163,
+    "plugin": 17792,
+    "tests": 36236,
     "benchmarks": 8638,
     "tools": 952,
     "examples": 1167,

@@ -12,7 +12,7 @@
 namespace convpool::spectral {
 namespace {
 
-constexpr int kThreads = 256, kColumnThreads = 512, kColumns = 128,
+constexpr int kThreads = 256, kWarps = kThreads / 32, kColumnThreads = 512, kColumns = 128,
               kMost = 56;  // weights of a launch: their sizes are in its parameters
 
 struct Weight : convpool_spectral_weight {
@@ -20,6 +20,8 @@ struct Weight : convpool_spectral_weight {
 
     CONVPOOL_ANYWHERE int columns() const { return c * taps; }
     CONVPOOL_ANYWHERE int shares() const { return static_cast<int>((elements_of(*this) + kShare - 1) / kShare); }
+    CONVPOOL_ANYWHERE int row_blocks() const { return (m + kWarps - 1) / kWarps; }
+    CONVPOOL_ANYWHERE int column_blocks() const { return (columns() + kColumns - 1) / kColumns; }
     // In fp32; v in the order of W's rows.
     CONVPOOL_DEVICE float *u() const { return static_cast<float *>(kept); }
     CONVPOOL_DEVICE float *v() const { return u() + m; }
@@ -43,13 +45,13 @@ template <class Blocks> CONVPOOL_DEVICE const Weight &weight_of(const Params &p,
 
 // In all threads of a block of kThreads.
 CONVPOOL_DEVICE float block_sum(float v) {
-    __shared__ float sums[kThreads / 32];
+    __shared__ float sums[kWarps];
     v = warp_sum(v);
     __syncthreads();  // the sums before have been read
     if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = v;
     __syncthreads();
     float sum = 0.f;
-    UNROLLED_FOR (int i = 0; i < kThreads / 32; ++i) sum += sums[i];
+    UNROLLED_FOR (int i = 0; i < kWarps; ++i) sum += sums[i];
     return sum;
 }
 
@@ -66,24 +68,25 @@ template <class Element> CONVPOOL_DEVICE void load_four(const Element *row, int 
     UNROLLED_FOR (int i = 0; i < 4; ++i) out[i] = column + i < columns ? to_float(row[column + i]) : 0.f;
 }
 
-// u = W v; first: by the vector of the step before.
+// u = W v, a row to a warp; first: by the vector of the step before.
 template <class Element, bool kFirst> __global__ void __launch_bounds__(kThreads) rows_kernel(const __grid_constant__ Params p) {
-    int row;
-    const Weight &weight = weight_of(p, row, [](const Weight &w) { return w.m; });
-    const int columns = weight.columns();
+    int block;
+    const Weight &weight = weight_of(p, block, [](const Weight &w) { return w.row_blocks(); });
+    const int row = block * kWarps + threadIdx.x / 32, lane = threadIdx.x % 32, columns = weight.columns();
+    if (row >= weight.m) return;
     const Element *const w = static_cast<const Element *>(weight.w) + int64_t{row} * columns;
     const Element *const last_v = static_cast<const Element *>(weight.last_v);
     float sum = 0.f;
-#pragma unroll 4
-    for (int column = 4 * threadIdx.x; column < columns; column += 4 * kThreads) {
+#pragma unroll 8
+    for (int column = 4 * lane; column < columns; column += 4 * 32) {
         float v[4];
         load_four(w, column, columns, v);
         UNROLLED_FOR (int i = 0; i < 4; ++i)
             if (column + i < columns)
                 sum = fmaf(v[i], kFirst ? to_float(last_v[weight.place_of(column + i)]) : weight.v()[column + i], sum);
     }
-    sum = block_sum(sum);
-    if (threadIdx.x == 0) weight.u()[row] = sum;
+    sum = warp_sum(sum);
+    if (lane == 0) weight.u()[row] = sum;
 }
 
 // v = W^T u, of kColumns columns.
@@ -92,7 +95,7 @@ __global__ void __launch_bounds__(kColumnThreads) columns_kernel(const __grid_co
     constexpr int kRows = kColumnThreads / 32;
     __shared__ float sums[kRows][kColumns];
     int block;
-    const Weight &weight = weight_of(p, block, [](const Weight &w) { return (w.columns() + kColumns - 1) / kColumns; });
+    const Weight &weight = weight_of(p, block, [](const Weight &w) { return w.column_blocks(); });
     const int lane = threadIdx.x % 32, first = threadIdx.x / 32, columns = weight.columns(), column = block * kColumns + 4 * lane;
     const Element *const w = static_cast<const Element *>(weight.w), *const u = static_cast<const Element *>(weight.last_u);
     float sum[4] = {};
@@ -214,10 +217,10 @@ cudaError_t launch(const convpool_spectral_weight *weights, int count, convpool_
         return with_element(dtype, [&](auto element) {
             using E = decltype(element);
             const auto rows = [&](auto kernel) {
-                return queue({grid_of(p, part, [](const Weight &w) { return w.m; }), kThreads, stream}, kernel, p);
+                return queue({grid_of(p, part, [](const Weight &w) { return w.row_blocks(); }), kThreads, stream}, kernel, p);
             };
             const auto columns = [&](auto kernel) {
-                const dim3 grid = grid_of(p, part, [](const Weight &w) { return (w.columns() + kColumns - 1) / kColumns; });
+                const dim3 grid = grid_of(p, part, [](const Weight &w) { return w.column_blocks(); });
                 return queue({grid, kColumnThreads, stream}, kernel, p);
             };
             cudaError_t error = u_first ? rows(rows_kernel<E, true>) : columns(columns_kernel<E, true>);
