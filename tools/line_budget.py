@@ -15,9 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
-    "optimizer": 25795,
-    "plugin": 17792,
-    "tests": 36236,
+    "optimizer": 25799,
+    "plugin": 17800,
+    "tests": 36242,
     "benchmarks": 8638,
     "tools": 952,
     "examples": 1167,

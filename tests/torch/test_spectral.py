@@ -19,7 +19,7 @@ from convpool.torch.backend import _copy  # noqa: E402
 from tests.support.torch_gpu import as_on_a_gpu, gpu, on_gpu, replayed  # noqa: E402, F401
 
 ALLOWED = {torch.float32: 4e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
-SHAPES = [(64, 3, 3, 3), (96, 64, 1, 1), (640, 512, 3, 3), (1, 1024), (1000, 128), (4, 4), (7, 4, 3, 3, 3), *[(12, 4, 3, 3)] * 60]
+SHAPES = [(64, 3, 3, 3), (96, 64, 1, 1), (640, 512, 3, 3), (1, 1024), (20000, 20), (4, 4), (7, 4, 3, 3, 3), *[(12, 4, 3, 3)] * 60]
 
 
 def network(wrap=spectral_norm, **options):
@@ -166,13 +166,19 @@ def test_second_derivatives_and_what_intercepts_the_call(last, gpu):  # noqa: F8
     torch.testing.assert_close(grad, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_zeros_and_a_graph(gpu):  # noqa: F811
-    """Weights of zeros give NaN, as PyTorch's; a CUDA graph iterates in each replay."""
+def test_zeros_weights_that_nothing_reads_and_a_graph(gpu):  # noqa: F811
+    """Weights of zeros give NaN, as PyTorch's; a CUDA graph iterates in each replay; autocast changes nothing."""
     weights, us, vs = given(torch.float32, False, [(8, 4), (8, 8)])
     with torch.no_grad():
         weights[0].zero_()
+    before = [t.clone() for t in (*us, *vs)]
+    found = spectral._normalized(weights, us, vs, True, 1e-12)
+    for grad, is_read in zip(torch.autograd.grad(found[1].sum(), weights, allow_unused=True), (False, True), strict=True):
+        assert (grad is not None) == is_read
+    with torch.autocast("cuda", torch.bfloat16):
+        again = spectral._normalized(weights, before[:2], before[2:], True, 1e-12)
+    assert torch.equal(again[1], found[1]) and found[0].isnan().all() and not us[0].any() and not vs[0].any()
     found, replay = replayed(lambda: spectral._normalized(weights, us, vs, True, 1e-12))
     for _ in range(50):
         replay()
-    assert found[0].isnan().all() and not us[0].any() and not vs[0].any()
     torch.testing.assert_close(torch.linalg.matrix_norm(found[1], 2), torch.ones((), device="cuda"), rtol=1e-3, atol=0)

@@ -8,6 +8,7 @@ float32, and sigma is not rounded to the weights' type.
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from collections.abc import Sequence
@@ -161,25 +162,26 @@ def _sizes(weight: torch.Tensor) -> tuple[int, int, int]:
     return (m, weight.numel() // m, 1) if weight.is_contiguous() else (m, weight.shape[1], taps)
 
 
-def _packed(weights: Sequence[torch.Tensor], others: Sequence[tuple[int, int, int, int]], kept: torch.Tensor) -> bytes:
-    """The weights for the library; others: the addresses of dY, u, v and the result."""
-    at, made = kept.data_ptr(), []
-    for weight, (dy, u, v, out) in zip(weights, others, strict=True):
-        m, c, taps = _sizes(weight)
-        made.append(spectral_norm.PACK(weight.data_ptr(), dy, u, v, out, at, m, c, taps, 0))
-        at += 4 * (m + c * taps + 1)
-    return b"".join(made)
+def _kept(weights: Sequence[torch.Tensor]) -> list[int]:
+    """Where u, v and sigma of each weight begin among the numbers that are kept, and where they end."""
+    return list(itertools.accumulate((len(weight) + weight.numel() // len(weight) + 1 for weight in weights), initial=0))
+
+
+def _packed(weight: torch.Tensor, kept: int, out: torch.Tensor, *, dy: int = 0, u: int = 0, v: int = 0) -> bytes:
+    """A weight for the library, with the addresses of what else is read and written."""
+    return spectral_norm.PACK(weight.data_ptr(), dy, u, v, out.data_ptr(), kept, *_sizes(weight), 0)
 
 
 def _launched(weights: Sequence[torch.Tensor], us: Sequence[torch.Tensor], vs: Sequence[torch.Tensor], kind: tuple) -> tuple:
     """The normalized weights, and what the derivative reads: u, v and sigma of each in float32."""
-    first, made = weights[0], [torch.empty_like(weight) for weight in weights]
-    floats = sum(len(u) + len(v) + 1 for u, v in zip(us, vs, strict=True))
-    kept = torch.empty(floats, dtype=torch.float32, device=first.device)
-    others = [(0, u.data_ptr(), v.data_ptr(), out.data_ptr()) for u, v, out in zip(us, vs, made, strict=True)]
+    first, made, places = weights[0], [torch.empty_like(weight) for weight in weights], _kept(weights)
+    kept = torch.empty(places[-1], dtype=torch.float32, device=first.device)
+    at = kept.data_ptr()
+    each = zip(weights, places[:-1], made, us, vs, strict=True)
+    packed = [_packed(w, at + 4 * place, out, u=u.data_ptr(), v=v.data_ptr()) for w, place, out, u, v in each]
     dtype, stream = library.DTYPES[calls.NAMES[first.dtype]], calls.raw_stream(first.get_device())
-    library.check(spectral_norm.normalize()(_packed(weights, others, kept), len(weights), dtype, *kind, stream))
-    torch.autograd.graph.increment_version([*us, *vs])
+    library.check(spectral_norm.normalize()(b"".join(packed), len(packed), dtype, *kind, stream))
+    torch.autograd.graph.increment_version([vector for vector in (*us, *vs) if not vector.is_inference()])
     return tuple(made), kept
 
 
@@ -190,20 +192,26 @@ class _Normalize(torch.autograd.Function):
     def forward(ctx: Any, us: Sequence[torch.Tensor], vs: Sequence[torch.Tensor], kind: tuple, *weights: torch.Tensor) -> Any:
         made, kept = _launched(weights, us, vs, kind)
         ctx.save_for_backward(*weights, kept)
+        ctx.set_materialize_grads(False)
         return made
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
         *weights, kept = ctx.saved_tensors
-        if torch.is_grad_enabled() or not all(unwatched(grad, kept, "meta") for grad in grads):
-            return None, None, None, *_differentiable(weights, grads, kept)
-        grads = tuple(map(_as_weight, grads, weights))
-        made = [torch.empty_like(weight) for weight in weights]
-        shares = sum(-(-weight.numel() // spectral_norm.SHARE) for weight in weights)
+        places, made = _kept(weights), [None] * len(weights)
+        wanted = [n for n, grad in enumerate(grads) if grad is not None and ctx.needs_input_grad[3 + n]]
+        if not wanted or torch.is_grad_enabled() or not all(unwatched(grads[n], kept, "meta") for n in wanted):
+            for n in wanted:
+                made[n] = _differentiable(weights[n], grads[n], kept[places[n] : places[n + 1]])
+            return None, None, None, *made
+        dy, packed, at = [_as_weight(grads[n], weights[n]) for n in wanted], [], kept.data_ptr()
+        for n, grad in zip(wanted, dy, strict=True):
+            made[n] = torch.empty_like(weights[n])
+            packed.append(_packed(weights[n], at + 4 * places[n], made[n], dy=grad.data_ptr()))
+        shares = sum(-(-grad.numel() // spectral_norm.SHARE) for grad in dy)
         sums = torch.empty(shares, dtype=torch.float32, device=kept.device)
-        others = [(grad.data_ptr(), 0, 0, out.data_ptr()) for grad, out in zip(grads, made, strict=True)]
         dtype, stream = library.DTYPES[calls.NAMES[weights[0].dtype]], calls.raw_stream(kept.get_device())
-        library.check(spectral_norm.adjoint()(_packed(weights, others, kept), len(weights), dtype, sums.data_ptr(), stream))
+        library.check(spectral_norm.adjoint()(b"".join(packed), len(packed), dtype, sums.data_ptr(), stream))
         return None, None, None, *made
 
 
@@ -213,17 +221,13 @@ def _as_weight(grad: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return grad.clone() if grad.data_ptr() & 15 else grad
 
 
-def _differentiable(weights: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], kept: torch.Tensor) -> list[torch.Tensor]:
-    """The gradients at the weights, in operators that have derivatives."""
-    made, at = [], 0
-    for weight, grad in zip(weights, grads, strict=True):
-        m, c, taps = _sizes(weight)
-        u, v, at = kept[at : at + m], kept[at + m : at + m + c * taps], at + m + c * taps + 1
-        if not weight.is_contiguous():
-            v = v.view(*weight.shape[2:], c).movedim(-1, 0).reshape(-1)
-        matrix, dy = weight.flatten(1).float(), grad.flatten(1).float()
-        both = u[:, None] * v
-        sigma = (matrix * both).sum()
-        d_matrix = (dy - (dy * matrix).sum() / sigma * both) / sigma
-        made.append(d_matrix.to(weight.dtype).view(weight.shape))
-    return made
+def _differentiable(weight: torch.Tensor, grad: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    """The gradient at a weight, in operators that have derivatives."""
+    m, c, taps = _sizes(weight)
+    u, v = kept[:m], kept[m:-1]
+    if not weight.is_contiguous():
+        v = v.view(taps, c).t().reshape(-1)
+    matrix, dy, both = weight.flatten(1).float(), grad.flatten(1).float(), u[:, None] * v
+    sigma = (matrix * both).sum()
+    d_matrix = (dy - (dy * matrix).sum() / sigma * both) / sigma
+    return d_matrix.to(weight.dtype).view(weight.shape)

@@ -27,7 +27,7 @@ struct Weight : convpool_spectral_weight {
     CONVPOOL_DEVICE float *v() const { return u() + m; }
     CONVPOOL_DEVICE float &sigma() const { return v()[columns()]; }
     // The place in PyTorch's vector, channel by channel, of a column of W, tap by tap.
-    CONVPOOL_DEVICE int place_of(int column) const { return column % c * taps + column / c; }
+    CONVPOOL_DEVICE int place_of(int column) const { return taps == 1 ? column : column % c * taps + column / c; }
 };
 
 struct Params {
@@ -77,42 +77,50 @@ template <class Element, bool kFirst> __global__ void __launch_bounds__(kThreads
     const Element *const w = static_cast<const Element *>(weight.w) + int64_t{row} * columns;
     const Element *const last_v = static_cast<const Element *>(weight.last_v);
     float sum = 0.f;
-#pragma unroll 8
+#pragma unroll 4
     for (int column = 4 * lane; column < columns; column += 4 * 32) {
         float v[4];
         load_four(w, column, columns, v);
-        UNROLLED_FOR (int i = 0; i < 4; ++i)
-            if (column + i < columns)
-                sum = fmaf(v[i], kFirst ? to_float(last_v[weight.place_of(column + i)]) : weight.v()[column + i], sum);
+        int tap = kFirst ? column / weight.c : 0, channel = column - tap * weight.c;  // one division for four
+        UNROLLED_FOR (int i = 0; i < 4; ++i) {
+            if (column + i < columns) {
+                const float other = kFirst ? to_float(last_v[channel * weight.taps + tap]) : weight.v()[column + i];
+                sum = fmaf(v[i], other, sum);
+            }
+            if (++channel == weight.c) channel = 0, ++tap;
+        }
     }
     sum = warp_sum(sum);
     if (lane == 0) weight.u()[row] = sum;
 }
 
-// v = W^T u, of kColumns columns.
+// v = W^T u, of kColumns columns; where W has fewer, more threads share a column's rows.
 template <class Element, bool kFirst>
 __global__ void __launch_bounds__(kColumnThreads) columns_kernel(const __grid_constant__ Params p) {
-    constexpr int kRows = kColumnThreads / 32;
-    __shared__ float sums[kRows][kColumns];
+    __shared__ float sums[kColumnThreads][4];
     int block;
     const Weight &weight = weight_of(p, block, [](const Weight &w) { return w.column_blocks(); });
-    const int lane = threadIdx.x % 32, first = threadIdx.x / 32, columns = weight.columns(), column = block * kColumns + 4 * lane;
+    const int columns = weight.columns();
+    int lanes = kColumns / 4;
+    while (2 * lanes >= columns && lanes > 1) lanes /= 2;
+    const int lane = threadIdx.x % lanes, rows = kColumnThreads / lanes, column = block * kColumns + 4 * lane;
     const Element *const w = static_cast<const Element *>(weight.w), *const u = static_cast<const Element *>(weight.last_u);
     float sum[4] = {};
     if (column < columns)
 #pragma unroll 8
-        for (int row = first; row < weight.m; row += kRows) {
+        for (int row = threadIdx.x / lanes; row < weight.m; row += rows) {
             float v[4];
             load_four(w + int64_t{row} * columns, column, columns, v);
             const float factor = kFirst ? to_float(u[row]) : weight.u()[row];
             UNROLLED_FOR (int i = 0; i < 4; ++i) sum[i] = fmaf(v[i], factor, sum[i]);
         }
-    UNROLLED_FOR (int i = 0; i < 4; ++i) sums[first][4 * lane + i] = sum[i];
+    UNROLLED_FOR (int i = 0; i < 4; ++i) sums[threadIdx.x][i] = sum[i];
     __syncthreads();
     const int mine = block * kColumns + threadIdx.x;
-    if (threadIdx.x >= kColumns || mine >= columns) return;
+    if (threadIdx.x >= 4 * lanes || mine >= columns) return;
     float total = 0.f;
-    UNROLLED_FOR (int i = 0; i < kRows; ++i) total += sums[i][threadIdx.x];
+#pragma unroll 8
+    for (int i = 0; i < rows; ++i) total += sums[i * lanes + threadIdx.x / 4][threadIdx.x % 4];
     weight.v()[mine] = total;
 }
 
