@@ -36,14 +36,13 @@ import onnx
 import convpool
 from benchmarks import resizing
 from benchmarks.bound_session import Bound
-from convpool.check.inputs import to_float32
 from convpool.check.judge import PRECISION_TOLERANCES, Judge, Tolerance
 from convpool.check.session import OnnxruntimeRunner
 from convpool.cuda.timing import summarize
 from convpool.errors import ConvpoolError, first_line
 from convpool.ir import schema
 from convpool.ir.files import write_atomically
-from convpool.ir.model import LoadedModel, load
+from convpool.ir.model import load
 from convpool.onnxruntime import CPU, CUDA, library_path, session
 from convpool.onnxruntime.session import require_cuda, runtime_module
 from models.decoders import PAPER_SIZES, UPSAMPLED_LAYERS
@@ -164,7 +163,7 @@ def time_network(name: str, batch: int, precision: str, methods: list[str], roun
     maker = LAYERS.get(name) or functools.partial(generate, name.removesuffix(SMALL), batch=batch, **sizes)
     model = maker(dtype=DTYPES[precision])
     arrays = random_inputs(model)
-    reference = OnnxruntimeRunner(LoadedModel(to_float32(load(model)), None, 0), "the original in float32", optimize=True)
+    reference = OnnxruntimeRunner(load(model).in_float32(), "the original in float32", optimize=True)
     exact = reference.values(arrays)
     found: dict[str, Row] = {}
     sessions: dict[str, Bound] = {}

@@ -15,10 +15,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
-    "optimizer": 25799,
+    "optimizer": 25702,
     "plugin": 17800,
-    "tests": 36242,
-    "benchmarks": 8638,
+    "tests": 36237,
+    "benchmarks": 8637,
     "tools": 952,
     "examples": 1167,
     "models": 2191,

@@ -23,11 +23,10 @@ from convpool.check.verify import NO_MEMORY, compare_models, unchanged
 from convpool.errors import ModelError, OptionError, VerificationError
 from convpool.ir import schema
 from convpool.ir.files import external_size
-from convpool.ir.model import LoadedModel, load, passes_full_check
+from convpool.ir.model import LoadedModel, load, passes_full_check, tensor_shapes, with_fixed
 from convpool.ir.model import check as check_model
 from convpool.ir.protos import all_nodes, is_op, known_attributes, label, model_nodes, opset_of, sparse_values
 from convpool.ir.save import save, self_contained, serialize
-from convpool.ir.shapes import tensor_shapes, with_fixed
 from convpool.options import PASS_OF_SWITCH, OptimizeOptions, check_arguments, ended, options_for
 from convpool.pipeline import Pipeline, Reached, Stays, Tuner, in_reach
 from convpool.report import Log, Report, SiteReport, Summary

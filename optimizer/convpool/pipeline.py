@@ -40,7 +40,6 @@ from convpool.ir.model import LoadedModel
 from convpool.ir.process import EndedError
 from convpool.ir.protos import AttributeReference, all_nodes, is_op, label, model_nodes, ops_of, opset_of
 from convpool.ir.schema import is_operator
-from convpool.macs import ModelMacs, count
 from convpool.options import OptimizeOptions
 from convpool.report import Log
 from convpool.rules import STAGES, Stage
@@ -50,6 +49,7 @@ from convpool.rules.cuda_chain.channels_last import ChannelsFirst
 from convpool.rules.pool_first.pairs import PairPlan, PairSite
 from convpool.rules.pool_first.rule import PoolFirst
 from convpool.rules.seen import Seen, survey
+from convpool.summary import ModelMacs, count
 
 MIN_OPSET = 7
 """The first opset whose AveragePool can count its padding."""

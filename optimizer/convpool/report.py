@@ -86,7 +86,7 @@ class Summary:
     two sites counts twice."""
     rewritten_macs_after: int | None = None
     model_macs_before: int | None = None
-    """Multiply-adds per sample of all convolutions and matrix products, see `convpool.macs`."""
+    """Multiply-adds per sample of all convolutions and matrix products, see `convpool.summary`."""
     model_macs_after: int | None = None
     counted_shapes: dict[str, list[int]] = field(default_factory=dict)
     """The shapes of inputs with open sizes that the multiply-adds are counted with."""

@@ -9,7 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 from convpool.check import inputs as module
 from convpool.check.inputs import OPEN_SIZES, SCALES, InputMaker, load_arrays, random_array, typed_inputs
 from convpool.errors import ModelError, OptionError
-from convpool.ir.shapes import feeds
+from convpool.ir.model import feeds
 from tests.support.models import graph, sparse_of
 
 X = ("x", TensorProto.FLOAT, ["N", 3, "H", None])

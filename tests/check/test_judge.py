@@ -12,7 +12,6 @@ import pytest
 from onnx import TensorProto, helper
 
 import convpool
-from convpool.check.inputs import to_float32
 from convpool.check.judge import (
     FLOAT32_TOLERANCE,
     TOLERANCES,
@@ -380,7 +379,7 @@ def test_types_of_inner_values_become_float32(body, wrap, kind):
     model = graph(body, {"one": np.int64(1)}, inputs=f"{kind}[2,3] x", outputs=f"{kind}[2,3] y", opset=18)
     elem_type = model.graph.input[0].type.tensor_type.elem_type
     model.graph.value_info.append(helper.make_value_info("s", wrap(helper.make_tensor_type_proto(elem_type, [2, 3]))))
-    wide = to_float32(LoadedModel(model, None, 0))
+    wide = LoadedModel(model, None, 0).in_float32().proto
     (x,) = random_feeds(wide).values()
     assert x.dtype == np.float32
     np.testing.assert_array_equal(run(wide, {"x": x})[0], x)
@@ -393,7 +392,7 @@ def test_types_within_functions_and_of_attributes_become_float32():
     given = {"inputs": "float16[3,3] x", "outputs": "float16[3,3] y", "ir": 10}
     model = graph("y = local.halved(x)", functions=functions, **given)
     model.functions[0].value_info.append(helper.make_tensor_value_info("c", TensorProto.FLOAT16, [3, 3]))
-    wide = to_float32(LoadedModel(model, None, 0))
+    wide = LoadedModel(model, None, 0).in_float32().proto
     assert wide.functions[0].value_info[0].type.tensor_type.elem_type == TensorProto.FLOAT
     x = random_feeds(wide)["x"]
     np.testing.assert_array_equal(run(wide, {"x": x})[0], np.eye(3, dtype=np.float32) - x)

@@ -15,7 +15,6 @@ from onnx import TensorProto, helper, numpy_helper
 
 import convpool
 from convpool.check import session as runners
-from convpool.check.inputs import to_float32
 from convpool.cli.group import run
 from convpool.cli.optimize import command
 from convpool.cli.verify import verify_command
@@ -459,7 +458,7 @@ def test_every_type_of_a_model_becomes_float32():
     optional = helper.make_optional_type_proto(helper.make_tensor_type_proto(TensorProto.BFLOAT16, [1]))
     model.graph.value_info.append(helper.make_value_info("o", optional))
     before = model.SerializeToString()
-    found = to_float32(LoadedModel(model, None, 0))
+    found = LoadedModel(model, None, 0).in_float32().proto
     assert model.SerializeToString() == before
     assert [item.type.tensor_type.elem_type for item in (*found.graph.input, *found.graph.output)] == [1, TensorProto.BOOL, 1]
     casts = [node.attribute[0].i for node in (*found.graph.node, *found.functions[0].node) if node.op_type == "Cast"]

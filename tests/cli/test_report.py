@@ -22,9 +22,8 @@ from convpool.cli.group import StepBar, command, run
 from convpool.cli.optimize import command as optimize
 from convpool.cli.table import PrintableConsole, print_table, show
 from convpool.errors import printable
-from convpool.ir.model import load
-from convpool.ir.shapes import scopes_at
-from convpool.macs import count
+from convpool.ir.model import load, scopes_at
+from convpool.summary import count
 from models import generators
 from tests.support.models import graph
 from tests.support.resizing import UP

@@ -11,8 +11,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import convpool
 from convpool.errors import ModelError
-from convpool.ir import constants
-from convpool.ir.constants import Constant, computed, folded
+from convpool.ir import index as constants
+from convpool.ir.index import Constant, computed, folded
 from tests.support.models import function_scope, graph, operators, weights
 from tests.support.rewriting import DIRECT, PAIR, POOL, rewrite
 

@@ -14,9 +14,10 @@ from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
 import convpool
 from convpool.errors import ModelError
-from convpool.ir import constants, files
+from convpool.ir import files
+from convpool.ir import index as constants
 from convpool.ir import model as sanity
-from convpool.ir.constants import constant_of
+from convpool.ir.index import constant_of
 from convpool.ir.model import check_functions
 from tests.fuzz.damaged import Outcome, share
 from tests.support.damage import damaged

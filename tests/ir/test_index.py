@@ -8,9 +8,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import convpool
 from convpool.errors import ModelError
-from convpool.ir import index as index_module
 from convpool.ir import inference
-from convpool.ir.index import TensorInfo, with_shapes_folded
+from convpool.ir.index import with_shapes_folded
 from convpool.ir.protos import _read_names
 from models import generators
 from tests.support.models import FUNCTION, graph, index, operators
@@ -134,14 +133,14 @@ def test_shapes_of_what_a_gather_picks_of_a_shape():
 
 def test_a_function_whose_shapes_cannot_be_inferred(monkeypatch):
     model = graph("y = local.net<e = 1>(x, w)", functions=FUNCTION.format("b = Relu(a)"))
-    info = {"a": TensorInfo(TensorProto.FLOAT, (2, 3))}
-    assert index_module._infer_function(model, model.functions[0], info) is not None
+    inputs = [helper.make_tensor_value_info("a", TensorProto.FLOAT, (2, 3))]
+    assert inference.infer_function(model, model.functions[0], inputs) is not None
 
     def refused(*_):
         raise ValueError
 
     monkeypatch.setattr(inference, "infer_elsewhere", refused)
-    assert index_module._infer_function(model, model.functions[0], info) is None
+    assert inference.infer_function(model, model.functions[0], inputs) is None
 
 
 def reversed_nodes(name: str) -> onnx.ModelProto:

@@ -11,10 +11,9 @@ from onnx import TensorProto, numpy_helper
 import convpool
 from convpool.check.session import evaluate
 from convpool.ir import schema
-from convpool.ir.model import load
+from convpool.ir.model import load, scopes_at
 from convpool.ir.protos import attributes
-from convpool.ir.shapes import scopes_at
-from convpool.macs import count
+from convpool.summary import count
 from models import generators
 from tests.support import models
 from tests.support.cuda_target import for_cuda, layouts

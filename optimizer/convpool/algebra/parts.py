@@ -100,8 +100,6 @@ PROLOGUES = ("Relu", "LeakyRelu", "Silu")
 """Activations before the pooling."""
 EPILOGUES = ("Relu", "LeakyRelu", "Tanh", "Sigmoid", "Silu")
 """Activations of the result."""
-
-
 AFFINES = ("", "Affine", "Modulated", "Normalized")
 """Maps of X in front, by the attribute prologue_affine: nothing, numbers by channel, by image and channel, or by channel behind a
 normalization of each image."""
@@ -163,8 +161,6 @@ OPERATORS = {
 """Every operator by name, with alphas of 0: ConvAvgPool and its fused variants, UpsampleConv and its."""
 FUSED_VARIANTS = {name: parts for name, parts in OPERATORS.items() if not parts.is_plain}
 """Every one that has parts beside."""
-
-
 LAYOUTS = {0: (False, False), 1: (True, True), 2: (False, True), 3: (True, False)}
 """The pair (X has the channels last, R and Y have them last) by attribute channels_last."""
 

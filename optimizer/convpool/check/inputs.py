@@ -2,8 +2,7 @@
 """Inputs to run a model on: given ones, or seeded random ones in the shapes that the model leaves open.
 
 `overhang` finds poolings whose window is larger than their map.  By ONNX they give nothing; onnxruntime clips the window and
-gives numbers, which no exact rewrite does.  `to_float32` makes every half-precision and double tensor, type and attribute
-float32, as a reference to judge by."""
+gives numbers, which no exact rewrite does."""
 
 from __future__ import annotations
 
@@ -11,17 +10,15 @@ import math
 import os
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
-from copy import deepcopy
 
 import numpy as np
-from onnx import AttributeProto, ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import ModelProto, ValueInfoProto, helper
 
 from convpool.errors import ConvpoolError, ModelError, OptionError
 from convpool.ir.index import Dim
 from convpool.ir.inference import infer_shapes
-from convpool.ir.model import LoadedModel
-from convpool.ir.protos import graphs_within, known_attributes, model_nodes, named, ops_of, sparse_values, tensors
-from convpool.ir.shapes import at_shapes, check_shape, dims_of, feeds, fit_shapes
+from convpool.ir.model import at_shapes, check_shape, dims_of, feeds, fit_shapes
+from convpool.ir.protos import graphs_within, known_attributes, model_nodes, named, ops_of
 
 
 def overhang(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> str:
@@ -352,35 +349,3 @@ def _fit_data(values: list[ValueInfoProto], data: Arrays) -> Arrays:
         check_shape(value, array.shape, "data")
         arrays[name] = array.astype(dtype, copy=False)
     return arrays
-
-
-HALF_TYPES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
-_OTHER_TYPES = (*HALF_TYPES, TensorProto.DOUBLE)
-TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype")
-
-
-def float_types(model: ModelProto) -> set[int]:
-    """The floating-point types among the model's stored tensors and its inputs and outputs."""
-    found = {tensor.data_type for tensor in (*tensors(model), *sparse_values(model))}
-    found |= {value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
-    return found & {TensorProto.FLOAT, *_OTHER_TYPES}
-
-
-def to_float32(model: LoadedModel) -> ModelProto:
-    """A float32 copy of the model, its external data read in where it has to be converted."""
-    result = deepcopy(model.proto)
-    for tensor in (*tensors(result), *sparse_values(result)):
-        if tensor.data_type in _OTHER_TYPES:
-            name = tensor.name
-            tensor.CopyFrom(numpy_helper.from_array(model.read(tensor).astype(np.float32), name))
-    values = [value for graph in graphs_within(result.graph) for value in (*graph.input, *graph.output, *graph.value_info)]
-    for value in (*values, *(value for function in result.functions for value in function.value_info)):
-        kind = value.type
-        while (which := kind.WhichOneof("value")) in ("sequence_type", "optional_type"):
-            kind = getattr(kind, which).elem_type
-        if which == "tensor_type" and kind.tensor_type.elem_type in _OTHER_TYPES:
-            kind.tensor_type.elem_type = TensorProto.FLOAT
-    for attribute in (attribute for node in model_nodes(result) for attribute in node.attribute):
-        if attribute.name in TYPE_ATTRIBUTES and attribute.type == AttributeProto.INT and attribute.i in _OTHER_TYPES:
-            attribute.i = TensorProto.FLOAT
-    return result

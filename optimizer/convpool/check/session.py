@@ -28,12 +28,12 @@ import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
 from convpool.check import session_process
-from convpool.check.inputs import Arrays, Ranges, float_types, to_float32
+from convpool.check.inputs import Arrays, Ranges
 from convpool.check.judge import precision_of
 from convpool.check.session_process import Service
 from convpool.errors import ModelError, first_line
 from convpool.ir.inference import mark_layers
-from convpool.ir.model import LoadedModel
+from convpool.ir.model import LoadedModel, float_types
 from convpool.ir.process import EndedError, OtherProcess, Shared
 from convpool.ir.save import serialize
 from convpool.ir.serving import DONE, MEMORY
@@ -241,8 +241,7 @@ def open_model(model: LoadedModel, what: str = "the model", *, layers: bool = Fa
     given = with_layers(model) if layers else LoadedModel(model.proto, model.base_dir, 0)
     runner = OnnxruntimeRunner(given, what, precision=precision)
     if runner.error and types - {TensorProto.FLOAT}:
-        wide = LoadedModel(to_float32(given), model.base_dir, 0)
-        runner = OnnxruntimeRunner(wide, f"{what} in float32", precision=precision)
+        runner = OnnxruntimeRunner(given.in_float32(), f"{what} in float32", precision=precision)
         runner.check()
         runner.what = what
     runner.check()

@@ -2,14 +2,8 @@
 """Comparing two models, or two runners that compute the same outputs: onnxruntime's and TensorRT's, on the same inputs.
 
 |y - r| <= atol + rtol |r| per element, with atol in units of max |r|, as in `convpool.verify`.  The precision that the less exact
-side computes in gives rtol and atol.  A model's precision is that of its types.  An engine may compute in less than it takes and
-gives, so a caller can say what it computes in:
-
-| precision | rtol | atol | why |
-|---|---|---|---|
-| fp32 | 1e-3 | 1e-4 | as in `convpool.verify` |
-| tf32, fp16 | 2e-2 | 1e-2 | both keep 11 significant bits of what is multiplied |
-| bf16 | 1e-1 | 5e-2 | 8 significant bits |
+side computes in gives rtol and atol (`judge.PRECISION_TOLERANCES`).  A model's precision is that of its types.  An engine may
+compute in less than it takes and gives, so a caller can say what it computes in.
 
 Numbers that are small beside others, and further off than slices allow in `convpool.verify`, are only noted: nudged inputs, by
 which that tells a discontinuity, are not run here.  Nothing else is allowed: `convpool.verify` also lets an output pass that is
@@ -31,9 +25,8 @@ from onnx import TensorProto
 from convpool.check import inputs, judge
 from convpool.check.session import OnnxruntimeRunner, Outputs, Runner, prepare
 from convpool.errors import ConvpoolError, ModelError, OptionError, VerificationError
-from convpool.ir.constants import UNIT_ROUNDOFF
-from convpool.ir.model import LoadedModel, load, passes_full_check
-from convpool.ir.protos import all_nodes, model_nodes, ops_of, subgraphs
+from convpool.ir.model import LoadedModel, float_types, load, passes_full_check
+from convpool.ir.protos import HALF_TYPES, UNIT_ROUNDOFF, all_nodes, model_nodes, ops_of, subgraphs
 from convpool.ir.schema import OP_TYPES
 from convpool.options import check_arguments
 from convpool.types import Model
@@ -273,8 +266,8 @@ def compare_models(
 ) -> judge.Verification:
     """`verify` on loaded models.  progress: called with (number, count, "checking") before each set of inputs."""
     maker = inputs.InputMaker(original.proto, data, input_shapes, seed)
-    types = inputs.float_types(original.proto)
-    narrow = sorted(types & set(inputs.HALF_TYPES))
+    types = float_types(original.proto)
+    narrow = sorted(types & set(HALF_TYPES))
     original, optimized, native, exact = _references(original, optimized, types)
     reference = exact or native
     default_rtol, relative_atol = judge.TOLERANCES[narrow[-1]] if narrow else judge.FLOAT32_TOLERANCE
@@ -330,12 +323,12 @@ def _references(
     native = OnnxruntimeRunner(original, "the original")
     exact = None
     if types - {TensorProto.FLOAT}:
-        wide = LoadedModel(inputs.to_float32(original), original.base_dir, 0)
+        wide = original.in_float32()
         exact = OnnxruntimeRunner(wide, "the original in float32")
         # Without kernels for a type, or a numpy type to feed it by, float32 has to speak for both.
         if native.error or TensorProto.BFLOAT16 in types:
             native, original = exact, wide
-            optimized = LoadedModel(inputs.to_float32(optimized), optimized.base_dir, 0)
+            optimized = optimized.in_float32()
     for runner in (native, exact):
         if runner is not None:
             runner.check()

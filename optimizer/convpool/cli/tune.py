@@ -22,8 +22,8 @@ from convpool.cli.group import SHAPE, STEPS, NamedShape, NewFile, SectionedComma
 from convpool.errors import ConvpoolError, OptionError, printable
 from convpool.ir import schema
 from convpool.ir.files import check_output, write_atomically
+from convpool.ir.model import scopes_at
 from convpool.ir.protos import attributes, label, named
-from convpool.ir.shapes import scopes_at
 
 PRECISIONS = {"fp16": "float16", "bf16": "bfloat16", "tf32": "float32", "fp32": "float32"}
 MEMORY_ORDERS = {"nhwc": True, "nchw": False}

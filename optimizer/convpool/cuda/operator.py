@@ -34,8 +34,6 @@ _NAMES = ("x", "w", "b", "residual", "scale", "shift", "w_scale", "out")
 _X, _W, _B, _RESIDUAL, _SCALE, _SHIFT, _W_SCALE, _OUT = range(8)
 
 Sizes = Sequence[int] | int | None
-
-
 _POOLING = ("pool_kernel_shape", "pool_strides", "pool_pads", "pool_dilations")
 _CONVOLUTION = ("strides", "pads", "dilations", "group")
 _ACTIVATIONS = ("activation", "alpha", "beta", "prologue_activation", "prologue_alpha")

@@ -122,8 +122,6 @@ def _part(folder: Path, name: str) -> Path:
 
 _BITS = {"INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "INT2": 2, "UINT2": 2, "FLOAT6E2M3": 6, "FLOAT6E3M2": 6}
 """Bits of an element by type, where elements share bytes."""
-
-
 MAX_DIGITS = 19
 """Python refuses to read numbers of some thousand digits; those that fit 64 bits have no more than these."""
 MAX_ELEMENTS = 2**59

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A read-only index over the graphs of a model: producers and readers of tensors, constants, shapes.
+"""A read-only index over the graphs of a model: producers and readers of tensors, constants, shapes.  Nothing here changes it.
 
-A scope is one graph or function body.  The main graph, the bodies of If, Loop and Scan at any depth, and the
-model-local functions (and the bodies in them) each get one.  Nothing here changes the model.
+A scope is one graph or function body.  The main graph, the bodies of If, Loop and Scan at any depth, and the model-local
+functions (and the bodies in them) each get one.  A constant is a value that no caller can change, and what follows from such.
+onnx's reference implementation evaluates small shape arithmetic, and who indexes the model (`Evaluate`) weights of any size:
+nothing here runs a runtime.
 
 Shapes may follow from constants which onnx's shape inference does not compute.  Exporters write the amounts of a Pad, or the
 sizes of a Reshape, by a chain of nodes on constants and on shapes.  Inference gives up there, and all sizes behind are
-unknown.  So the model is inferred again with the values of these chains as initializers.  The model itself stays as it is.
-
-The shape that a Reshape gets may have an open size in it, such as the batch's, if that stays where it is or all others are
-known."""
+unknown.  So the model is inferred again with the values of these chains as initializers.  The shape that a Reshape gets may have
+an open size in it, such as the batch's, if that stays where it is or all others are known."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
@@ -24,24 +24,125 @@ from typing import Any
 import numpy as np
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, helper, numpy_helper
 
-from convpool.algebra.geometry import Ints
-from convpool.ir.constants import (
-    ARITHMETIC,
-    FOLDABLE,
-    HALF_TYPES,
-    MAX_FOLDED_ELEMENTS,
-    MAX_FOLDED_NODES,
-    Constant,
-    Evaluate,
-    Read,
-    computed,
-    constant_of,
-    folded,
-    sparse_constant,
-)
-from convpool.ir.inference import BRANCHES_OPSET, infer_shapes
-from convpool.ir.protos import STANDARD_DOMAINS, all_nodes, attributes, is_op, key_of, label, opset_of, subgraphs, training_graphs
+from convpool.ir import protos
+from convpool.ir.files import is_external
+from convpool.ir.inference import BRANCHES_OPSET, infer_elsewhere, infer_function, infer_shapes
+from convpool.ir.protos import HALF_TYPES, STANDARD_DOMAINS, all_nodes, attributes, is_op, key_of
 from convpool.ir.schema import is_own
+
+Read = Callable[[TensorProto], np.ndarray]
+"""Gives the value of a stored tensor, external or not."""
+Evaluate = Callable[[ModelProto, str], np.ndarray]
+"""Gives the value of one tensor of a model without inputs.  May raise anything: then the value is unknown."""
+FOLDABLE = (
+    "Abs Add Cast CastLike Ceil Clip Concat ConstantOfShape Div Equal Expand Floor Gather Greater Less Max Min Mod Mul Neg "
+    "Not Range ReduceMax ReduceMin ReduceProd ReduceSum Reshape ScatterND Slice Split Squeeze Sub Tile Transpose Unsqueeze "
+    "Where"
+).split()
+"""Operators of shape arithmetic that are evaluated where all their inputs are constants."""
+MAX_FOLDED_ELEMENTS = 4096
+"""Largest tensor taken into or made by that: sizes, axes, and per-channel parameters."""
+MAX_FOLDED_NODES = 100
+"""Longest chain of nodes looked through to a constant."""
+ARITHMETIC = (
+    "Abs Add Concat Div Exp Flatten Gemm Identity MatMul Max Min Mul Neg Pow Reciprocal ReduceL2 ReduceMean ReduceSum "
+    "ReduceSumSquare Reshape Slice Sqrt Squeeze Sub Transpose Unsqueeze"
+).split()
+"""Operators of reparametrised weights, beside Cast of stored HALF_TYPES.  Not DequantizeLinear, which keeps a file small."""
+MAX_WEIGHT_ELEMENTS = 2**27
+"""Most elements that weights are computed from."""
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A value that no caller can change: an initializer or a Constant node, read only when asked for."""
+
+    tensor: TensorProto
+    read: Read
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.tensor.dims)
+
+    @property
+    def data_type(self) -> int:
+        return self.tensor.data_type
+
+    @property
+    def unit_roundoff(self) -> float:
+        """Relative error that its numbers may have by being rounded to their type; 0 for types that are not floating-point."""
+        return protos.UNIT_ROUNDOFF.get(self.data_type, 0.0)
+
+    def array(self) -> np.ndarray:
+        """The value; external data is read from its file here."""
+        return self.read(self.tensor)
+
+
+def folded(node: NodeProto, name: str, inputs: Mapping[str, np.ndarray], opset: int) -> TensorProto | None:
+    """Return a node's output `name` for constants; None if too large or the reference refuses."""
+    stored = [numpy_helper.from_array(array, source) for source, array in inputs.items()]
+    graph = helper.make_graph([node], "fold", [], [helper.make_tensor_value_info(name, TensorProto.UNDEFINED, None)], stored)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
+    try:
+        from onnx.reference import ReferenceEvaluator
+
+        shape = infer_elsewhere(model).graph.output[0].type.tensor_type.shape
+        if math.prod(dim.dim_value for dim in shape.dim) > MAX_FOLDED_ELEMENTS:
+            return None
+        (value,) = ReferenceEvaluator(model).run([name], {})
+        result = np.asarray(value)
+    except Exception:  # whatever the reference implementation has against it: then it is not folded
+        return None
+    return None if result.size > MAX_FOLDED_ELEMENTS else numpy_helper.from_array(result, name)
+
+
+def computed(
+    nodes: Sequence[NodeProto], name: str, leaves: Mapping[str, Constant], opset: int, evaluate: Evaluate
+) -> TensorProto | None:
+    """Return `name` that nodes give for constants; None if too large or `evaluate` refuses."""
+    if sum(math.prod(leaf.shape) for leaf in leaves.values()) > MAX_WEIGHT_ELEMENTS:
+        return None
+    stored = [numpy_helper.from_array(leaf.array(), source) for source, leaf in leaves.items()]
+    graph = helper.make_graph(nodes, "weights", [], [helper.make_empty_tensor_value_info(name)], stored)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    try:
+        result = evaluate(model, name)
+    except Exception:  # a type or opset that the runtime does not have: then these are no constants
+        return None
+    return numpy_helper.from_array(result, name)
+
+
+def constant_of(node: NodeProto, read: Read) -> Constant | None:
+    """The value of a Constant node; None for a string, or an attribute of the function around it."""
+    if len(node.attribute) != 1 or node.attribute[0].ref_attr_name:
+        return None
+    attribute = node.attribute[0]
+    if attribute.name == "value":
+        return Constant(attribute.t, read)
+    if attribute.name == "sparse_value":
+        return sparse_constant(attribute.sparse_tensor)
+    if attribute.name not in ("value_float", "value_floats", "value_int", "value_ints"):
+        return None
+    kind = np.float32 if "float" in attribute.name else np.int64
+    return Constant(numpy_helper.from_array(np.array(helper.get_attribute_value(attribute), kind)), read)
+
+
+def sparse_constant(sparse: SparseTensorProto) -> Constant | None:
+    """A sparse tensor as a constant that is made dense when it is read; None for one in a file, or too large for that."""
+    if is_external(sparse.values) or is_external(sparse.indices) or math.prod(sparse.dims) > MAX_WEIGHT_ELEMENTS:
+        return None
+
+    def dense(tensor: TensorProto) -> np.ndarray:
+        values, indices = numpy_helper.to_array(sparse.values), numpy_helper.to_array(sparse.indices)
+        array = np.zeros(tuple(tensor.dims), values.dtype)
+        if indices.ndim == 2:
+            array[tuple(indices.T)] = values
+        else:
+            array.reshape(-1)[indices] = values
+        return array
+
+    return Constant(TensorProto(data_type=sparse.values.data_type, dims=sparse.dims), dense)
+
 
 Dim = int | str | None
 """A size, a symbolic name, or unknown."""
@@ -53,9 +154,6 @@ class TensorInfo:
 
     elem_type: int
     shape: tuple[Dim, ...] | None
-
-
-UNKNOWN = TensorInfo(0, None)
 
 
 @dataclass(eq=False, repr=False)
@@ -134,7 +232,7 @@ class Scope:
         if self.parent is not None and not self.defines(name):
             return self.parent.info(name)
         constant = self.constant(name)
-        return TensorInfo(constant.data_type, constant.shape) if constant else UNKNOWN
+        return TensorInfo(constant.data_type, constant.shape) if constant else TensorInfo(0, None)
 
     def known_sizes(self, name: str, ones: Collection[str] = ()) -> tuple[int | None, ...] | None:
         """The sizes of a tensor, None for one that is open; None if the rank is unknown.  ones: open sizes that count as 1."""
@@ -169,7 +267,7 @@ class Scope:
             if is_op(node, "Constant"):
                 return constant_of(node, self._read)
             if is_op(node, "Shape"):
-                return self._known(self._shape(node, depth + 1))
+                return self._static(self._sizes_of(node, depth + 1))
             if is_op(node, *FOLDABLE):
                 if name not in self._folded:
                     self._folded[name] = None  # ends the search on a graph with a cycle
@@ -180,12 +278,11 @@ class Scope:
             return self.parent.constant(name, depth)
         return None
 
-    def _shape(self, node: NodeProto, depth: int) -> TensorProto | None:
-        """Return a Shape's output, None unless all of it is static."""
-        sizes = self._sizes_of(node, depth)
+    def _static(self, sizes: tuple[Dim, ...] | None, shape: Sequence[int] = (-1,)) -> Constant | None:
+        """Sizes as a constant, None unless all of them are static."""
         if sizes is None or not all(isinstance(n, int) for n in sizes):
             return None
-        return numpy_helper.from_array(np.array(sizes, np.int64))
+        return self._known(numpy_helper.from_array(np.array(sizes, np.int64).reshape(shape)))
 
     def _sizes_of(self, node: NodeProto, depth: int) -> tuple[Dim, ...] | None:
         """Return a Shape's output, as far as it is known."""
@@ -242,13 +339,8 @@ class Scope:
     def _picked_sizes(self, node: NodeProto, name: str, depth: int) -> Constant | None:
         """Return the sizes that a Gather or Slice picks of a shape that is not all static."""
         sizes = self.sizes(name, depth) if is_op(node, "Gather", "Slice") else None
-        if sizes is None or not all(isinstance(n, int) for n in sizes):
-            return None
-        array = np.array(sizes, np.int64)
-        if is_op(node, "Gather"):
-            indices = self.constant(node.input[1], depth)
-            array = array.reshape(indices.shape if indices is not None else -1)
-        return self._known(numpy_helper.from_array(array))
+        indices = self.constant(node.input[1], depth) if sizes is not None and is_op(node, "Gather") else None
+        return self._static(sizes, (-1,) if indices is None else indices.shape)
 
     def weights(self, name: str) -> Constant | None:
         """Find a `constant` of any size, as spectral or weight normalisation computes."""
@@ -369,12 +461,12 @@ def index_model(
         for index, node in enumerate(scope.nodes):
             if functions and (key := key_of(node)) in calls:
                 calls[key].append((scope, node))
-            for position, nth, graph in subgraphs(node):
+            for position, nth, graph in protos.subgraphs(node):
                 typed_graph = None
                 if typed is not None:
                     attribute = typed.node[index].attribute[position]
                     typed_graph = attribute.graphs[nth] if attribute.graphs else attribute.g
-                place = f"{label(node)}.{node.attribute[position].name}"
+                place = f"{protos.label(node)}.{node.attribute[position].name}"
                 around = depth + 1 + is_op(node, "SequenceMap")  # which stands for a Loop in a function
                 child = visit(graph, typed_graph, scope, opset, f"{path}/{place}" if path else place, around)
                 child.owner = index
@@ -384,16 +476,16 @@ def index_model(
                 _bind(scope.children[-2:])
         return scope
 
-    visit(model.graph, inferred.graph if inferred is not None else None, None, opset_of(model.opset_import), "")
-    for training in model.training_info:
-        scopes[0].trained |= {entry.key for entry in (*training.initialization_binding, *training.update_binding)}
-    scopes[0].trained |= {name for graph in training_graphs(model) for node in graph.node for name in node.input}
-    for key in _callers_first(functions):
+    visit(model.graph, inferred.graph if inferred is not None else None, None, protos.opset_of(model.opset_import), "")
+    scopes[0].trained = protos.trained_names(model)
+    called = {key: filter(functions.__contains__, map(key_of, all_nodes(function))) for key, function in functions.items()}
+    for key in reversed([*TopologicalSorter(called).static_order()]):  # callers first
         function = functions[key]
         arguments = {} if known else _argument_infos(function, calls[key])
-        typed = _infer_function(model, function, arguments) if arguments else None
+        inputs = [helper.make_tensor_value_info(name, info.elem_type, info.shape) for name, info in arguments.items()]
+        typed = infer_function(model, function, inputs) if inputs else None
         depth = max((caller.depth for caller, _ in calls[key]), default=0)
-        scope = visit(function, typed, None, opset_of(function.opset_import), f"function {function.name}", depth)
+        scope = visit(function, typed, None, protos.opset_of(function.opset_import), f"function {function.name}", depth)
         scope.infos = {**arguments, **scope.infos}
     return scopes
 
@@ -407,12 +499,6 @@ def _bind(branches: Sequence[Scope]) -> None:
             scope = pending.pop()
             scope.is_bound = True
             pending += scope.children
-
-
-def _callers_first(functions: dict[tuple, FunctionProto]) -> list[tuple]:
-    """The functions' keys, each after those of the functions that call it."""
-    called = {key: filter(functions.__contains__, map(key_of, all_nodes(function))) for key, function in functions.items()}
-    return [*TopologicalSorter(called).static_order()][::-1]
 
 
 def _argument_infos(function: FunctionProto, calls: list[tuple[Scope, NodeProto]]) -> dict[str, TensorInfo]:
@@ -430,27 +516,13 @@ def _argument_infos(function: FunctionProto, calls: list[tuple[Scope, NodeProto]
     return infos
 
 
-def _infer_function(model: ModelProto, function: FunctionProto, inputs: dict[str, TensorInfo]) -> GraphProto | None:
-    """The function's body as a graph with inferred shapes, node for node; None where it depends on attributes."""
-    if any(attribute.ref_attr_name for node in all_nodes(function) for attribute in node.attribute):
-        return None
-    values = [helper.make_tensor_value_info(name, info.elem_type, info.shape) for name, info in inputs.items()]
-    graph = helper.make_graph(function.node, "body", values, [])
-    probe = helper.make_model(graph, opset_imports=function.opset_import, functions=model.functions)
-    probe.ir_version = model.ir_version
-    inferred = infer_shapes(probe)
-    return None if inferred is None else inferred.graph
-
-
 def _tensor_infos(graph: GraphProto | None) -> dict[str, TensorInfo]:
     infos = {}
     for value in (*graph.value_info, *graph.input, *graph.output) if graph is not None else ():
         if value.type.HasField("tensor_type"):
             tensor = value.type.tensor_type
-            shape = None
-            if tensor.HasField("shape"):
-                shape = tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in tensor.shape.dim)
-            infos[value.name] = TensorInfo(tensor.elem_type, shape)
+            dims = (dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in tensor.shape.dim)
+            infos[value.name] = TensorInfo(tensor.elem_type, tuple(dims) if tensor.HasField("shape") else None)
     return infos
 
 
@@ -516,12 +588,3 @@ def _value(scope: Scope, node: NodeProto, name: str) -> np.ndarray | None:
     if len(rest) == 1 and -1 not in kept:
         kept, rest = [n if isinstance(n, int) else -1 for n in kept], []
     return None if rest else np.array(kept, np.int64)
-
-
-def spatial_size(scope: Scope, tensor: str, rank: int, first_axis: int = 2) -> Ints | None:
-    """Static spatial sizes of a tensor, None where any is unknown.  first_axis: 1 where the channels stand last."""
-    shape = scope.info(tensor).shape
-    if shape is None or len(shape) != rank + 2:
-        return None
-    size = tuple(dim for dim in shape[first_axis : first_axis + rank] if isinstance(dim, int))
-    return size if len(size) == rank else None

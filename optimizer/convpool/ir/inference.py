@@ -25,14 +25,14 @@ from copy import deepcopy
 
 import onnx
 from google.protobuf.message import EncodeError
-from onnx import GraphProto, ModelProto, TensorProto, TensorShapeProto, TypeProto, ValueInfoProto, helper
+from onnx import FunctionProto, GraphProto, ModelProto, TensorProto, TensorShapeProto, TypeProto, ValueInfoProto, helper
 
 from convpool.algebra.parts import LAYOUTS, OPERATORS
 from convpool.errors import ModelError
 from convpool.ir import inference_process
 from convpool.ir.inference_process import GROWTH_BYTES
 from convpool.ir.process import EndedError, Shared
-from convpool.ir.protos import graphs_within, is_op, known_attributes, model_nodes, ops_of, opset_of, subgraphs
+from convpool.ir.protos import all_nodes, graphs_within, is_op, known_attributes, model_nodes, ops_of, opset_of, subgraphs
 from convpool.ir.schema import DOMAIN, OP_TYPES, SCALES, complete_layouts, functions_for, give, is_operator, layout_of, used_in
 from convpool.ir.serving import FAILED, MEMORY
 
@@ -42,8 +42,6 @@ CEIL_OPSET = 22
 """The first opset in which onnx counts the windows of `ceil_mode` as runtimes do."""
 MADE_UP = "unk__"
 """How names of sizes begin that shape inference makes up."""
-
-
 WITHOUT_INFERENCE = ("GroupNormalization", "MeanVarianceNormalization")
 """Operators whose result has the shape of X, and whose shape onnx does not infer: an Identity stands for each meanwhile."""
 INFERENCE_ERRORS = (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, RuntimeError, ValueError, EncodeError)
@@ -56,7 +54,7 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
     process."""
     probe = without_large_values(model)
     taken = take(probe)
-    for node in ops_of((node for graph in graphs_within(probe.graph) for node in graph.node), *WITHOUT_INFERENCE):
+    for node in ops_of((node for graph, _ in taken for node in graph.node), *WITHOUT_INFERENCE):
         node.op_type = "Identity"
     result = None
     try:
@@ -68,10 +66,21 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
             result = infer_elsewhere(probe)
     except INFERENCE_ERRORS:
         pass  # without the notes that do not fit, or without shapes
-    for graph, before in zip(graphs_within(result.graph), graphs_within(model.graph), strict=True) if result is not None else ():
-        for node, own in zip(graph.node, before.node, strict=True):
-            node.op_type = own.op_type
+    for own, typed, _ in side_by_side(model, result) if result is not None else ():
+        for node, before in zip(typed.node, own.node, strict=True):
+            node.op_type = before.op_type
     return result
+
+
+def infer_function(model: ModelProto, function: FunctionProto, inputs: list[ValueInfoProto]) -> GraphProto | None:
+    """The function's body as a graph with inferred shapes, node for node; None where it depends on attributes."""
+    if any(attribute.ref_attr_name for node in all_nodes(function) for attribute in node.attribute):
+        return None
+    graph = helper.make_graph(function.node, "body", inputs, [])
+    probe = helper.make_model(graph, opset_imports=function.opset_import, functions=model.functions)
+    probe.ir_version = model.ir_version
+    inferred = infer_shapes(probe)
+    return None if inferred is None else inferred.graph
 
 
 def without_large_values(model: ModelProto) -> ModelProto:
@@ -90,8 +99,8 @@ def side_by_side(model: ModelProto, inferred: ModelProto) -> list[tuple[GraphPro
     return [(own, typed, {v.name: v.type for v in (*typed.value_info, *typed.input, *typed.output)}) for own, typed in pairs]
 
 
-def take(model: ModelProto) -> list[Notes]:
-    """Take the notes out of a model, and give those of the main graph and of each body in it.  Inputs are then as they count:
+def take(model: ModelProto) -> list[tuple[GraphProto, Notes]]:
+    """Take the notes out of a model, and give its main graph and each body in it, with theirs.  Inputs are then as they count:
     open sizes have names of their own, and those of constants (before IR 4) the constants' sizes."""
     for value in model.graph.input if model.ir_version < 4 else ():
         constant = next((tensor for tensor in model.graph.initializer if tensor.name == value.name), None)
@@ -113,7 +122,7 @@ def take(model: ModelProto) -> list[Notes]:
         function.ClearField("value_info")
         for graph in bodies:
             _take_from(graph, False)
-    return [_take_from(graph, graph is model.graph) for graph in graphs]
+    return [(graph, _take_from(graph, graph is model.graph)) for graph in graphs]
 
 
 def _forget_changing_sizes(body: GraphProto) -> None:
@@ -148,9 +157,9 @@ def _forget_shape(kind: TypeProto) -> None:
         _forget_shape(kind.map_type.value_type)
 
 
-def fill_in(model: ModelProto, inferred: ModelProto, notes: Sequence[Notes]) -> bool:
+def fill_in(model: ModelProto, inferred: ModelProto, taken: Sequence[tuple[GraphProto, Notes]]) -> bool:
     """Put the notes that count into a model that is without; whether there are any.  inferred: it, after shape inference."""
-    graphs = [(graph, known, noted) for (graph, _, known), noted in zip(side_by_side(model, inferred), notes, strict=True)]
+    graphs = [(graph, known, noted) for (graph, noted), (_, _, known) in zip(taken, side_by_side(model, inferred), strict=True)]
     pairs = ((note.type, known.get(name)) for _, known, noted in graphs for name, note in noted.items())
     ranks = all(value.type.tensor_type.HasField("shape") for value in model.graph.input)
     ranks = ranks and not any(_contradict(*pair) for pair in pairs)

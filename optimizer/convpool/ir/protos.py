@@ -17,6 +17,9 @@ from convpool.errors import ModelError
 
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
 """Types that convolutions and averages have."""
+HALF_TYPES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+UNIT_ROUNDOFF: dict[int, float] = dict(zip(FLOATS, (2.0**-24, 2.0**-11, 2.0**-8, 2.0**-53), strict=True))
+"""Largest relative error of a number that is rounded to a type."""
 STANDARD_DOMAINS = ("", "ai.onnx")
 """Both names of the domain of the standard operators."""
 Holder = TypeVar("Holder", GraphProto, FunctionProto)
@@ -103,6 +106,13 @@ def training_graphs(model: ModelProto) -> list[GraphProto]:
     """The graphs of the model's training information, and every graph in them; they read the main graph's initializers."""
     graphs = (graph for training in model.training_info for graph in (training.initialization, training.algorithm))
     return [inner for graph in graphs for inner in graphs_within(graph)]
+
+
+def trained_names(model: ModelProto) -> set[str]:
+    """The main graph's tensors that the model's training information reads or assigns to."""
+    bindings = (entry for part in model.training_info for entry in (*part.initialization_binding, *part.update_binding))
+    read = {name for graph in training_graphs(model) for node in graph.node for name in node.input}
+    return read | {entry.key for entry in bindings}
 
 
 def tensors(model: ModelProto) -> list[TensorProto]:

@@ -45,8 +45,6 @@ _WINDOW = ("kernel_shape", "strides", "pads", "dilations")
 UPSAMPLE, SCALES = "upsample", "scales"
 CHANNELS_LAST = "channels_last"
 """The attribute that says where channels stand: a number of `algebra.parts.LAYOUTS`."""
-
-
 DOMAIN = "ai.convpool"
 VERSION, FUSED_VARIANTS_VERSION, SATURATING_VERSION, UPSAMPLING_VERSION, MODULATING_VERSION, NORMALIZING_VERSION = range(1, 7)
 """The versions that add ConvAvgPool, its fused variants, their Tanh and Sigmoid, UpsampleConv and its, Silu and Modulated, and

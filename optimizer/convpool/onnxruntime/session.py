@@ -15,13 +15,13 @@ from weakref import WeakKeyDictionary
 
 from onnx import TensorProto, helper
 
-from convpool.check.inputs import Arrays, float_types
+from convpool.check.inputs import Arrays
 from convpool.check.judge import precision_of
 from convpool.check.session import Runner, with_layers
 from convpool.cuda.library import INSTALL
 from convpool.cuda.library import library_path as cuda_library_path
 from convpool.errors import LibraryError, OnnxruntimeError, first_line
-from convpool.ir.model import LoadedModel, load
+from convpool.ir.model import LoadedModel, float_types, load
 from convpool.ir.save import serialize
 from convpool.types import Model
 

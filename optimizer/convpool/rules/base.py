@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from convpool.algebra.geometry import PoolSpec, Refusal
+from convpool.algebra.geometry import Ints, PoolSpec, Refusal
 from convpool.ir.index import Scope
 from convpool.ir.protos import label, named
 from convpool.options import OptimizeOptions
@@ -68,6 +68,15 @@ def windows(values: dict[str, Any], rank: int) -> PoolSpec:
     pads = values.get("pads") if values.get("auto_pad", b"NOTSET") == b"NOTSET" else None
     kernel, strides, dilations = (tuple(values.get(name) or (1,) * rank) for name in ("kernel_shape", "strides", "dilations"))
     return PoolSpec(kernel, strides, tuple(pads or (0,) * (2 * rank)), dilations)
+
+
+def spatial_size(scope: Scope, tensor: str, rank: int, first_axis: int = 2) -> Ints | None:
+    """Static spatial sizes of a tensor, None where any is unknown.  first_axis: 1 where the channels stand last."""
+    shape = scope.info(tensor).shape
+    if shape is None or len(shape) != rank + 2:
+        return None
+    size = tuple(dim for dim in shape[first_axis : first_axis + rank] if isinstance(dim, int))
+    return size if len(size) == rank else None
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,11 @@ from onnx import NodeProto, TensorProto, helper
 from convpool.algebra.geometry import ConvSpec, Ints, PoolSpec, Refusal, refuse, same_pads, transposed
 from convpool.algebra.lowering import Layer, Obstacles, conv_cost, without_kernel
 from convpool.algebra.parts import IDENTITY, Affine, fold
-from convpool.ir.constants import Constant
-from convpool.ir.index import Scope, spatial_size
+from convpool.ir.index import Constant, Scope
 from convpool.ir.protos import FLOATS, AttributeReference, attributes, is_op, known_attributes
 from convpool.ir.schema import POOL_DILATIONS_OPSET
 from convpool.options import Limits
-from convpool.rules.base import Context, Reject, malformed, reject, rejection, windows
+from convpool.rules.base import Context, Reject, malformed, reject, rejection, spatial_size, windows
 from convpool.rules.linear import Step, op_of, pad_numbers, step_or_reject
 
 

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from convpool.algebra.geometry import PoolSpec
-from convpool.ir.index import Scope, spatial_size
+from convpool.ir.index import Scope
 from convpool.ir.protos import attributes, is_op
-from convpool.rules.base import Context, Reject, malformed, reject, rejection, windows
+from convpool.rules.base import Context, Reject, malformed, reject, rejection, spatial_size, windows
 from convpool.rules.convs import Pooling, against_node, conv_leaf, conv_rank, macs
 from convpool.rules.pool_first.pairs import PairPlan, PairRule, PairSite, operator_lowering
 

@@ -39,9 +39,9 @@ from onnx import NodeProto, TensorProto
 
 from convpool.algebra.geometry import Ints
 from convpool.algebra.parts import IDENTITY, Affine
-from convpool.ir.index import Dim, Scope, spatial_size
+from convpool.ir.index import Dim, Scope
 from convpool.ir.protos import AttributeReference, attributes, is_op
-from convpool.rules.base import BETWEEN, Reject, reject
+from convpool.rules.base import BETWEEN, Reject, reject, spatial_size
 
 VIEWS = ("Flatten", "Reshape", "SpaceToDepth", "Squeeze", "Transpose", "Unsqueeze")
 """Operators that rearrange, and compute nothing."""

@@ -25,12 +25,11 @@ from convpool.algebra.geometry import ConvSpec, PoolSpec, Refusal, fuse_kernel, 
 from convpool.algebra.lowering import Layer, Lowering, Obstacles, conv_cost, lower, lowering_cost, nominal_size
 from convpool.algebra.parts import LAYOUTS, Parts, keeps, outside, to_channels_first, to_channels_last
 from convpool.ir import schema
-from convpool.ir.constants import Constant
 from convpool.ir.edit import Edit
-from convpool.ir.index import Scope, spatial_size
+from convpool.ir.index import Constant, Scope
 from convpool.ir.protos import attributes, label, stand_for
 from convpool.report import Log
-from convpool.rules.base import Context, NodePlan, Reject, Rule, Site, reject, rejection
+from convpool.rules.base import Context, NodePlan, Reject, Rule, Site, reject, rejection, spatial_size
 from convpool.rules.pool_first.rule import ENOUGH
 from convpool.rules.seen import verdict_of
 

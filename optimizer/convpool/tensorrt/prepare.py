@@ -7,12 +7,8 @@
 - TensorRT 8.6 and 9 read opsets up to 17 and no local functions.
 - TensorRT 10.0 to 10.6 take a local function before a plugin of the same name.
 
-In half precision float32 tensors become others:
-
-| networks | half precision is | here |
-|---|---|---|
-| weakly typed (TensorRT 8.6, 9) | a flag of the builder | `half_weights`: constants of the plugin's nodes |
-| strongly typed (TensorRT 10, 11) | the model's types | `cast_floats`: every tensor inside the model |
+In half precision (`builder` says how it is asked for) float32 tensors become others: for weakly typed networks constants of the
+plugin's nodes (`half_weights`), for strongly typed ones every tensor inside the model (`cast_floats`).
 """
 
 from __future__ import annotations
@@ -30,15 +26,13 @@ from google.protobuf.message import EncodeError
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from convpool.api import optimize, rewrite
-from convpool.check.inputs import TYPE_ATTRIBUTES
 from convpool.cuda import current_device
 from convpool.errors import ConvpoolError, ModelError
 from convpool.ir import schema
 from convpool.ir.inference import infer_shapes, mark_layers
-from convpool.ir.model import LoadedModel
+from convpool.ir.model import TYPE_ATTRIBUTES, LoadedModel, feeds, fitting
 from convpool.ir.protos import all_nodes, graphs_within, is_op
 from convpool.ir.save import self_contained
-from convpool.ir.shapes import feeds, fitting
 from convpool.options import PASS_OF_SWITCH, OptimizeOptions
 from convpool.tensorrt.build_options import HALF_PRECISIONS, BuildOptions, Profile
 from convpool.tensorrt.package import STRONGLY_TYPED_SINCE, parser_major, tensorrt_module

@@ -41,9 +41,9 @@ from onnx import TensorProto, helper
 
 from convpool.algebra.geometry import Ints, PoolSpec
 from convpool.algebra.parts import holds
-from convpool.ir.index import Scope, spatial_size
+from convpool.ir.index import Scope
 from convpool.ir.protos import FLOATS, STANDARD_DOMAINS, AttributeReference, attributes, is_op, known_attributes
-from convpool.rules.base import Reject, malformed, reject, windows
+from convpool.rules.base import Reject, malformed, reject, spatial_size, windows
 from convpool.rules.convs import Pooling, conv_leaf
 from convpool.rules.pool_first import means
 from convpool.rules.sizes import scales_of

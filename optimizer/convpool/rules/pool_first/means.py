@@ -38,11 +38,10 @@ from itertools import product
 from onnx import TensorProto, numpy_helper
 
 from convpool.algebra.geometry import Ints, PoolSpec
-from convpool.ir.constants import Constant
-from convpool.ir.index import Scope, spatial_size
+from convpool.ir.index import Constant, Scope
 from convpool.ir.protos import attributes, is_op, known_attributes
 from convpool.rules import linear
-from convpool.rules.base import Reject, reject
+from convpool.rules.base import Reject, reject, spatial_size
 from convpool.rules.convs import Pooling
 
 SUMMING = ("Add", "Sum", "Mean", "Mul", "Div")

@@ -23,10 +23,10 @@ from onnx import TensorProto, helper
 from convpool.algebra import lowering as forms
 from convpool.algebra.geometry import PoolSpec, Refusal, fills_window, whole_map
 from convpool.algebra.parts import IDENTITY, holds, keeps, outside
-from convpool.ir.index import Scope, spatial_size
+from convpool.ir.index import Scope
 from convpool.ir.protos import AttributeReference, attributes, is_op, label
 from convpool.rules import convs
-from convpool.rules.base import BETWEEN, Context, Plan, Reject, reject, rejection
+from convpool.rules.base import BETWEEN, Context, Plan, Reject, reject, rejection, spatial_size
 from convpool.rules.linear import is_used
 from convpool.rules.pool_first.averages import average_of, candidates, recognise
 from convpool.rules.pool_first.pairs import PairPlan, PairRule, PairSite

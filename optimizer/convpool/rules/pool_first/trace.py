@@ -33,9 +33,8 @@ from onnx import helper
 
 from convpool.algebra.geometry import Refusal, pad_behind
 from convpool.algebra.parts import IDENTITY
-from convpool.ir.constants import FOLDABLE
 from convpool.ir.edit import Edit
-from convpool.ir.index import Dim, Scope
+from convpool.ir.index import FOLDABLE, Dim, Scope
 from convpool.ir.protos import attributes, is_op, ops_of
 from convpool.rules import convs
 from convpool.rules.base import BETWEEN, Reject, reject, rejection

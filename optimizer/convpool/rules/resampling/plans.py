@@ -17,9 +17,9 @@ from convpool.algebra.geometry import Ints
 from convpool.algebra.lowering import NOMINAL_SIZE, Cost
 from convpool.algebra.parts import IDENTITY, MAX_UPSAMPLE, Affine, fold, holds, keeps, outside
 from convpool.ir import schema
-from convpool.ir.index import Scope, spatial_size
+from convpool.ir.index import Scope
 from convpool.ir.protos import is_op, known_attributes, label
-from convpool.rules.base import Context, Plan, Reject, Site, reject, rejection
+from convpool.rules.base import Context, Plan, Reject, Site, reject, rejection, spatial_size
 from convpool.rules.convs import ConvLeaf
 from convpool.rules.linear import Step, step_or_reject
 from convpool.rules.resampling.maps import Map, Source, count_nodes

@@ -28,8 +28,7 @@ import numpy as np
 
 from convpool.algebra.expand import RESIZE_WEIGHTS, UpsampleSpec
 from convpool.algebra.geometry import Ints
-from convpool.ir.constants import FOLDABLE
-from convpool.ir.index import Dim, Scope
+from convpool.ir.index import FOLDABLE, Dim, Scope
 from convpool.ir.protos import attributes, is_op
 from convpool.rules.base import Reject, reject
 from convpool.rules.linear import axes_of
