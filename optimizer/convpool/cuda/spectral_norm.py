@@ -31,7 +31,7 @@ _BEGIN = [ctypes.c_char_p, ctypes.c_int32, ctypes.c_int32]
 
 
 def is_there() -> bool:
-    """Whether the library has it: those of older versions do not."""
+    """Return True if the library has it: those of older versions do not."""
     return hasattr(library.load(), "convpool_spectral_norm")
 
 
