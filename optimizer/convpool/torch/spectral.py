@@ -71,10 +71,8 @@ def _found(result: fx.Node) -> Normalized | None:
 
 def find(graph: fx.Graph) -> list[Normalized]:
     """The normalizations of weights on a GPU that the library does, and that nothing else in the graph meets."""
-    candidates = [
-        one for node in graph.find_nodes(op="call_function", target=operator.truediv) if (one := _found(node)) is not None
-    ]
-    if not candidates:
+    candidates = list(filter(None, map(_found, graph.find_nodes(op="call_function", target=operator.truediv))))
+    if not candidates or not kernels.library_is_there() or not spectral_norm.is_there():
         return []
     contexts, found = contexts_of(graph), []
     changed = {node: set(changes(node)) for node in graph.nodes}
@@ -102,7 +100,7 @@ def _suits(one: Normalized) -> bool:
 def normalize_at_once(graph: fx.Graph) -> None:
     """Let a graph begin with a call that normalizes all its weights, those of a type and a kind of normalization together."""
     kinds: dict[Any, list[Normalized]] = {}
-    for one in find(graph) if kernels.library_is_there() and spectral_norm.is_there() else ():
+    for one in find(graph):
         weight = value_of(one.tensors[0])
         kinds.setdefault((weight.dtype, weight.device, one.u_first, one.epsilon), []).append(one)
     last = [*graph.find_nodes(op="placeholder"), *graph.find_nodes(op="get_attr")][-1:]
