@@ -73,13 +73,14 @@ KEPT = {
     "a bias by image": "g = Gemm(z, p, row)\nr = Mul(g, a)",
     "computed weights": "v = Transpose(z)\ng = MatMul(z, v)\nr = Mul(g, b2)",
     "a view that moves columns": f"{BEHIND}k = Reshape(g, turned)\nr = Mul(k, b2)",
+    "a quantized input": "i = QuantizeLinear(z, u)\nj = DequantizeLinear(i, u)\ng = Gemm(j, p, b)\nr = Mul(g, a)",
     "an activation between": f"{BEHIND}k = Exp(g)\nr = Mul(k, a)",
 }
 
 
 @pytest.mark.parametrize("name", KEPT)
 def test_others_stay(name):
-    model = model_of(KEPT[name], GIVEN, turned=[6, 5], b2=whole((1, 5)))
+    model = model_of(KEPT[name], GIVEN, turned=[6, 5], b2=whole((1, 5)), u=np.float32(1))
     result = rewrite(model, 1, rtol=0 if "Exp" not in KEPT[name] else 1e-6, whole=True, enable="fold_product")
     expected = Counter(operators(model.graph))
     assert operators(result.graph) == expected

@@ -454,6 +454,14 @@ def test_why_a_convolution_stays(name):
     assert expected in reason(graph(resize + conv, {**SCALES, **constants}, opset=19 if "wrap" in resize else 17, **given))
 
 
+def test_no_transposed_convolution_stands_between_two_quantizations():
+    """onnxruntime would quantize its weights: the check fails then."""
+    body = f"q = QuantizeLinear(x, o)\np = DequantizeLinear(q, o)\n{UP.replace('(x', '(p')}h{CONV[1:]}\ny = QuantizeLinear(h, o)"
+    given = graph(body, {**SCALES, "o": np.float32(1)}, inputs="float[1,64,32,32] x", outputs="uint8[a,b,c,d] y")
+    assert "would quantize; got a DequantizeLinear in front" in reason(given, target="any")
+    assert "AveragePool" in operators(convpool.optimize(given, target="cpu", upsampling="fused").model.graph)
+
+
 def test_a_bias_that_a_caller_may_override_is_kept():
     given = graph(UP + "y = Conv(u, w, b)", {**SCALES, "w": (8, 64, 1, 1)}, inputs="float[1,64,12,12] x, float[8] b")
     assert rewrite(given).graph.node[0].input[2] == "b"

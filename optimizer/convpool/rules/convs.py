@@ -160,6 +160,8 @@ POINT = ConvSpec(WINDOW.kernel_shape, WINDOW.strides, WINDOW.pads, WINDOW.dilati
 """A convolution of one element."""
 KERNEL_TYPES = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT)
 """The types that the plugin's kernels have."""
+MOVING = ("Expand", "Gather", "Identity", "MaxPool", "Pad", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
+"""The operators that onnxruntime moves a DequantizeLinear past."""
 NOMINAL_CHANNELS = 64
 """Stands for a channel count that is unknown, in cost comparisons only."""
 
@@ -175,6 +177,16 @@ def conv_rank(scope: Scope, index: int) -> int | Reject:
 def is_int8(scope: Scope, index: int) -> bool:
     """Return True if a convolution reads a DequantizeLinear: TensorRT runs it on the integers."""
     return scope.made_by(scope.nodes[index].input[0], "DequantizeLinear") is not None
+
+
+def against_one(scope: Scope, name: str) -> Refusal | None:
+    """Say why no one node with weights may stand for several that begin with the tensor `name`.  onnxruntime quantizes constant
+    weights between a DequantizeLinear and a QuantizeLinear, wherever it can move these."""
+    while (index := scope.made_by(name, *MOVING)) is not None:
+        name = scope.nodes[index].input[0]
+    if scope.made_by(name, "DequantizeLinear") is None:
+        return None
+    return refuse("weights that onnxruntime would quantize", "a DequantizeLinear in front", "none")
 
 
 def channel_count(scope: Scope, name: str) -> int | None:

@@ -8,10 +8,11 @@
 Conditional normalization computes a scale and a shift from a latent so, and a BatchNormalization in front of it is folded into
 both: each step is a layer of some 2 us for a few hundred numbers.  A sum of products of one input is one product.
 
-Conditions: (1) a product is a Gemm or MatMul of a matrix [N, K] by constant weights, with a constant bias for each column, or
-none; (2) behind it are Add, Sub, Mul and Div by constants for each column, Neg, and sums and differences of such tensors; views
-between keep N and M in front, [N, M, 1...]; (3) what others read takes no more products than there were; (4) the type has the new
-weights and biases; (5) something else in the model was rewritten.  Weights are computed in float64, and rounded once.
+Conditions: (1) a product is a Gemm or MatMul of a matrix [N, K], not one behind a DequantizeLinear, by constant weights, with a
+constant bias for each column, or none; (2) behind it are Add, Sub, Mul and Div by constants for each column, Neg, and sums and
+differences of such tensors; views between keep N and M in front, [N, M, 1...]; (3) what others read takes no more products than
+there were; (4) the type has the new weights and biases; (5) something else in the model was rewritten.  Weights are computed in
+float64, and rounded once.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from convpool.ir.edit import Edit
 from convpool.ir.index import Scope
 from convpool.ir.protos import is_op, known_attributes, label
 from convpool.rules.base import Context, Plan, Reject, Rule, Site, rejection
-from convpool.rules.convs import KERNEL_TYPES
+from convpool.rules.convs import KERNEL_TYPES, against_one
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,8 @@ def _source(scope: Scope, index: int) -> Product | None:
     """Condition (1)."""
     node, values = scope.nodes[index], known_attributes(scope.nodes[index])
     if not is_op(node, "Gemm", "MatMul") or values is None or values.get("transA", 0):
+        return None
+    if against_one(scope, node.input[0]) is not None:
         return None
     weight, shape = scope.constant(node.input[1]), scope.info(node.input[0]).shape
     if weight is None or weight.data_type not in KERNEL_TYPES or len(weight.shape) != 2 or shape is None or len(shape) != 2:

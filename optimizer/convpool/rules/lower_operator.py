@@ -30,6 +30,7 @@ from convpool.ir.index import Constant, Scope
 from convpool.ir.protos import attributes, label, stand_for
 from convpool.report import Log
 from convpool.rules.base import Context, NodePlan, Reject, Rule, Site, reject, rejection, spatial_size
+from convpool.rules.convs import against_one
 from convpool.rules.pool_first.rule import ENOUGH
 from convpool.rules.seen import verdict_of
 
@@ -130,6 +131,8 @@ def _fused(plan: LowerPlan, by_cost: bool) -> Lowering | Refusal:
     if plan.box is None:
         return refuse("pads of the convolution", list(plan.conv.pads), "none that the pooling reaches over")
     conv, pool = plan.box
+    if (why := against_one(plan.scope, plan.scope.nodes[plan.node].input[0])) is not None:
+        return why
     layer = _layer(plan, conv)
     found = lower(layer, pool, "fused", Obstacles())
     if isinstance(found, Refusal):

@@ -429,6 +429,19 @@ def test_other_targets_say_what_it_costs(conv, mean, target):
     assert_close(given, result.model)
 
 
+@pytest.mark.parametrize("move", ["Identity(d)", "MaxPool<kernel_shape=[2,2]>(d)"])
+@pytest.mark.parametrize("behind", ["y = QuantizeLinear(h, t)", "r = Relu(h)\ny = QuantizeLinear(r, t)"])
+def test_one_convolution_between_two_quantizations_is_not_written(move, behind):
+    """onnxruntime would quantize its weights: the check fails then."""
+    moved = f"m = {move}\ng = Conv<pads=[1,1,1,1]>(m, v)\nh = {POOL}(g)\n{behind}"
+    given = GIVEN | {"v": (8, 8, 3, 3), "t": np.float32(2)}
+    given = graph(INT8 + moved, given, inputs="float[1,8,24,24] x", outputs="uint8[e,f,i,j] y")
+    assert "AveragePool" in operators(convpool.optimize(given, target="cpu").model.graph)
+    assert convpool.optimize(given, lowering="fused").report.sites[0].obstacle.endswith("would quantize")
+    written = convpool.optimize(given).model
+    assert "AveragePool" in operators(convpool.optimize(written, lowering="fused").model.graph)
+
+
 @pytest.mark.parametrize("mean", MEANS)
 def test_weights_alone_in_int8_are_no_int8_convolution(mean):
     body = f"w8 = DequantizeLinear(k, s, z)\nh = Conv<pads=[1,1,1,1]>(x, w8)\n{MEANS[mean]}"

@@ -267,13 +267,16 @@ def _cpu_opset(plan: PairPlan, context: Context, names: set[str]) -> int:
 
 
 def _lowering(plan: PairPlan, leaf: convs.ConvLeaf, name: str, main_opset: int) -> forms.Lowering | Reject:
-    """`lowering.lower`, or why not: a Pad would be merged into the box mean, or the type cannot hold the fused weights."""
+    """`lowering.lower`, or why not: a Pad would be merged into the box mean, or what the fused weights would become."""
     scope, spec = plan.scope, plan.pooling.spec
     found = forms.lower(leaf.layer, spec, name, convs.obstacles_of(scope, leaf.conv, main_opset, spec))
     if isinstance(found, Refusal):
         return rejection(scope, leaf.node, found)
     if found.pool is not None and (merged := _pad_in_front(scope, leaf, found.pool)) is not None:
         return merged
+    why = convs.against_one(scope, leaf.input) if found.pool is None and not found.is_global else None
+    if why is not None:
+        return rejection(scope, leaf.node, why)
     if found.name == "fused" and leaf.weight is not None and leaf.weight.data_type == TensorProto.FLOAT16:
         assert spec is not None
         weight, _ = convs.folded_exactly(leaf)

@@ -20,7 +20,7 @@ from convpool.ir import schema
 from convpool.ir.index import Scope
 from convpool.ir.protos import is_op, known_attributes, label
 from convpool.rules.base import Context, Plan, Reject, Site, reject, rejection, spatial_size
-from convpool.rules.convs import ConvLeaf
+from convpool.rules.convs import ConvLeaf, against_one
 from convpool.rules.linear import Step, step_or_reject
 from convpool.rules.resampling.maps import Map, Source, count_nodes
 from convpool.rules.resampling.resize import Resample
@@ -280,6 +280,10 @@ def with_forms(plan: ResizePlan, context: Context) -> ResizePlan | Reject:
         found = _forms(plan, group.resample, work.up)
         if for_gpu:
             found = [form for form in found if form in GPU_FORMS][:1]
+        if not found:
+            why = against_one(scope, group.resample.input)
+            assert why is not None
+            return rejection(scope, leaf.node, why)
         costs = {form: _cost(form, work, group.resample) for form in found}
         best = options.upsampling if options.upsampling in costs else min(costs, key=lambda form: costs[form].time)
         assert best is not None
@@ -342,12 +346,14 @@ def as_operator(plan: ResizePlan, form: str) -> ResizePlan:
 
 
 def _forms(plan: ResizePlan, resample: Resample, up: UpsampleSpec) -> list[str]:
-    """The forms that a convolution behind a resampling has; not direct in float16, whose sums are larger than the result."""
+    """The forms that a convolution behind a resampling has; not direct in float16, whose sums are larger than the result, nor
+    fused where onnxruntime would quantize its weights."""
     if resample.up is None or not is_known(plan.scope, plan.leaf):
         return ["conv_first"]
     found = [form for form in expand.FORMS if expand.admits(form, plan.leaf.conv, up)]
     narrow = plan.leaf.weight is not None and plan.leaf.weight.data_type == TensorProto.FLOAT16
-    return [form for form in found if form != "direct" or not narrow]
+    left_out = {"direct": narrow, "fused": against_one(plan.scope, resample.input) is not None}
+    return [form for form in found if not left_out.get(form)]
 
 
 def is_conv_first(plan: ResizePlan) -> bool:
