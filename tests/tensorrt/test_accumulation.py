@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How box means are summed, as TensorRT and onnxruntime's operators are told it.  No GPU."""
 
+import io
 import json
 from collections import Counter
 from pathlib import Path
@@ -84,6 +85,10 @@ def test_the_command_hands_it_on_and_reports_it(monkeypatch, tmp_path, capsys):
     for options, wanted in (([], None), (["--accumulation", "packed"], "packed")):
         assert run(build_cli.build_command, "convpool-build", command + options) == 0
         assert seen.pop() == json.loads(report.read_text())["accumulation"] == wanted
+    capsys.readouterr()
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(model.read_bytes())))
+    assert run(build_cli.build_command, "convpool-build", ["-", *command[1:], "--report", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["model"] == "-"
     assert run(build_cli.build_command, "convpool-build", [*command, "--accumulation", "packed", "--no-plugin"]) == 2
     assert "convpool-build: accumulation: got packed without the plugin" in capsys.readouterr().err
 

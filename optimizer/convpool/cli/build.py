@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich.console import Console
 from rich.markup import escape
 from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -17,7 +18,6 @@ from convpool.cli import group
 from convpool.cli.table import make_console, show_verification
 from convpool.errors import OptionError
 from convpool.ir.files import check_output
-from convpool.ir.model import load
 from convpool.options import DEFAULT_LIMITS
 from convpool.report import json_text
 from convpool.tensorrt import PRECISIONS, BuildOptions, BuildReport, EngineMismatchError, Profile, Tuning, build
@@ -43,7 +43,9 @@ Shapes = dict[str, list[int]]
     ),
 )
 @click.argument("model", shell_complete=group.complete_file)
-@click.option("-o", "--output", required=True, type=group.NewFile(), metavar="ENGINE", help="Where to write the engine.")
+@click.option(
+    "-o", "--output", required=True, type=group.NewFile(stdout=False), metavar="ENGINE", help="Where to write the engine."
+)
 @click.option(
     "--precision",
     type=click.Choice(PRECISIONS),
@@ -128,8 +130,8 @@ def build_command(
 ) -> None:
     """Build a TensorRT engine from MODEL, run it, and compare it with onnxruntime on MODEL.
 
-    MODEL is optimized first. If it already has convpool's operators, it is built as it is: --stem and --plain-conv change
-    nothing, --accumulation changes its nodes, and --lowering direct or fused is refused.
+    MODEL is an ONNX file, or '-' for stdin. It is optimized first. If it already has convpool's operators, it is built as it is:
+    --stem and --plain-conv change nothing, --accumulation changes its nodes, and --lowering direct or fused is refused.
 
     \b
     Exit status:
@@ -139,7 +141,7 @@ def build_command(
       130  stopped by Ctrl-C; no engine is written
     """
     given["data"], data_file = load_arrays(given["data"]), given["data"]
-    original = load(Path(model))
+    original = group.load_model(model)
     read = {
         "the model itself": [Path(model)],
         "weights of the model": original.weight_files,
@@ -161,13 +163,14 @@ def build_command(
         except EngineMismatchError as error:
             built, mismatch = error.built, error
     group.write_report(report_path, json_text({"model": model, "engine": output, **built.report.to_dict()}))
+    console = make_console(stderr=report_path == "-")
     if not quiet:
-        _show(built.report)
+        _show(built.report, console)
     if mismatch is not None:
         raise mismatch
     built.save(output)
     if not quiet:
-        _show_written(output, built.report)
+        _show_written(output, built.report, console)
 
 
 def _options(profile: Profile | None, progress: Progress, *, no_plugin: bool, workspace_mib: int, **given: Any) -> BuildOptions:
@@ -203,17 +206,15 @@ def _counted(nodes: dict[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in nodes.items()) or "nothing"
 
 
-def _show(report: BuildReport) -> None:
+def _show(report: BuildReport, console: Console) -> None:
     """Print what was timed and compared."""
-    console = make_console(stderr=False)
     if report.autotune:
         console.print(_times_table(report.autotune))
     if report.verification:
         show_verification(report.verification, console)
 
 
-def _show_written(output: str, report: BuildReport) -> None:
-    console = make_console(stderr=False)
+def _show_written(output: str, report: BuildReport, console: Console) -> None:
     shares = f"{_counted(report.plugin_nodes)}; TensorRT: {_counted(report.other_nodes)}"
     console.print(f"plugin    {shares}", soft_wrap=True, markup=False)
     size = f"{report.engine_bytes / 2**20:.1f} MiB, {report.precision}, {report.build_seconds:.0f} s"

@@ -163,9 +163,14 @@ class NewFile(click.ParamType):
 
     name = "file"
 
+    def __init__(self, *, stdout: bool = True) -> None:
+        """stdout: whether "-" and the system's names of stdout stand for it, or are no file's name."""
+        self._stdout = stdout
+
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The value of one option."""
-        if not value or value.endswith(os.sep):
+        value = "-" if value in ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1") else value
+        if not value or value.endswith(os.sep) or value == "-" and not self._stdout:
             self.fail(f"got {value!r}, expected a file's name", param, ctx)
         return value
 

@@ -45,7 +45,7 @@ _KEYWORDS = ("kernel_shape", "strides", "pads", "dilations")
     "-o",
     "--output",
     required=True,
-    type=NewFile(),
+    type=NewFile(stdout=False),
     metavar="FILE.def",
     help="File of measurements. An existing one gains rows; those of the same problem on the same GPU are replaced.",
 )

@@ -31,7 +31,8 @@ ROOM_BYTES = 15
 
 def check_output(path: Path, others: Mapping[str, Iterable[Path]] | None = None) -> None:
     """Raise OutputError for a path in no folder, of a folder or read-only file, or of one of `others`, files by what they are.
-    And for one that is too long for the names of the files beside it, which are longer."""
+    And for one that is too long for the names of the files beside it, which are longer, or that is another name of an open file,
+    as /dev/stderr: to replace it would change the system."""
     try:
         os.lstat(_part(path.parent, path.name))
     except ValueError as error:
@@ -44,6 +45,9 @@ def check_output(path: Path, others: Mapping[str, Iterable[Path]] | None = None)
         raise OutputError(f"{path}: no folder {str(path.parent)!r}; make it first")
     if os.path.isdir(path):
         raise OutputError(f"{path}: a folder; expected a file name")
+    folder = os.path.realpath(path.parent)
+    if (folder == "/dev" or folder.startswith("/proc/")) and (os.path.isfile(path) or not os.path.exists(path)):
+        raise OutputError(f"{path}: in a folder of devices and open files; expected another file name, or - for stdout")
     if os.path.isfile(path) and not (path.stat().st_mode & 0o222 and os.access(path, os.W_OK)):
         raise OutputError(f"{path}: a read-only file; give another name, or allow writing with chmod u+w")
     for what, files in (others or {}).items():
