@@ -51,7 +51,7 @@ CASES = {
     "an option without its value": ("optimize good.onnx -o", 2, "'-o' requires an argument"),
     "output to a full device": ("optimize good.onnx -o /dev/full", 2, "/dev/full: cannot be written; No space left"),
     "output to a file system of the kernel": ("optimize good.onnx -o /proc/out.onnx", 2, "/proc/out.onnx: cannot be written"),
-    "output among devices": ("optimize good.onnx -o /dev/none.onnx", 2, "in a folder of devices and open files"),
+    "output among open files": ("optimize good.onnx -o /proc/self/fd/none", 2, "in a folder of devices and open files"),
     "a report to an open file": ("inspect good.onnx --report /proc/self/environ", 2, "in a folder of devices and open files"),
     "an engine on stdout": ("build good.onnx -o -", 2, "got '-', expected a file's name"),
     "output of a folder's name": ("optimize good.onnx -o new/", 2, "'-o' / '--output': got 'new/', expected a file's name"),
