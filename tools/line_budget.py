@@ -15,9 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
-    "optimizer": 25737,
+    "optimizer": 25740,
     "plugin": 17800,
-    "tests": 36249,
+    "tests": 36250,
     "benchmarks": 8637,
     "tools": 952,
     "examples": 1167,

@@ -182,9 +182,12 @@ def is_int8(scope: Scope, index: int) -> bool:
 def against_one(scope: Scope, name: str) -> Refusal | None:
     """Say why no one node with weights may stand for several that begin with the tensor `name`.  onnxruntime quantizes constant
     weights between a DequantizeLinear and a QuantizeLinear, wherever it can move these."""
-    while (index := scope.made_by(name, *MOVING)) is not None:
-        name = scope.nodes[index].input[0]
-    if scope.made_by(name, "DequantizeLinear") is None:
+    node: NodeProto | None = None
+    step: str | None = name
+    while step is not None and (index := scope.producer.get(step)) is not None:
+        node = scope.nodes[index]
+        step = node.input[0] if is_op(node, *MOVING) else _idle(scope, node)
+    if step is not None or node is None or node.op_type != "DequantizeLinear":  # of com.microsoft too
         return None
     return refuse("weights that onnxruntime would quantize", "a DequantizeLinear in front", "none")
 
