@@ -387,8 +387,11 @@ def test_types_of_inner_values_become_float32(body, wrap, kind):
 
 
 def test_types_within_functions_and_of_attributes_become_float32():
+    """Also the types that the bodies in a function note of what they give."""
     functions = """<opset_import: ["": 17], domain: "local">
-    halved (a) => (b) { c = Neg(a) e = EyeLike<dtype=10>(c) d = Cast<to=10>(e) b = Add(c, d) }"""
+    halved (a) => (b) { c = Neg(a) e = EyeLike<dtype=10>(c) d = Cast<to=10>(e) f = Add(c, d) t = Constant<value=bool {1}>()
+    b = If(t) <then_branch = yes () => (float16[3,3] g) { g = Identity(f) },
+              else_branch = no () => (float16[3,3] h) { h = Neg(f) }> }"""
     given = {"inputs": "float16[3,3] x", "outputs": "float16[3,3] y", "ir": 10}
     model = graph("y = local.halved(x)", functions=functions, **given)
     model.functions[0].value_info.append(helper.make_tensor_value_info("c", TensorProto.FLOAT16, [3, 3]))
