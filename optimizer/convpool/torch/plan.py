@@ -160,12 +160,12 @@ class Rebuilding:
         self._env[name] = made
 
     def _as_it_lay(self, made: fx.Node, before: Any) -> fx.Node:
-        """The node's result in the order in memory that the original's has, which a call in between may have changed."""
-        given = [value_of(item) for item in made.args[:2]] if made.target in (POOLED_CONV, *plain.CONVS.values()) else []
-        if not isinstance(before, torch.Tensor) or len(given) < 2 or not all(isinstance(value, torch.Tensor) for value in given):
+        """The node's result in the order in memory that the original's has: slices and calls in between may have changed it."""
+        if not isinstance(before, torch.Tensor):
             return made
-        wanted = plain.memory_format(before)
-        if wanted == plain.result_format(*given):
+        wanted, convolves = plain.memory_format(before), made.target in (POOLED_CONV, upsample_conv_of, *plain.CONVS.values())
+        given = [value_of(item) for item in made.args[:2]] if convolves else [None]
+        if all(isinstance(value, torch.Tensor) for value in given) and wanted == plain.result_format(*given):
             return made
         with self._graph.inserting_before(self._next):
             return self._graph.call_method("contiguous", (made,), {"memory_format": wanted})
