@@ -18,9 +18,10 @@ import torch.nn.functional as F
 from onnx import NodeProto, helper
 from torch import fx
 
-from convpool.algebra.geometry import refuse, same_pads
+from convpool.algebra.geometry import refuse
 from convpool.algebra.parts import MAX_UPSAMPLE
 from convpool.torch.changes import value_of
+from convpool.torch.functional import conv_pads
 from convpool.torch.skeleton import Dim, Skeleton
 
 Translated = list[NodeProto]
@@ -65,10 +66,8 @@ def conv(rank: int) -> Callable:
         shape, strides, dilations = shape_of(s, a["weight"]), whole(a["stride"], rank), whole(a["dilation"], rank)
         kernel = tuple(n for n in shape[2:] if isinstance(n, int))
         need(len(shape) == rank + 2 == len(kernel) + 2 and type(a["groups"]) is int)
-        if a["padding"] == "same":
-            pads = same_pads("SAME_UPPER", kernel, (1,) * rank, dilations, None)
-        else:
-            pads = whole(0 if a["padding"] == "valid" else a["padding"], rank) * 2
+        word = isinstance(a["padding"], str)
+        pads = conv_pads(a["padding"], kernel, strides, dilations) if word else whole(a["padding"], rank) * 2
         given = s.shape(a["input"])
         if given is not None and len(given) != rank + 2:
             s.pin(label, refuse("dimensions of the input", len(given), f"{rank + 2}, with a batch"))
@@ -114,13 +113,12 @@ def adaptive_average(rank: int) -> Callable:
     return translate
 
 
-def plain(op_type: str, *parameters: str) -> Callable:
-    """An operator of one tensor.  parameters: attributes that the rules have to know, as argument=attribute."""
+def plain(op_type: str) -> Callable:
+    """An operator of one tensor, of which the rules need not know more: a node that moves keeps its arguments."""
 
     def translate(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Translated:
-        values: dict[str, Any] = {attribute: a[argument] for argument, attribute in (item.split("=") for item in parameters)}
-        need(isinstance(a["input"], fx.Node) and all(isinstance(value, (int, float)) for value in values.values()))
-        return one(op_type, node, a["input"], **{name: float(value) for name, value in values.items()})
+        need(node.all_input_nodes == [a["input"]])
+        return one(op_type, node, a["input"])
 
     return translate
 
@@ -162,10 +160,9 @@ def binary(op_type: str) -> Callable:
         need(a["alpha"] == 1 and a["rounding_mode"] is None and a["out"] is None)
         given = [a["input"], a["other"]]
         tensors = [value for value in given if isinstance(value, fx.Node)]
-        known = [s.known(value) for value in tensors]
-        types = {item.dtype for item in known if item is not None}
+        types = {s.dtype(value) for value in tensors}
         # Not of numbers alone, or tuples that are joined.
-        need(None not in known and len(types) == 1 and all(dtype.is_floating_point for dtype in types))
+        need(len(types) == 1 and all(dtype is not None and dtype.is_floating_point for dtype in types))
         need(all(isinstance(v, fx.Node) or isinstance(v, (int, float)) and not isinstance(v, bool) for v in given))
         return one(op_type, node, *(v if isinstance(v, fx.Node) else s.scalar(v, tensors[0]) for v in given))
 
@@ -242,9 +239,8 @@ def reduction(op_type: str) -> Callable:
 
 
 def reshape(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Translated:
-    given, made = s.known(a["input"]), s.known(node)
     before, after = shape_of(s, a["input"]), shape_of(s, node)
-    need(given is not None and made is not None and given.dtype == made.dtype)
+    need(s.dtype(a["input"]) == s.dtype(node))
     sizes = [n if isinstance(n, int) else 0 if i == 0 and before and before[0] == n else -1 for i, n in enumerate(after)]
     need(sizes.count(-1) < 2 and not any(n == 0 for n in (*after, *before)))
     return one("Reshape", node, a["input"], s.number(sizes))
@@ -267,7 +263,7 @@ _LINES: list[tuple[str, str, Callable]] = [
         (f"{name} {name}_".lower(), "input, inplace=False", plain(name))
         for name in ("Relu", "Sigmoid", "Tanh", "Selu", "HardSwish", "Mish", "Softsign", "Abs", "Neg", "Exp", "Sqrt")
     ),
-    ("leaky_relu leaky_relu_", "input, negative_slope=0.01, inplace=False", plain("LeakyRelu", "negative_slope=alpha")),
+    ("leaky_relu leaky_relu_", "input, negative_slope=0.01, inplace=False", plain("LeakyRelu")),
     ("elu", "input, alpha=1.0, inplace=False", plain("Elu")),
     ("gelu", "input, *, approximate='none'", plain("Gelu")),
     ("softplus", "input, beta=1, threshold=20", plain("Softplus")),

@@ -97,11 +97,16 @@ def _small(geometry: tuple) -> Small:
     return Small(window, convolution, () if even else pads, plain.is_single(*window[:3]))
 
 
+def _home(t: torch.Tensor) -> Any:
+    """Where the operators of a tensor are to be called at once, without derivatives; None where something looks on."""
+    if type(t) not in _TYPES or torch._C._len_torch_dispatch_stack() or gradients.is_batched(t):
+        return None
+    return kernels if t.is_cuda else plain
+
+
 def _boxes(grad: torch.Tensor) -> Any:
     """The box mean and its adjoint: operators, or their kernels at once where no derivatives are wanted and nothing looks on."""
-    if torch.is_grad_enabled() or type(grad) is not torch.Tensor or torch._C._len_torch_dispatch_stack():
-        return _ops
-    return _ops if gradients.is_batched(grad) else kernels if grad.is_cuda else plain
+    return not torch.is_grad_enabled() and _home(grad) or _ops
 
 
 def pair_gradients(
@@ -185,11 +190,11 @@ _apply, _gradient = (super(torch.autograd.Function, function).apply for function
 
 def _run(tensors: Any, geometry: tuple) -> torch.Tensor:
     """The operator without derivatives."""
-    x = tensors[0]
-    if type(x) not in _TYPES or torch._C._len_torch_dispatch_stack() or gradients.is_batched(x):
-        with torch._C._AutoDispatchBelowAutograd():
-            return _ops.pooled_conv(*tensors, *geometry)
-    return (kernels if x.is_cuda else plain).pooled_conv(*tensors, *geometry)
+    home = _home(tensors[0])
+    if home is not None:
+        return home.pooled_conv(*tensors, *geometry)
+    with torch._C._AutoDispatchBelowAutograd():
+        return _ops.pooled_conv(*tensors, *geometry)
 
 
 def _by_cudnn(tensors: Any, geometry: tuple) -> torch.Tensor:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -49,14 +48,6 @@ _LAYERS = frozenset(
 """Functions that are the whole forward of a module of torch.nn, beside convolutions and poolings."""
 
 
-@dataclass(frozen=True)
-class Known:
-    """A tensor's type, and its shape with names for open sizes."""
-
-    dtype: torch.dtype
-    shape: tuple[Dim, ...]
-
-
 class Skeleton:
     """The model in the making.  A translation asks it for the names of its inputs, and hands it the nodes."""
 
@@ -84,16 +75,15 @@ class Skeleton:
 
     # ---- what translations ask ----
 
-    def known(self, node: Any) -> Known | None:
-        """Type and shape of a node's tensor; None where it is none.
+    def dtype(self, node: Any) -> Any:
+        """The type of a node's tensor; None where it is none.
 
         Of what autocast makes the rules see the type that it was made of: in ONNX no operator changes it."""
         value = value_of(node)
         if not isinstance(value, torch.Tensor):
             return None
         casts = self._casts or value.device.type != "meta" and torch.is_autocast_enabled(value.device.type)
-        dtype = torch.float32 if casts and value.dtype in HALF_TYPES else value.dtype
-        return Known(dtype, tuple(map(self._size, value.shape)))
+        return torch.float32 if casts and value.dtype in HALF_TYPES else value.dtype
 
     def _size(self, n: Any) -> Dim:
         """A size; an open batch is a number here, which no other size is likely to be."""
@@ -103,8 +93,9 @@ class Skeleton:
         return int(expression.subs(self._batches)) if expression.free_symbols <= self._batches.keys() else str(n)
 
     def shape(self, node: Any) -> tuple[Dim, ...] | None:
-        """Shape of a node's tensor, None where it is none."""
-        return getattr(self.known(node), "shape", None)
+        """The shape of a node's tensor, with names for open sizes; None where it is none."""
+        value = value_of(node)
+        return tuple(map(self._size, value.shape)) if isinstance(value, torch.Tensor) else None
 
     def number(self, array: Any, dtype: Any = np.int64) -> str:
         """The name of a constant."""
@@ -114,9 +105,7 @@ class Skeleton:
 
     def scalar(self, value: float, like: fx.Node) -> str:
         """A number as a constant of the type of a node's tensor."""
-        found = self.known(like)
-        elem_type = ELEM_TYPES.get(found.dtype, 0) if found is not None else 0
-        return self.number(value, helper.tensor_dtype_to_np_dtype(elem_type or TensorProto.FLOAT))
+        return self.number(value, helper.tensor_dtype_to_np_dtype(ELEM_TYPES.get(self.dtype(like), TensorProto.FLOAT)))
 
     def pin(self, label: str, why: Refusal | None) -> None:
         """Let a node stay as it is, for a reason."""
@@ -142,8 +131,7 @@ class Skeleton:
 
     def add_input(self, node: fx.Node) -> None:
         """A node of the graph that computes nothing."""
-        found = self.known(node)
-        self._inputs.append(_info(node.name, found or Known(torch.int64, ())))
+        self._inputs.append(self._info(node.name, node))
 
     def add(self, node: fx.Node, label: str, protos: Sequence[NodeProto] | None) -> None:
         """Return what stands for a node, the last one giving its tensor; None for one of which the rules know nothing."""
@@ -162,27 +150,31 @@ class Skeleton:
         for number, proto in enumerate(protos, 1):
             proto.name = label if number == len(protos) else f"{label}/{number}"
             self.protos[proto.name] = proto
-        found = self.known(node)
-        if found is not None and ELEM_TYPES.get(found.dtype):
-            self._infos[node.name] = _info(node.name, found)
+        if self.dtype(node) in ELEM_TYPES:
+            self._infos[node.name] = self._info(node.name, node)
 
     def _cross(self, made: fx.Node, read: fx.Node, protos: Sequence[NodeProto]) -> None:
         """Let a node read another one's tensor through an Identity, which stays: no rule moves anything across contexts."""
         name = f"{made.name} of {read.name}"
         self.crossings[name] = made.name
         self.protos[name] = helper.make_node("Identity", [made.name], [name], name)
-        found = self.known(made)
-        if made.name in self._infos and found is not None:
-            self._infos[name] = _info(name, found)
+        if made.name in self._infos:
+            self._infos[name] = self._info(name, made)
         why = [", ".join(sorted(set(self.contexts[a]) - set(self.contexts[b]))) for a, b in ((made, read), (read, made))]
         self.pin(name, refuse("context in forward", why[0] or "none", why[1] or "none"))
         for proto in protos:
             proto.input[:] = [name if item == made.name else item for item in proto.input]
 
+    def _info(self, name: str, node: fx.Node) -> onnx.ValueInfoProto:
+        """A name with the type and shape of a node's tensor; a number where it is none."""
+        dtype = self.dtype(node)
+        elem_type = TensorProto.INT64 if dtype is None else ELEM_TYPES.get(dtype, TensorProto.FLOAT)
+        return helper.make_tensor_value_info(name, elem_type, self.shape(node) or ())
+
     def model(self, results: Sequence[fx.Node]) -> ModelProto:
         """The model.  results: nodes that the graph gives."""
         end = helper.make_node("Result", [node.name for node in results], ["result"], name="result", domain=DOMAIN)
-        outputs = [_info("result", Known(torch.float32, ()))]
+        outputs = [helper.make_tensor_value_info("result", TensorProto.FLOAT, ())]
         computed = {name for proto in self.protos.values() for name in proto.output}
         outputs += [self._infos.pop(node.name) for node in dict.fromkeys(results) if node.name in self._infos.keys() & computed]
         graph = helper.make_graph(
@@ -199,7 +191,3 @@ def _place(node: fx.Node) -> tuple[str, type | None]:
         return "", None
     path = re.sub(r"^L\['\w+'\]", "", str(stack[-1][0]))
     return ".".join(part for part in re.split(r"\._modules|[.\[\]'\"]+", path) if part), stack[-1][1]
-
-
-def _info(name: str, known: Known) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, ELEM_TYPES.get(known.dtype, TensorProto.FLOAT), known.shape)
