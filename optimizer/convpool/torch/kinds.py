@@ -319,6 +319,8 @@ def translate_call(s: Skeleton, label: str, node: fx.Node) -> Translated | None:
         return None
     if any(isinstance(given.get(name), fx.Node) for name in NUMBERS):
         return None
+    if max(getattr(value_of(item), "ndim", 0) for item in (node, *node.all_input_nodes)) == 1:
+        return None  # no part of a pair, and onnx would follow each value, as those of a shape, of all images in a batch
     try:
         return FUNCTIONS[node.target][1](s, label, node, given)
     except Unknown:
