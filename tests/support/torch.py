@@ -136,3 +136,18 @@ def pools_first(layer: Layer) -> bool:
     given, pool = layer.conv, layer.pool
     conv = ConvSpec(layer.weight_shape[2:], given["stride"], given["padding"] * 2, given["dilation"], given["groups"])
     return pooled_first(conv, pool["pool_size"], pool["pool_stride"], pool["pool_padding"], layer.bias) is not None
+
+
+def random_upsampling(seed: int, rank: int) -> tuple:
+    """Return x, weight, bias (or None), scales and pads of an upsampling and a convolution behind it, by the seed."""
+    torch, rng = require_torch(), random.Random(seed)
+    generator, last = torch.Generator().manual_seed(seed), {2: torch.channels_last, 3: torch.channels_last_3d}
+    n, c, m = rng.randint(1, 3), rng.randint(1, 4), rng.randint(1, 4)
+    kernel = [rng.randint(1, 4 if rank < 3 else 3) for _ in range(rank)]
+    scale = tuple(rng.randint(1, 4 if rank < 3 else 2) for _ in range(rank - 1)) + (rng.randint(2, 4),)
+    pads = tuple(rng.randint(0, k - 1) for k in kernel * 2)
+    size = [rng.randint(max(2, k - p), 5) for k, p in zip(kernel, pads, strict=False)]
+    x, weight, bias = (torch.randn(s, dtype=torch.float64, generator=generator) for s in ((n, c, *size), (m, c, *kernel), (m,)))
+    if rank > 1 and rng.random() < 0.5:
+        x = x.contiguous(memory_format=last[rank])
+    return x.requires_grad_(), weight.requires_grad_(), bias.requires_grad_() if rng.random() < 0.7 else None, scale, pads

@@ -41,3 +41,19 @@ def replayed(step):
     """Return a CUDA graph's results, step by step, and a function that runs it again."""
     graph, found = captured(step)
     return found, graph.replay
+
+
+def by_replays(step, changed, times=1):
+    """Pairs of a step's results: of a CUDA graph whose input changes before each replay, and on a stream of the step's own, where
+    all pairs run by kernels as in a capture."""
+    found, replay = replayed(step)
+    for _ in range(times):
+        with torch.no_grad():
+            changed.copy_(torch.randn_like(changed))
+        replay()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            expected = step()
+        torch.cuda.current_stream().wait_stream(stream)
+        yield from zip(found, expected, strict=True)

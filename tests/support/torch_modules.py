@@ -10,6 +10,19 @@ from torch import nn  # noqa: E402
 from torch.nn.utils import parametrizations, spectral_norm  # noqa: E402
 
 
+class Forward(nn.Module):
+    """Layers by their names, and a forward that is given them and the input."""
+
+    def __init__(self, forward, **layers: nn.Module) -> None:
+        super().__init__()
+        self._forward = forward
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+
+    def forward(self, x):
+        return self._forward(self, x)
+
+
 class Residual(nn.Module):
     """x + body(x), both pooled if a pool is given."""
 
@@ -29,7 +42,7 @@ class RandomModules:
         self.rng = random.Random(seed)
         torch.manual_seed(seed)
         self.rank = self.rng.choice((1, 2, 2, 2, 2))
-        self.channels = self.rng.choice((6, 8, 16))
+        self.channels = self.inputs = self.rng.choice((6, 8, 16))
 
     def layer(self, name: str, *arguments, **options) -> nn.Module:
         return getattr(nn, f"{name}{self.rank}d")(*arguments, **options)

@@ -19,7 +19,7 @@ from convpool.torch import calls, gradients, kernels, plain  # noqa: E402
 from convpool.torch.gpu import convolved  # noqa: E402
 from models.torch_discriminators import SNGAN, WGANGP32, gradient_penalty  # noqa: E402
 from tests.support.packed_layer import PackedLayer  # noqa: E402
-from tests.support.torch_gpu import DTYPES, LAST, gpu, on_gpu, replayed  # noqa: E402, F401
+from tests.support.torch_gpu import DTYPES, LAST, by_replays, gpu, on_gpu, replayed  # noqa: E402, F401
 
 FUNCTIONS = {rank: getattr(convpool.torch, f"conv_avg_pool{rank}d") for rank in (1, 2, 3)}
 ops = torch.ops.convpool
@@ -31,6 +31,14 @@ def assert_near(got, expected, terms):
     expected = expected.to(torch.float64)
     error = (got.double() - expected).abs().max() / expected.abs().max().clamp(min=1e-3)
     assert error < 4 * torch.finfo(got.dtype).eps * terms**0.5 + 1e-12, error
+
+
+def assert_with_derivatives_near(y, given, expected, exact):
+    """The results of what is given and of the same in float64; given and exact: input, weight, and bias if there is one."""
+    grad, terms = torch.randn_like(expected).to(given[0].dtype), max(y[0].numel(), 9 * given[1][0].numel())
+    got = torch.autograd.grad(y, given, grad)
+    for mine, theirs in zip((y, *got), (expected, *torch.autograd.grad(expected, exact, grad.double())), strict=True):
+        assert_near(mine, theirs, terms)
 
 
 @pytest.mark.parametrize("last", [False, True])
@@ -45,12 +53,7 @@ def test_random_layers(seed, dtype, last):
     exact = [t.detach().double().requires_grad_() for t in given]
     y = FUNCTIONS[layer.rank](*given, **layer.conv, **layer.pool)
     expected = layer.original(F, *exact, *([] if layer.bias else [None]))
-    grad = torch.randn_like(expected).to(dtype)
-    terms = max(y[0].numel(), 9 * given[1][0].numel())
-    assert_near(y, expected, terms)
-    got = torch.autograd.grad(y, given, grad.to(dtype))
-    for mine, theirs in zip(got, torch.autograd.grad(expected, exact, grad.double()), strict=True):
-        assert_near(mine, theirs, terms)
+    assert_with_derivatives_near(y, given, expected, exact)
 
 
 @pytest.mark.parametrize("last", [False, True])
@@ -96,18 +99,6 @@ def test_box_means_of_slices():
         torch.testing.assert_close(spread.double(), expected, rtol=torch.finfo(torch.half).eps, atol=1e-12)
 
 
-@pytest.mark.parametrize("dtype", DTYPES[:2])
-def test_plans_are_used_and_equal_to_cudnn(dtype, monkeypatch):
-    x, w, b = on_gpu((4, 64, 16, 16), dtype, True), on_gpu((128, 64, 3, 3), dtype, True), on_gpu((128,), dtype)
-    if not kernels.library_is_there():
-        pytest.skip("no libconvpool.so")
-    monkeypatch.setattr(calls, "_calls", {})
-    y = convpool.torch.conv_avg_pool2d(x, w, b, padding=1, pool_size=2)
-    assert [call for call in calls._calls.values() if call is not None]
-    assert y.is_contiguous(memory_format=torch.channels_last)
-    assert_near(y, F.avg_pool2d(F.conv2d(x.double(), w.double(), b.double(), padding=1), 2), 576)
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize(
@@ -131,13 +122,8 @@ def test_a_convolution_beside_pairs(relu, options, last, dtype):
     geometry = (module.stride, module.padding, module.dilation, module.groups)
     y, expected = convolved(x, module.weight, module.bias, *geometry, captures=True, activation=relu), exact(x64)
     expected = expected * (y > 0) if relu else expected  # one that is rounded to zero has no gradient
-    terms = max(y[0].numel(), 9 * module.weight[0].numel())
-    assert_near(y, expected, terms)
     assert y.stride() == module(x).stride()
-    grad = torch.randn_like(expected).to(dtype)
-    got = torch.autograd.grad(y, [x, *module.parameters()], grad)
-    for mine, theirs in zip(got, torch.autograd.grad(expected, [x64, *exact.parameters()], grad.double()), strict=True):
-        assert_near(mine, theirs, terms)
+    assert_with_derivatives_near(y, [x, *module.parameters()], expected, [x64, *exact.parameters()])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -194,9 +180,10 @@ def test_tf32_follows_pytorch():
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_packed_sums(dtype):
+def test_plans_and_packed_sums(dtype, monkeypatch):
     """Against float64, eager and captured, with and without derivatives."""
     layer = PackedLayer(dtype)
+    monkeypatch.setattr(calls, "_calls", {})
     x, w, b = (torch.from_numpy(array).to("cuda", getattr(torch, dtype)) for array in (layer.x, layer.w, layer.b))
     x, w = (t.contiguous(memory_format=torch.channels_last) for t in (x, w))
     results: dict[str, list] = {}
@@ -213,6 +200,7 @@ def test_packed_sums(dtype):
             with torch.cuda.graph(graph):
                 captured = run()
         graph.replay()
+        assert eager.is_contiguous(memory_format=torch.channels_last) and any(calls._calls.values())
         results[accumulation] = [t.detach().float().cpu().numpy() for t in (eager, captured, trained)]
         assert all((y == results[accumulation][0]).all() for y in results[accumulation])
     layer.check(results["packed"][0], results["default"][0])
@@ -254,10 +242,8 @@ def test_weights_of_few_channels(n, c, m, size, kernel, convolution, dtype):
 
 
 def test_weights_that_cudnn_takes():
-    given = {"x": (2, 3, 8, 8), "weight": (64, 3, 3, 3), "dtype": torch.float16, "groups": 1}
-    for changed in ({"x": (2, 4, 8, 8), "weight": (64, 4, 3, 3)}, {"weight": (60, 3, 3, 3)}, {"dtype": torch.float32}):
-        case = {**given, **changed}
-        x, weight = on_gpu(case["x"], case["dtype"], True), on_gpu(case["weight"], case["dtype"], True)
+    for channels, outputs, dtype in ((4, 64, torch.float16), (3, 60, torch.float16), (3, 64, torch.float32)):
+        x, weight = on_gpu((2, channels, 8, 8), dtype, True), on_gpu((outputs, channels, 3, 3), dtype, True)
         grad = F.conv2d(x, weight, padding=1)
         assert kernels.few_channels_gradients(grad, x, weight, ((1, 1), (1, 1), (1, 1), 1), False) is None
 
@@ -286,32 +272,6 @@ def test_a_step_takes_the_weights_of_images_from_the_library(monkeypatch):
 # ---- captured steps ----
 
 
-def by_kernels(step):
-    """Run a step on a stream of its own, where all pairs run by kernels as in a capture."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        found = step()
-    torch.cuda.current_stream().wait_stream(stream)
-    return found
-
-
-@pytest.mark.parametrize("last", [False, True])
-def test_a_graph_of_a_training_step(last):
-    layer = convpool.torch.ConvAvgPool2d(32, 64, 3, padding=1, pool_size=2).cuda().half()
-    still = on_gpu((2, 32, 16, 16), torch.float16, last, grad=True)
-
-    def step():
-        y = layer(still)
-        return y.detach(), *torch.autograd.grad(y.float().sum(), [layer.weight, layer.bias, still])
-
-    found, replay = replayed(step)
-    with torch.no_grad():
-        still.copy_(2 * still)
-    replay()
-    torch.testing.assert_close(tuple(found), step(), rtol=1e-2, atol=1e-2)
-
-
 @pytest.mark.parametrize("times_algorithms", [False, True])
 @pytest.mark.parametrize("normed", [False, True])
 def test_a_graph_of_a_network_s_gradient_penalty(normed, times_algorithms, monkeypatch):
@@ -332,13 +292,8 @@ def test_a_graph_of_a_network_s_gradient_penalty(normed, times_algorithms, monke
         loss = gradient_penalty(critic, real, fake, mix) + critic(fake).mean() - critic(real).mean()
         return loss.detach(), *torch.autograd.grad(loss, list(critic.parameters()))
 
-    found, replay = replayed(step)
-    for _ in range(10):
-        with torch.no_grad():
-            real.copy_(torch.randn_like(real))
-        replay()
-        for got, expected in zip(found, by_kernels(step), strict=True):
-            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+    for got, expected in by_replays(step, real, times=10):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -366,12 +321,8 @@ def test_steps_before_a_capture_let_cudnn_choose(biases_alone, end, channels, la
     def step():
         return torch.autograd.grad(net(x).float().square().sum(), asked)
 
-    found, replay = replayed(step)
-    with torch.no_grad():
-        x.copy_(torch.randn_like(x))
-    replay()
     bound = {torch.float32: 1e-4, torch.float64: 1e-12}.get(dtype, 8 * torch.finfo(dtype).eps)  # the graph's kernels are others
-    for got, expected in zip(found, by_kernels(step), strict=True):
+    for got, expected in by_replays(step, x):
         assert (got - expected).double().norm() <= bound * expected.double().norm()
 
 

@@ -5,6 +5,7 @@ On a GPU PyTorch's own pooling has a wrong gradient where windows overlap in pad
 
 import contextlib
 import copy
+import itertools
 
 import pytest
 
@@ -22,6 +23,7 @@ from convpool.torch.pairs import pooled_conv_of  # noqa: E402
 from convpool.torch.upsampling import upsample_conv_of  # noqa: E402
 from models import torch_discriminators as networks  # noqa: E402
 from tests.support.torch_gpu import LAST, as_on_a_gpu  # noqa: E402
+from tests.support.torch_modules import Forward  # noqa: E402
 
 CONVS = {1: torch.nn.Conv1d, 2: torch.nn.Conv2d, 3: torch.nn.Conv3d}
 POOLS = {1: torch.nn.AvgPool1d, 2: torch.nn.AvgPool2d, 3: torch.nn.AvgPool3d}
@@ -41,11 +43,11 @@ OPTIONS = {
 @pytest.fixture(params=[False, True], ids=["operators", "nodes"])
 def nodes(request, monkeypatch):
     """Let the host's time count for all or nothing: PyTorch's operators alone, or convpool's nodes wherever there are any."""
-    monkeypatch.setattr(eager, "_pools_weights", lambda *given: False)
-    monkeypatch.setattr(eager, "HOST_US", {False: 0, True: 0})
-    monkeypatch.setattr(eager, "PAIR_US", dict.fromkeys((False, True), 0 if request.param else 1e9))
-    monkeypatch.setattr(eager, "CONVOLUTION_US", 0 if request.param else 1e9)
-    monkeypatch.setattr(eager, "SECOND_MACS", 0 if request.param else 1e9)
+    least = 0 if request.param else 1e9
+    costs = {"HOST_US": {False: 0, True: 0}, "PAIR_US": {False: least, True: least}}
+    costs |= {"CONVOLUTION_US": least, "SECOND_MACS": least, "_pools_weights": lambda *given: False}
+    for name, cost in costs.items():
+        monkeypatch.setattr(eager, name, cost)
     return request.param
 
 
@@ -57,6 +59,14 @@ def gradients(net, x, penalty=False):
     if penalty:
         loss = y.sin().sum() + torch.autograd.grad(loss, x, create_graph=True)[0].square().sum()
     return nodes_of(y), torch.autograd.grad(loss, list(net.parameters()))
+
+
+def optimized(net, x, device, last):
+    """Return an optimized copy on a device, its input there, and how many pairs are rewritten."""
+    order = LAST.get(x.dim() - 2, torch.contiguous_format) if last else torch.contiguous_format
+    given = x.to(device, memory_format=order)
+    changed, report = convpool.torch.optimize(copy.deepcopy(net).to(device, memory_format=order), given)
+    return changed, given, report.summary.rewritten
 
 
 def assert_same(got, expected):
@@ -72,10 +82,8 @@ def test_derivatives(kind, rank, last, nodes, device):
     layers = [CONVS[rank](3, channels, 3), torch.nn.Tanh(), CONVS[rank](channels, 9, **OPTIONS[kind]), POOLS[rank](2)]
     net = torch.nn.Sequential(*layers, torch.nn.Tanh(), CONVS[rank](9, 2, 1)).double()
     x = torch.randn(2, 3, *[12] * rank, dtype=torch.float64)
-    order = LAST.get(rank, torch.contiguous_format) if last else torch.contiguous_format
-    given = x.to(device, memory_format=order)
-    changed, report = convpool.torch.optimize(copy.deepcopy(net).to(device, memory_format=order), given)
-    assert report.summary.rewritten == 1
+    changed, given, rewritten = optimized(net, x, device, last)
+    assert rewritten == 1
     on_gpu, apart = device == "cuda", rank == 3 or kind == "groups"  # a box mean, then a convolution
     swaps = on_gpu and kind == "one tap"  # by PyTorch's operators, as all pairs of a CPU
     for penalty in (False, True):
@@ -90,21 +98,15 @@ def test_derivatives(kind, rank, last, nodes, device):
 def test_a_pooling_before_the_split_of_a_map(last, nodes, device):
     """Two convolutions of one map, whose mean is a pooling of its own in the rewritten graph."""
 
-    class Net(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.second, self.third = (torch.nn.Conv2d(4, 4, 3, padding=1) for _ in range(3))
-
-        def forward(self, x):
-            x = self.first(x).tanh()
-            return F.avg_pool2d(torch.cat([self.second(x), x, self.third(x)], 1), 2)
+    def forward(module, x):
+        x = module.first(x).tanh()
+        return F.avg_pool2d(torch.cat([module.second(x), x, module.third(x)], 1), 2)
 
     torch.manual_seed(2)
-    net, x = Net().double(), torch.randn(2, 4, 12, 12, dtype=torch.float64)
-    order = torch.channels_last if last else torch.contiguous_format
-    given = x.to(device, memory_format=order)
-    changed, report = convpool.torch.optimize(copy.deepcopy(net).to(device, memory_format=order), given)
-    assert report.summary.rewritten == 2
+    layers = {name: torch.nn.Conv2d(4, 4, 3, padding=1) for name in ("first", "second", "third")}
+    net, x = Forward(forward, **layers).double(), torch.randn(2, 4, 12, 12, dtype=torch.float64)
+    changed, given, rewritten = optimized(net, x, device, last)
+    assert rewritten == 2
     names, got = gradients(changed, given)
     assert names.count("_PairBackward") == 2 * (nodes and device == "cuda")
     assert_same(got, gradients(net, x)[1])
@@ -126,19 +128,17 @@ def gaining(net, shape, pairs=None, scale=1.0, rule="pool_first"):
     return found
 
 
-class Step(torch.nn.Sequential):
+def step(channels, operators, kernel):
     """Convolutions, and operators of little work behind them."""
 
-    def __init__(self, channels, operators, kernel):
-        pairs = zip(channels, channels[1:], strict=False)
-        super().__init__(*(torch.nn.Conv2d(*pair, kernel, padding=kernel // 2) for pair in pairs))
-        self.operators = operators
-
-    def forward(self, x):
-        x = super().forward(x).mean()
-        for _ in range(self.operators):
+    def forward(module, x):
+        x = module.convs(x).mean()
+        for _ in range(operators):
             x = x.sin()
         return x
+
+    convs = (torch.nn.Conv2d(*pair, kernel, padding=kernel // 2) for pair in itertools.pairwise(channels))
+    return Forward(forward, convs=torch.nn.Sequential(*convs))
 
 
 NODES, PENALTY, SWAPPED = {"pools": False}, {"penalty": True, "pairs": 1}, {"rule": "upsample_last", "kernel": 1}
@@ -169,7 +169,7 @@ GAINING = [
 @pytest.mark.parametrize(("channels", "operators", "size", "options", "taken"), GAINING)
 def test_what_gains(channels, operators, size, options, taken, monkeypatch):
     rest = {"kernel": 3, "pools": True, "penalty": False} | options
-    net, pools, penalty = Step(channels, operators, rest.pop("kernel")), rest.pop("pools"), rest.pop("penalty")
+    net, pools, penalty = step(channels, operators, rest.pop("kernel")), rest.pop("pools"), rest.pop("penalty")
     monkeypatch.setattr(eager, "may_have_penalty", lambda graph: penalty)
     if not pools:
         monkeypatch.setattr(eager, "_pools_weights", lambda *given: False)

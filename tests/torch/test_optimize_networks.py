@@ -8,8 +8,6 @@ happen to be nearer.  Random modules in float64 behind them, through changes of 
 
 import copy
 import itertools
-from collections.abc import Callable
-from typing import NamedTuple
 
 import pytest
 
@@ -19,10 +17,8 @@ torch = require_torch()
 import torch.nn.functional as F  # noqa: E402
 
 from convpool.torch import optimize, upsampling  # noqa: E402
-from models import torch_discriminators as gans  # noqa: E402
-from models import torch_generators as generators  # noqa: E402
-from models import torch_networks as more  # noqa: E402
 from tests.support.torch_modules import RandomModules  # noqa: E402
+from tests.support.torch_networks import NETWORKS  # noqa: E402
 
 TIMES, STEPS = 4, 20
 KINDS = [("cpu", torch.float32), *(("cuda", dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16))]
@@ -39,36 +35,6 @@ def floor(dtype):
     return 4 * torch.finfo(dtype).eps
 
 
-class Network(NamedTuple):
-    """make: the module; shape: of its input; pairs: convolutions that are rewritten in training; trained: largest images."""
-
-    make: Callable
-    shape: tuple[int, ...]
-    pairs: int
-    trained: int = 64
-
-
-NETWORKS = {
-    "SNGAN 32x32": Network(lambda: gans.SNGAN(8, (1, 1, 1), last_plain=True), (2, 3, 32, 32), 3),
-    "SNGAN 64x64": Network(lambda: gans.SNGAN(8, (1, 2, 4, 8, 16)), (2, 3, 64, 64), 9, 32),
-    "SNGAN 128x128": Network(lambda: gans.SNGAN(8, (1, 2, 4, 8, 8, 8), last_plain=True), (1, 3, 128, 128), 9, 32),
-    "projection 64x64": Network(lambda: more.Projection(8, (1, 2, 4, 8)), (2, 3, 64, 64), 7, 32),
-    "WGAN-GP 32x32": Network(lambda: gans.WGANGP32(16), (4, 3, 32, 32), 3),
-    "WGAN-GP 64x64": Network(lambda: gans.WGANGP64(8, layer_norm=True), (2, 3, 64, 64), 8),
-    "StarGAN v2 64x64": Network(lambda: gans.StarGANv2(64, width=8, max_width=32), (2, 3, 64, 64), 6),
-    "BigGAN 64x64": Network(lambda: more.BigGAN(8, (1, 2, 4, 8, 8)), (2, 3, 64, 64), 7, 32),
-    "IGEBM 32x32": Network(lambda: more.IGEBM(16), (4, 3, 32, 32), 4),
-    "StyleGAN 64x64": Network(lambda: more.StyleGAN(64, 8), (4, 3, 64, 64), 4),
-    "GAN stability 32x32": Network(lambda: more.Stability(32, 8), (4, 3, 32, 32), 0),
-    "DVD-GAN": Network(lambda: more.DVDGAN(8), (2, 3, 4, 32, 32), 8, 16),
-    "LeNet-5": Network(lambda: more.LeNet5(), (4, 1, 32, 32), 2),
-    "DenseNet-121": Network(lambda: more.DenseNet(growth=16, classes=10), (2, 3, 32, 32), 3),
-    "SNGAN generator": Network(lambda: generators.SNGANGenerator((16, 12, 8, 8), 16), (3, 16), 6),
-    "BigGAN generator": Network(lambda: generators.BigGANGenerator(8, (4, 4, 2, 1), 6, 10), (3, 24), 6),
-    "VAE decoder": Network(lambda: generators.Decoder((16, 12, 8)), (2, 4, 8, 8), 2),
-    "U-Net": Network(lambda: generators.UNet((8, 12, 16)), (2, 3, 16, 16), 2),
-    "DenseNet of short blocks": Network(lambda: more.DenseNet(8, (2, 3, 4, 2), 10), (8, 3, 64, 64), 3),
-}
 ALL = [(name, *kind) for name in NETWORKS for kind in KINDS if name != "DenseNet-121" or kind[1] == torch.float32]
 """Each network on each device and in each type; the deepest, whose blocks are those of another, in one type."""
 
@@ -99,6 +65,12 @@ def everything(module, x):
     return {kind: [zero if t is None else t.detach().double().cpu() for t in tensors] for kind, tensors in kinds.items()}
 
 
+def inference(module, x):
+    """The output without gradients."""
+    with torch.no_grad():
+        return {"outputs": [module(x).double().cpu()]}
+
+
 def distance(found, reference):
     """Largest difference of any tensor of a kind, each relative to its own largest value, or a millionth of the kind's; NaN if
     any is NaN."""
@@ -120,47 +92,36 @@ def channels_last(module, x):
     return module, x.contiguous(memory_format=layouts.get(x.dim(), torch.contiguous_format))
 
 
+@pytest.mark.parametrize("of", [everything, inference])
 @pytest.mark.parametrize(("name", "device", "dtype"), ALL)
-def test_outputs_and_derivatives(name, device, dtype):
+def test_outputs_and_derivatives(name, device, dtype, of):
     module, x = made(name, device, dtype)
-    exact = everything(copy.deepcopy(module).double(), x.double())
-    own = [everything(copy.deepcopy(module), x), everything(*channels_last(module, x))]
-    changed, report = optimize(copy.deepcopy(module), x)
+    if of is inference:
+        for _ in range(2):  # running means, and the vectors of spectral norm
+            of(module, x)
+        module.eval()
+    exact = of(copy.deepcopy(module).double(), x.double())
+    own = [of(copy.deepcopy(module), x), of(*channels_last(module, x))]
+    with torch.set_grad_enabled(of is everything):
+        changed, report = optimize(module, x)
     assert report.summary.rewritten == NETWORKS[name].pairs, [(s.conv, s.status, s.reason) for s in report.sites]
     assert len(report.plans) == 1  # one graph
-    found = everything(changed, x)
+    kept = [[(key, id(t)) for key, t in net.state_dict(keep_vars=True).items()] for net in (module, changed)]
+    assert kept[0] == kept[1]  # checkpoints load both ways
+    found = of(changed, x)
     for kind, reference in exact.items():
         # Second gradients of a deep network in float16 pass its range in PyTorch too: of these there is no rounding to compare.
         held = [all(bool(result[kind][i].isfinite().all()) for result in own) for i in range(len(reference))]
         assert any(held) and (all(held) or dtype == torch.float16), kind
-        kept = [
-            list(itertools.compress(tensors, held)) for tensors in (reference, found[kind], *(result[kind] for result in own))
-        ]
+        compared = (reference, found[kind], *(result[kind] for result in own))
+        kept = [list(itertools.compress(tensors, held)) for tensors in compared]
         bound = max(TIMES * max(distance(tensors, kept[0]) for tensors in kept[2:]), floor(dtype))
         assert distance(kept[1], kept[0]) <= bound, kind
     # Without a penalty a CPU runs no Python in the backward pass.
-    assert device == "cuda" or not any("_Pair" in node for node in nodes_of(changed(x)))
+    assert device == "cuda" or of is inference or not any("_Pair" in node for node in nodes_of(changed(x)))
 
 
-# ---- in use ----
-
-
-@pytest.mark.parametrize(("name", "device", "dtype"), ALL)
-def test_inference(name, device, dtype):
-    module, x = made(name, device, dtype)
-    with torch.no_grad():
-        for _ in range(2):  # running means, and the vectors of spectral norm
-            module(x)
-        module.eval()
-        exact = copy.deepcopy(module).double()(x.double())
-        other, nhwc = channels_last(module, x)
-        own = [module(x).double(), other(nhwc).double()]
-        changed, report = optimize(module, x)
-        assert report.summary.rewritten == NETWORKS[name].pairs
-        kept = [[(key, id(t)) for key, t in net.state_dict(keep_vars=True).items()] for net in (module, changed)]
-        assert kept[0] == kept[1]  # checkpoints load both ways
-        distances = [float((y.double() - exact).abs().max() / exact.abs().max()) for y in (*own, changed(x))]
-    assert distances[2] <= max(TIMES * max(distances[:2]), floor(dtype))
+# ---- in training ----
 
 
 OF_ALL_KINDS = ("SNGAN 64x64", "projection 64x64", "WGAN-GP 64x64", "StarGAN v2 64x64", "DVD-GAN", "LeNet-5")
@@ -214,10 +175,7 @@ def test_random_modules_keep_their_results():
     for seed in range(SEEDS):
         generator = RandomModules(seed)
         rng, original = generator.rng, generator.module()
-        first = next(iter(original.modules()))
-        channels = next((m.in_channels for m in first.modules() if hasattr(m, "in_channels")), generator.channels)
-        size = rng.choice((12, 14, 15))
-        x = torch.randn(2, channels, *[size] * generator.rank, dtype=torch.float64)
+        x = torch.randn(2, generator.inputs, *[rng.choice((12, 14, 15))] * generator.rank, dtype=torch.float64)
         try:
             with torch.no_grad():
                 copy.deepcopy(original).eval()(x.clone())

@@ -17,6 +17,7 @@ from convpool.cuda import spectral_norm as of_library  # noqa: E402
 from convpool.torch import kernels, spectral  # noqa: E402
 from convpool.torch.backend import _copy  # noqa: E402
 from tests.support.torch_gpu import as_on_a_gpu, gpu, on_gpu, replayed  # noqa: E402, F401
+from tests.support.torch_modules import Forward  # noqa: E402
 
 ALLOWED = {torch.float32: 4e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 SHAPES = [(64, 3, 3, 3), (96, 64, 1, 1), (640, 512, 3, 3), (1, 1024), (20000, 20), (4, 4), (7, 4, 3, 3, 3), *[(12, 4, 3, 3)] * 60]
@@ -40,9 +41,8 @@ def compiled(net, monkeypatch):
         graph = _copy(as_on_a_gpu(module.graph))
         counts.append(len(spectral.find(graph)))
         spectral.normalize_at_once(graph)
-        assert not spectral.find(graph) and len(graph.find_nodes(op="call_function", target=spectral._normalized)) == (
-            counts[-1] > 0
-        )
+        made = graph.find_nodes(op="call_function", target=spectral._normalized)
+        assert not spectral.find(graph) and len(made) == (counts[-1] > 0)
         return torch.fx.GraphModule(module, graph).forward
 
     return torch.compile(net, backend=backend), counts
@@ -53,12 +53,10 @@ def test_training_goes_on_as_it_did(wrap, monkeypatch):
     """Results, gradients, and the vectors of the power iteration."""
     original = network(wrap)
     net, counts = compiled(changed := copy.deepcopy(original), monkeypatch)
+    runs = (original, original), (net, changed)
     for _ in range(3):
         x = torch.randn(2, 3, 18, 18)
-        found = [
-            torch.autograd.grad(run(x).square().sum(), list(m.parameters())) for run, m in ((original, original), (net, changed))
-        ]
-        torch.testing.assert_close(*found)
+        torch.testing.assert_close(*(torch.autograd.grad(run(x).square().sum(), list(m.parameters())) for run, m in runs))
         torch.testing.assert_close(original.state_dict(), changed.state_dict())
     assert counts == [3]
     with torch.no_grad():
@@ -67,15 +65,9 @@ def test_training_goes_on_as_it_did(wrap, monkeypatch):
     assert counts == [3, 3]
 
 
-class Other(nn.Module):
+def of_one(run):
     """A normalized convolution, and a function of it and the input."""
-
-    def __init__(self, run):
-        super().__init__()
-        self.conv, self.run = spectral_norm(nn.Conv2d(3, 4, 3)), run
-
-    def forward(self, x):
-        return self.run(self.conv, x)
+    return Forward(lambda m, x: run(m.conv, x), conv=spectral_norm(nn.Conv2d(3, 4, 3)))
 
 
 def in_autocast(conv, x):
@@ -90,9 +82,9 @@ LEFT = {
     "transposed": spectral_norm(nn.ConvTranspose2d(3, 4, 3)),
     "15 elements": spectral_norm(nn.Conv2d(3, 5, 1)),
     "float64": spectral_norm(nn.Conv2d(3, 4, 3).double()),
-    "vector read before": Other(lambda conv, x: conv.parametrizations.weight[0]._u.sum() * conv(x)),
-    "twice": Other(lambda conv, x: conv(x) + conv(x + 1)),
-    "a context of its own": Other(in_autocast),
+    "vector read before": of_one(lambda conv, x: conv.parametrizations.weight[0]._u.sum() * conv(x)),
+    "twice": of_one(lambda conv, x: conv(x) + conv(x + 1)),
+    "a context of its own": of_one(in_autocast),
 }
 
 

@@ -4,11 +4,10 @@
 import contextlib
 import copy
 import itertools
-import random
 
 import pytest
 
-from tests.support.torch import require_torch, results
+from tests.support.torch import random_upsampling, require_torch, results
 
 torch = require_torch()
 import torch.nn.functional as F  # noqa: E402
@@ -16,6 +15,7 @@ from torch import nn  # noqa: E402
 
 from convpool.torch import calls, constant_weights, optimize, plain, upsample_conv2d, upsampling  # noqa: E402
 from tests.support.torch_gpu import gpu  # noqa: E402, F401
+from tests.support.torch_modules import Forward  # noqa: E402
 
 
 @pytest.fixture
@@ -32,24 +32,10 @@ def two_operators(x, weight, bias, scale, pads):
     return plain.CONVS[rank](F.pad(up, [n for side in reversed(sides) for n in side]), weight, bias)
 
 
-def layer(seed, rank, dtype=torch.float64):
-    """x, weight, bias (or None), scales and pads of a random layer."""
-    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
-    n, c, m = rng.randint(1, 3), rng.randint(1, 4), rng.randint(1, 4)
-    kernel = [rng.randint(1, 4 if rank < 3 else 3) for _ in range(rank)]
-    scale = tuple(rng.randint(1, 4 if rank < 3 else 2) for _ in range(rank - 1)) + (rng.randint(2, 4),)
-    pads = tuple(rng.randint(0, k - 1) for k in kernel * 2)
-    size = [rng.randint(max(2, k - p), 5) for k, p in zip(kernel, pads, strict=False)]
-    made = [torch.randn(shape, dtype=dtype, generator=generator) for shape in ((n, c, *size), (m, c, *kernel), (m,))]
-    if rank > 1 and rng.random() < 0.5:
-        made[0] = made[0].contiguous(memory_format=torch.channels_last if rank == 2 else torch.channels_last_3d)
-    return *(t.requires_grad_() for t in made[:2]), made[2].requires_grad_() if rng.random() < 0.7 else None, scale, pads
-
-
 @pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("rank, seed", [(rank, seed) for rank, count in ((1, 12), (2, 36), (3, 8)) for seed in range(count)])
 def test_values_and_two_derivatives(rank, seed):
-    x, weight, bias, scale, pads = layer(seed, rank)
+    x, weight, bias, scale, pads = random_upsampling(seed, rank)
 
     def function(x, weight, bias=None):
         return upsampling.upsample_conv_of(x, weight, bias, scale, pads)
@@ -101,8 +87,8 @@ def test_a_bias_of_another_type_is_refused_as_by_pytorch():
 
 @pytest.mark.parametrize("norm", [nn.InstanceNorm2d(4), nn.GroupNorm(4, 4)])
 def test_no_statistic_becomes_one_of_one_value(norm):
-    net, x = nn.Sequential(nn.Upsample(scale_factor=2), norm, nn.Conv2d(4, 6, 3, padding=1)), torch.randn(1, 4, 1, 1)
-    torch.testing.assert_close(optimize(copy.deepcopy(net), x)[0](x), net(x))
+    module, x = conv(norm), torch.randn(1, 4, 1, 1)
+    torch.testing.assert_close(optimize(copy.deepcopy(module), x)[0](x), module(x))
 
 
 @pytest.mark.usefixtures("always")
@@ -128,15 +114,9 @@ def test_pads_beyond_the_kernel_and_other_calls_run_the_two_operators():
 # ---- the rule ----
 
 
-class Net(nn.Module):
-    """Two convolutions, and a forward that is given it."""
-
-    def __init__(self, forward, channels=4):
-        super().__init__()
-        self.conv, self.other, self._forward = nn.Conv2d(channels, 6, 3, padding=1), nn.Conv2d(4, 3, 1), forward
-
-    def forward(self, x):
-        return self._forward(self, x)
+def net(forward, channels=4):
+    """Two convolutions, and a forward that is given them."""
+    return Forward(forward, conv=nn.Conv2d(channels, 6, 3, padding=1), other=nn.Conv2d(4, 3, 1))
 
 
 def twice(m, x):
@@ -175,7 +155,7 @@ REWRITTEN = {
     "pointwise": conv(kernel=1, padding=0),
     "two upsamplings": conv(nn.Upsample(scale_factor=2)),
     "parametrized": conv(),
-    "read twice": Net(twice),
+    "read twice": net(twice),
 }
 torch.nn.utils.parametrizations.spectral_norm(REWRITTEN["parametrized"][1])
 KEPT = {
@@ -185,10 +165,11 @@ KEPT = {
     "groups and dilations; got [1, 2, 2]": conv(dilation=2, padding=2),
     "pads; got [3, 3, 3, 3]": conv(padding=3),
     "form; got training": conv(nn.BatchNorm2d(4)),
+    "expected operators that act on each": conv(nn.InstanceNorm2d(4, track_running_stats=True)),  # it keeps the map's variance
     "training_mode": conv(nn.Dropout(0.5)),
     "views or borders": conv(nn.ReflectionPad2d(1), padding=0),
-    "several, or a sum": Net(joined, 7),
-    "tensor changed in place": Net(changed_between),
+    "several, or a sum": net(joined, 7),
+    "tensor changed in place": net(changed_between),
     None: conv(up=nn.Upsample(scale_factor=1.5)),
     "resampling": conv(up=nn.Upsample(scale_factor=2, mode="bilinear")),
 }
@@ -221,15 +202,6 @@ def test_kept(reason):
     found = same(KEPT[reason].double(), X)
     assert (found == []) == (reason is None)
     assert all(status == "rejected" and reason in why for status, why in found), found
-
-
-@pytest.mark.usefixtures("always")
-def test_statistics_of_training_are_of_the_upsampled_map():
-    """The unbiased variance is another one of a map that repeats."""
-    module = conv(nn.InstanceNorm2d(4, track_running_stats=True)).double()
-    changed, _ = optimize(copy.deepcopy(module), X)
-    torch.testing.assert_close(changed(X), module(X))
-    torch.testing.assert_close(changed[1].running_var, module[1].running_var)
 
 
 @pytest.mark.parametrize("scales", [(2,), (2, 3), (1, 2, 2)])
