@@ -125,9 +125,8 @@ def test_lenet5_keeps_every_label_in_tensorrt(precision):
     batch = BATCHES["lenet5_digits"]
     whole = len(images) // batch * batch
     wanted = run_onnxruntime(model, "fp32", {"image": images[:whole]})["logits"].argmax(1)
-    parts = [
-        run_engine("lenet5_digits", precision, True, {"image": images[i : i + batch]})["logits"] for i in range(0, whole, batch)
-    ]
+    batches = (images[i : i + batch] for i in range(0, whole, batch))
+    parts = [run_engine("lenet5_digits", precision, True, {"image": given})["logits"] for given in batches]
     assert np.array_equal(np.concatenate(parts).argmax(1), wanted)
 
 

@@ -20,9 +20,8 @@ ROWS = [Row(2, 4, 6, 9, 8), Row(1, 4, 48, 11, 11, stride=2), Row(1, 4, 6, 9, 9, 
 @pytest.mark.parametrize("last", [False, True])
 def test_a_form_computes_the_layer(row, form, last):
     rng = np.random.default_rng(0)
-    x, w = (
-        rng.standard_normal(s).astype(np.float32) for s in [(row.n, row.c, row.h, row.w), (row.m, row.c, row.kernel, row.kernel)]
-    )
+    shapes = (row.n, row.c, row.h, row.w), (row.m, row.c, row.kernel, row.kernel)
+    x, w = (rng.standard_normal(shape).astype(np.float32) for shape in shapes)
     model = ort.in_form(ort.layer(row, w), form)
     model = ort.channels_last(model) if last else model
     onnx.checker.check_model(model, full_check=True)

@@ -220,28 +220,26 @@ def test_a_plan_says_why_it_cannot_be(lib):
 def test_a_plan_is_launched_with_arrays_and_addresses(lib):
     plan = Plan(Problem(**LAYER, bias=True, residual=True), tactic=GEMM)
     space = Tensor((plan.workspace_bytes,), "uint8")
-    x, w, y, b, r = Tensor(X), Tensor(W), Tensor(Y), Tensor((256,)), Tensor(Y)
-    plan.launch(x, w, y, b=b, residual=r, workspace=1 << 33)
+    right = dict(x=Tensor(X), w=Tensor(W), y=Tensor(Y), b=Tensor((256,)), residual=Tensor(Y), workspace=1 << 33)
+    plan.launch(**right)
     launches = lib.pretended_launches()
     assert launches > 0
     plan.launch(1 << 20, 1 << 21, 1 << 22, b=1 << 23, residual=1 << 24, workspace=1 << 25)
     assert lib.pretended_launches() == 2 * launches
-    with pytest.raises(ArrayError, match=r"x: wrong shape; got \(8, 8, 8, 255\), expected \(8, 8, 8, 256\)"):
-        plan.launch(Tensor((8, 8, 8, 255)), w, y, b=b, residual=r, workspace=1 << 33)
-    with pytest.raises(ArrayError, match="b: wrong type; got float32, expected float16"):
-        plan.launch(x, w, y, b=Tensor((256,), "float32"), residual=r, workspace=1 << 33)
-    with pytest.raises(ArrayError, match="w: on another device; got device 1, expected 0, that of the plan"):
-        plan.launch(x, Tensor(W, device=1), y, b=b, residual=r, workspace=1 << 33)
-    with pytest.raises(ProblemError, match="residual is null"):
-        plan.launch(x, w, y, b=b, workspace=1 << 33)
-    with pytest.raises(ProblemError, match="workspace; got 0 bytes"):
-        plan.launch(x, w, y, b=b, residual=r)
-    with pytest.raises(ProblemError, match=f"workspace; got {plan.workspace_bytes - 1} bytes, expected {plan.workspace_bytes}"):
-        plan.launch(x, w, y, b=b, residual=r, workspace=Tensor((plan.workspace_bytes - 1,), "uint8"))
-    with pytest.raises(ArrayError, match="workspace: on another device; got device 1"):
-        plan.launch(x, w, y, b=b, residual=r, workspace=Tensor((plan.workspace_bytes,), "uint8", device=1))
+    size = plan.workspace_bytes
+    for error, reason, wrong in (
+        (ArrayError, r"x: wrong shape; got \(8, 8, 8, 255\), expected \(8, 8, 8, 256\)", dict(x=Tensor((8, 8, 8, 255)))),
+        (ArrayError, "b: wrong type; got float32, expected float16", dict(b=Tensor((256,), "float32"))),
+        (ArrayError, "w: on another device; got device 1, expected 0, that of the plan", dict(w=Tensor(W, device=1))),
+        (ProblemError, "residual is null", dict(residual=None)),
+        (ProblemError, "workspace; got 0 bytes", dict(workspace=None)),
+        (ProblemError, f"workspace; got {size - 1} bytes, expected {size}", dict(workspace=Tensor((size - 1,), "uint8"))),
+        (ArrayError, "workspace: on another device; got device 1", dict(workspace=Tensor((size,), "uint8", device=1))),
+    ):
+        with pytest.raises(error, match=reason):
+            plan.launch(**(right | wrong))
     assert lib.pretended_launches() == 2 * launches
-    plan.launch(x, w, y, b=b, residual=r, workspace=space)
+    plan.launch(**(right | dict(workspace=space)))
     assert lib.pretended_launches() == 3 * launches
 
 

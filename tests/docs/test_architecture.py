@@ -46,9 +46,8 @@ def test_every_function_in_a_diagram_exists():
 
 def table() -> dict[str, set[str]]:
     """Area of the package: areas that it imports, by the document."""
-    rows = re.findall(
-        r"^\| (`\w+`(?:, `\w+`)*) \| [^|]* \| ((?:`\w+`(?:, )?)*) ?\|$", DOCUMENT.split("## Layers of the plugin")[0], re.M
-    )
+    text = DOCUMENT.split("## Layers of the plugin")[0]
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| [^|]* \| ((?:`\w+`(?:, )?)*) ?\|$", text, re.M)
     names = [(re.findall(r"\w+", areas), set(re.findall(r"\w+", imported))) for areas, imported in rows]
     return {area: imported for areas, imported in names for area in areas}
 

@@ -25,10 +25,8 @@ def example(number: int, folder: Path, *arguments: object, without: str = "") ->
     """Run an example in `folder`.  without: a module that is not to be found."""
     (script,) = FOLDER.glob(f"{number:02}_*.py")
     code = f"import runpy, sys; sys.modules[{without!r}] = None; del sys.argv[0]; runpy.run_path(sys.argv[0], None, '__main__')"
-    program = ["-c", code, str(script)] if without else [str(script)]
-    return subprocess.run(
-        [sys.executable, *program, *map(str, arguments)], cwd=folder, capture_output=True, text=True, check=False
-    )
+    words = [sys.executable, *(["-c", code] if without else []), str(script), *map(str, arguments)]
+    return subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
 
 
 def operators(path: Path) -> list[str]:

@@ -65,9 +65,8 @@ def test_command(command, folder, monkeypatch):
 
 
 def test_output_shown_is_what_the_command_prints(folder):
-    done = subprocess.run(
-        [sys.executable, "-m", "convpool", "optimize", "lenet5_digits.onnx"], capture_output=True, text=True, check=True
-    )
+    words = [sys.executable, "-m", "convpool", "optimize", "lenet5_digits.onnx"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
     shown = README.split("$ convpool optimize lenet5_digits.onnx\n")[1].split("```")[0]
 
     def settled(text: str) -> list[str]:
@@ -137,19 +136,15 @@ def test_pictures_are_of_the_figures_on_record(path, command, tmp_path, monkeypa
 def test_every_command_has_its_options_in_the_page_of_commands():
     assert [name for name in COMMAND_NAMES if f"\n## convpool {name}" not in PAGE] == []
     shown = {name for name in COMMAND_NAMES if f"<!-- options of convpool {name} -->" in PAGE}
-    context = click.Context(group)
-    with_options = {
-        name for name in COMMAND_NAMES if any(isinstance(p, click.Option) for p in group.get_command(context, name).params)
-    }
-    assert shown == with_options
+    parameters = {name: group.get_command(click.Context(group), name).params for name in COMMAND_NAMES}
+    assert shown == {name for name, given in parameters.items() if any(isinstance(p, click.Option) for p in given)}
 
 
 def test_the_readme_s_first_sentences_hold_the_record_s_extremes():
     """Counted here from the table's cells, apart from how the sentences are made."""
     table = tables.blocks(README)["speed-ups"]
-    cpu, gpu, sessions = (
-        [float(x) for x in re.findall(rf"^\|(?:[^|]*\|){{{column}}} (\d\.\d\d) \(", table, re.MULTILINE)] for column in (1, 2, 3)
-    )
+    cells = (re.findall(rf"^\|(?:[^|]*\|){{{column}}} (\d\.\d\d) \(", table, re.MULTILINE) for column in (1, 2, 3))
+    cpu, gpu, sessions = (list(map(float, column)) for column in cells)
     assert len(cpu) > len(gpu) >= 4 and len(sessions) >= 3
     numbers = [float(x) for x in re.findall(r"\d\.\d", tables.blocks(README)["gains"])]
     extremes = [extreme(column) for column in (cpu, gpu, sessions) for extreme in (min, max)]

@@ -205,9 +205,7 @@ def test_functions_of_one_name_differ_by_their_overloads(order):
     """One may call the other; two of one overload are refused."""
     make_node, imports = onnx.helper.make_node, [onnx.helper.make_opsetid("", 17)]
     nodes = {"": make_node("Relu", ["x"], ["y"]), "twice": make_node("f", ["x"], ["y"], domain="d")}
-    functions = [
-        onnx.helper.make_function("d", "f", ["x"], ["y"], [node], imports, overload=overload) for overload, node in nodes.items()
-    ]
+    functions = [onnx.helper.make_function("d", "f", ["x"], ["y"], [nodes[key]], imports, overload=key) for key in nodes]
     model = calling([])
     model.functions.extend(functions[::order])
     check_functions(model)

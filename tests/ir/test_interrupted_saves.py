@@ -231,9 +231,8 @@ def test_names_near_the_limit(tmp_path, letter, length):
             result.save(folder / name, external_data=layout)
             onnx.load(folder / name)
         else:
-            with pytest.raises(
-                OutputError, match="File name too long, expected room for a name of 15 bytes more; give a shorter"
-            ):
+            told = "File name too long, expected room for a name of 15 bytes more; give a shorter"
+            with pytest.raises(OutputError, match=told):
                 result.save(folder / name, external_data=layout)
             assert not files(folder)
 

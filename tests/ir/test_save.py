@@ -30,6 +30,19 @@ MEMORY_LIMIT_BYTES = 400_000_000
 LAYOUTS = ("auto", "one", "keep")
 
 
+@pytest.fixture
+def apart(tmp_path):
+    """A model with its data, and the place of a result in another folder."""
+    (tmp_path / "b").mkdir()
+    return make(tmp_path / "a"), tmp_path / "b" / "out.onnx"
+
+
+def assert_whole(original: Path, result: Path) -> None:
+    """The result loads, and gives what the original gives."""
+    assert_loads(result)
+    assert_same_outputs(original, result)
+
+
 def names(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
@@ -48,8 +61,8 @@ def test_original_and_result_stay_whole(tmp_path, folder, layout, lowering, chan
     written = result.save(out, external_data=layout)
     after = snapshot(tmp_path / "a")
     assert {name: after[name] for name in before} == before
-    assert_loads(path), assert_loads(out)
-    assert_same_outputs(path, out)
+    assert_loads(path)
+    assert_whole(path, out)
     assert written[0] == out and len(set(written)) == len(written)
     new = set(names(out.parent)) - set(before if folder == "a" else ())
     assert sorted(str(file.relative_to(out.parent)) for file in written) == sorted(new)
@@ -57,31 +70,22 @@ def test_original_and_result_stay_whole(tmp_path, folder, layout, lowering, chan
         place = tmp_path / "c" / file.relative_to(out.parent)
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.move(file, place)
-    assert_loads(tmp_path / "c" / "out.onnx")
-    assert_same_outputs(path, tmp_path / "c" / "out.onnx")
+    assert_whole(path, tmp_path / "c" / "out.onnx")
 
 
-def test_weights_go_into_the_model_by_default(tmp_path):
-    out = tmp_path / "out.onnx"
-    assert convpool.optimize(make(tmp_path), lowering="fused").save(out) == [out]
-    assert locations(out) == {"big": "", "w_fused": ""}
+DATA = "out.onnx.data"
 
 
-def test_one_file_beside_the_model(tmp_path):
-    out = tmp_path / "out.onnx"
-    convpool.optimize(make(tmp_path), lowering="fused").save(out, external_data="one")
-    assert locations(out) == {"big": "out.onnx.data", "w_fused": "out.onnx.data"}
+@pytest.mark.parametrize("layout, of_big, of_fused", [(None, "", ""), ("one", DATA, DATA), ("keep", "big.bin", DATA)])
+def test_weights_go_into_the_model_one_file_or_files_as_the_originals(apart, layout, of_big, of_fused):
+    path, out = apart
+    written = convpool.optimize(path, lowering="fused").save(out, **({"external_data": layout} if layout else {}))
+    assert written[0] == out and {file.name for file in written[1:]} == {of_big, of_fused} - {""}
+    assert locations(out) == {"big": of_big, "w_fused": of_fused}
     stored = onnx.load(out, load_external_data=False).graph.initializer
     offsets = [int(entry.value) for tensor in stored for entry in tensor.external_data if entry.key == "offset"]
     assert all(offset % saving.PAGE_BYTES == 0 for offset in offsets)
-
-
-def test_files_as_the_originals(tmp_path):
-    (tmp_path / "b").mkdir()
-    path, out = make(tmp_path / "a", "deep/er/w.bin"), tmp_path / "b" / "out.onnx"
-    convpool.optimize(path, check=0, lowering="fused").save(out, external_data="keep")
-    assert locations(out) == {"big": "big.bin", "w_fused": "out.onnx.data"}
-    assert (tmp_path / "b" / "out.onnx.data").stat().st_size == 32 * 16 * 16 * 4
+    assert layout != "keep" or out.with_name(DATA).stat().st_size == 32 * 16 * 16 * 4
 
 
 def test_tensors_that_share_bytes_go_on_to(tmp_path):
@@ -129,21 +133,18 @@ def test_memory_of_a_model_of_2_5_gb(tmp_path):
 
 
 @pytest.mark.parametrize("layout,taken,instead", [("keep", "w.bin", "out-1-w.bin"), ("one", "out.onnx.data", "out.onnx.1.data")])
-def test_files_in_the_way_stay_as_they_are(tmp_path, layout, taken, instead):
-    (tmp_path / "b").mkdir()
-    path, out = make(tmp_path / "a"), tmp_path / "b" / "out.onnx"
-    (tmp_path / "b" / taken).write_bytes(b"somebody else's")
+def test_files_in_the_way_stay_as_they_are(apart, layout, taken, instead):
+    path, out = apart
+    out.with_name(taken).write_bytes(b"somebody else's")
     convpool.optimize(path, check=0, lowering="direct").save(out, external_data=layout)
-    assert (tmp_path / "b" / taken).read_bytes() == b"somebody else's" and instead in names(tmp_path / "b")
-    assert_loads(out)
-    assert_same_outputs(path, out)
+    assert out.with_name(taken).read_bytes() == b"somebody else's" and instead in names(out.parent)
+    assert_whole(path, out)
 
 
 @pytest.mark.parametrize("layout", ["keep", "one"])
-def test_links_to_the_same_bytes_are_not_used(tmp_path, layout):
+def test_links_to_the_same_bytes_are_not_used(apart, layout):
     """onnx does not read them."""
-    (tmp_path / "b").mkdir()
-    path, out = make(tmp_path / "a"), tmp_path / "b" / "out.onnx"
+    path, out = apart
     result = convpool.optimize(path, check=0, lowering="direct")
     for file in result.save(out, external_data=layout)[1:]:
         os.link(file, file.with_suffix(".second"))
@@ -167,12 +168,10 @@ def test_the_model_is_not_written_over_its_own_data(tmp_path):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_model_of_its_datas_name(tmp_path, layout):
-    (tmp_path / "b").mkdir()
-    path, out = make(tmp_path / "a"), tmp_path / "b" / "w.bin"
+def test_a_model_of_its_datas_name(apart, layout):
+    path, out = apart[0], apart[1].with_name("w.bin")
     convpool.optimize(path, check=0, lowering="direct").save(out, external_data=layout)
-    assert_loads(out)
-    assert_same_outputs(path, out)
+    assert_whole(path, out)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -284,12 +283,11 @@ def test_sizes_count_the_data_files(tmp_path):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_command_names_all_files(tmp_path, capsys, layout):
-    (tmp_path / "b").mkdir()
-    path, out = make(tmp_path / "a"), tmp_path / "b" / "out.onnx"
+def test_the_command_names_all_files(apart, capsys, layout):
+    path, out = apart
     assert run(command, "convpool-optimize", [str(path), "-o", str(out), "--external-data", layout]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("written")]
-    assert sorted(line.removeprefix("written").strip().split(", ")) == sorted(str(file) for file in (tmp_path / "b").iterdir())
+    assert sorted(line.removeprefix("written").strip().split(", ")) == sorted(map(str, out.parent.iterdir()))
 
 
 def test_stdout_takes_the_weights_along(tmp_path):
@@ -335,11 +333,8 @@ def test_a_model_too_large_for_one_file(monkeypatch):
         save.serialize(Large())
     model = graph(PAIR)
     size = save._whole_bytes(model)
-    for limit in (size, size - 1):
-        monkeypatch.setattr(save, "PROTOBUF_LIMIT_BYTES", limit)
-        if limit == size:
-            assert save.self_contained(model, None) == model
-            continue
-        message = f"^model: too large without data files; got {size} bytes, expected at most {limit}$"
-        with pytest.raises(ModelError, match=message):
-            save.self_contained(model, None)
+    monkeypatch.setattr(save, "PROTOBUF_LIMIT_BYTES", size)
+    assert save.self_contained(model, None) == model
+    monkeypatch.setattr(save, "PROTOBUF_LIMIT_BYTES", size - 1)
+    with pytest.raises(ModelError, match=f"^model: too large without data files; got {size} bytes, expected at most {size - 1}$"):
+        save.self_contained(model, None)

@@ -192,9 +192,8 @@ def test_the_command_compares_on_the_gpu(monkeypatch, tmp_path, capsys, layers):
     convpool.optimize(model, target="cuda", check=0).save(tmp_path / "result.onnx")
     files = [str(tmp_path / name) for name in ("model.onnx", "result.onnx")]
     shape = f"{model.graph.input[0].name}:3x3x64x64"
-    monkeypatch.setattr(
-        "sys.argv", ["convpool-verify", *files, "--provider", "cuda", "--check", "2", "--input-shape", shape, *layers]
-    )
+    options = ["--provider", "cuda", "--check", "2", "--input-shape", shape, *layers]
+    monkeypatch.setattr("sys.argv", ["convpool-verify", *files, *options])
     with pytest.raises(SystemExit) as ended:
         main()
     assert not ended.value.code, capsys.readouterr()

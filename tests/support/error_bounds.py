@@ -229,9 +229,8 @@ def _conv(x: Traced, w: Traced, b: Traced | None = None, *, attributes: dict) ->
         weight = weight.reshape(group, m // group, *weight.shape[1:])
         total = np.zeros((n, group, m // group, *out))
         for offset, patch in _patches(data, kernel, strides, dilations, pads, out):
-            total += np.einsum("ngcx,gmc->ngmx", patch.reshape(n, group, -1, int(np.prod(out))), weight[(..., *offset)]).reshape(
-                total.shape
-            )
+            flat = patch.reshape(n, group, -1, int(np.prod(out)))
+            total += np.einsum("ngcx,gmc->ngmx", flat, weight[(..., *offset)]).reshape(total.shape)
         total = total.reshape(n, m, *out)
         return total if bias is None else total + bias.reshape(-1, *[1] * len(kernel))
 

@@ -78,9 +78,8 @@ def model_of(
     values = ([helper.make_tensor_value_info(name, kind, shape) for name, shape in given.items()] for given in (inputs, outputs))
     stored = [numpy_helper.from_array(array, name) for name, array in (constants or {}).items()]
     imports = [helper.make_opsetid("", opset), helper.make_opsetid(schema.DOMAIN, version)]
-    return helper.make_model(
-        helper.make_graph(nodes, "g", *values, stored), opset_imports=imports, ir_version=8, functions=functions
-    )
+    made = helper.make_graph(nodes, "g", *values, stored)
+    return helper.make_model(made, opset_imports=imports, ir_version=8, functions=functions)
 
 
 def _names(proto):

@@ -120,9 +120,8 @@ class Node:
         outside = TensorProto.DOUBLE if self.dtype == "float64" else TensorProto.FLOAT
         inside = TYPES[self.dtype]
         casts = inside != outside
-        node = schema.make_node(
-            [f"{name}_" if casts else name for name in self.names], "Y_" if casts else "Y", *self.specs, "node"
-        )
+        inputs, output = [name + "_" * casts for name in self.names], "Y" + "_" * casts
+        node = schema.make_node(inputs, output, *self.specs, "node")
         schema.give_parts(node, self.parts)
         schema.give_layout(node, self.channels_last)
         schema.give_accumulation(node, self.accumulation)

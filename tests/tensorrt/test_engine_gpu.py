@@ -83,14 +83,23 @@ def test_two_contexts_take_turns(layer):
         assert np.abs(found - wanted).max() <= 2e-6 * np.abs(wanted).max()
 
 
+def printed(code, channels, name, path):
+    """Return what code prints in a process of its own: sys.argv[1] is an engine's file, x its input."""
+    start = f"""
+import sys, threading, numpy as np
+from convpool.tensorrt import Engine, TensorRTError
+x = {{{name!r}: np.random.default_rng(0).standard_normal((3, {channels}, 24, 24)).astype(np.float32)}}
+"""
+    done = subprocess.run([sys.executable, "-c", start + code, str(path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
 def test_threads_run_engines_of_their_own(layer, tmp_path):
     """In a process of its own, which pycuda would end with the first thread that leaves a context behind."""
     _, name, channels, engine = layer
     engine.save(tmp_path / "layer.engine")
-    code = f"""
-import sys, threading, numpy as np
-from convpool.tensorrt import Engine
-x = {{{name!r}: np.random.default_rng(0).standard_normal((3, {channels}, 24, 24)).astype(np.float32)}}
+    code = """
 found, kept = [], []
 def body():
     engine = Engine.load(sys.argv[1])
@@ -103,8 +112,7 @@ for started in (4, 1):
 body()
 print(len(found), len(set(found)))
 """
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "layer.engine")], capture_output=True, text=True)
-    assert (done.returncode, done.stdout.split()) == (0, ["30", "1"]), done.stderr
+    assert printed(code, channels, name, tmp_path / "layer.engine") == ["30", "1"]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
@@ -112,11 +120,8 @@ def test_threads_with_contexts_of_their_own(precision, tmp_path):
     """cuCtxCreate in each thread: kernels and what is set for them belong to a context, not to the device."""
     model, name, channels, profile = open_layer()
     build_engine(model, precision=precision, profiles=profile, optimization_level=1).save(tmp_path / "layer.engine")
-    code = f"""
-import sys, threading, numpy as np
+    code = """
 import pycuda.driver as driver
-from convpool.tensorrt import Engine
-x = {{{name!r}: np.random.default_rng(0).standard_normal((3, {channels}, 24, 24)).astype(np.float32)}}
 found = []
 def body():
     context = driver.Device(0).make_context()
@@ -131,8 +136,7 @@ for _ in range(3):
     thread.join()
 print(len(found), len(set(found)))
 """
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "layer.engine")], capture_output=True, text=True)
-    assert (done.returncode, done.stdout.split()) == (0, ["3", "1"]), done.stderr
+    assert printed(code, channels, name, tmp_path / "layer.engine") == ["3", "1"]
 
 
 def test_each_device_runs_its_own_engine(layer, tmp_path):
@@ -142,11 +146,8 @@ def test_each_device_runs_its_own_engine(layer, tmp_path):
         pytest.skip("one GPU")
     _, name, channels, engine = layer
     engine.save(tmp_path / "layer.engine")
-    code = f"""
-import sys, threading, numpy as np
+    code = """
 import pycuda.driver as driver
-from convpool.tensorrt import Engine, TensorRTError
-x = {{{name!r}: np.random.default_rng(0).standard_normal((3, {channels}, 24, 24)).astype(np.float32)}}
 found, devices = [], []
 def body(device):
     engine = Engine.load(sys.argv[1], device=device)
@@ -161,8 +162,7 @@ try:
 except TensorRTError as error:
     print(len(set(found)), len(set(devices)), "another device" in str(error))
 """
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "layer.engine")], capture_output=True, text=True)
-    assert (done.returncode, done.stdout.split()) == (0, ["1", "2", "True"]), done.stderr
+    assert printed(code, channels, name, tmp_path / "layer.engine") == ["1", "2", "True"]
 
 
 def test_runs_are_captured_into_a_graph(layer):

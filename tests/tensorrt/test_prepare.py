@@ -36,6 +36,11 @@ def pretend_gpu(monkeypatch, capability: int | None) -> None:
     monkeypatch.setattr(prepare, "current_device", current_device)
 
 
+def windows(model: onnx.ModelProto) -> list[list[int]]:
+    """The pooling windows of all nodes of the operators."""
+    return [list(item.ints) for node in model.graph.node for item in node.attribute if item.name == "pool_kernel_shape"]
+
+
 def run(model: onnx.ModelProto, inputs) -> list[np.ndarray]:
     return Session(LoadedModel(model, None, 0), optimize=False).run(None, inputs)
 
@@ -147,12 +152,8 @@ def test_weights_computed_from_constants_become_initializers(optimized):
         node = model.graph.node[index]
         name, weight = node.input[1], next(t for t in model.graph.initializer if t.name == node.input[1])
         m, rest = weight.dims[0], int(np.prod(weight.dims[1:]))
-        random = np.random.default_rng(index)
-        for key, value in (
-            ("rows", np.array([m, -1])),
-            ("u", random.random(m, np.float32) + 1),
-            ("v", random.random((rest, 1), np.float32) + 1),
-        ):
+        u, v = (np.random.default_rng(index).random(shape, np.float32) + 1 for shape in (m, (rest, 1)))
+        for key, value in (("rows", np.array([m, -1])), ("u", u), ("v", v)):
             model.graph.initializer.append(numpy_helper.from_array(value, f"{name}.{key}"))
         chain = [
             ("Reshape", [name, f"{name}.rows"], "m"),
@@ -295,11 +296,9 @@ def test_the_least_capability_is_the_tactics():
     ],
 )
 def test_the_typical_shape_says_which_convolutions_are_small(profile, taken):
-    made = prepare.lowered(
-        load(generate("wgan_gp")), "convavgpool", input_shapes=typical_shapes([profile] if profile else []), enable="plain_conv"
-    )
-    windows = [list(item.ints) for node in made.graph.node for item in node.attribute if item.name == "pool_kernel_shape"]
-    assert windows.count([1, 1]) == taken
+    shapes = typical_shapes([profile] if profile else [])
+    made = prepare.lowered(load(generate("wgan_gp")), "convavgpool", input_shapes=shapes, enable="plain_conv")
+    assert windows(made).count([1, 1]) == taken
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -316,15 +315,10 @@ def test_convolutions_without_a_pooling_go_to_the_plugin_but_in_fp32(precision, 
     model = generate("wgan_gp", batch=1, width=64)
     for options in ({}, {"stem": False}, {"plain_conv": False}, {"plugin": False, "lowering": "direct"}, {"lowering": "direct"}):
         build_engine(model, **{"lowering": "convavgpool", **options}, precision=precision)
-    windows = [
-        [list(item.ints) for node in model.graph.node for item in node.attribute if item.name == "pool_kernel_shape"]
-        for model in built
-    ]
     # The first block's first convolution, and its shortcut's with its pooling; the second's first, and the others' four.
     without_plain = (0, 3) if precision in ("fp32", "tf32") else (1, 5)
-    assert [(found.count([1, 1]), len(found)) for found in windows] == (
-        [(0, 3)] * 3 + [(0, 0)] * 2 if precision == "fp32" else [(6, 10), (5, 8), without_plain, (0, 0), (0, 0)]
-    )
+    wanted = [(0, 3)] * 3 if precision == "fp32" else [(6, 10), (5, 8), without_plain]
+    assert [(found.count([1, 1]), len(found)) for found in map(windows, built)] == [*wanted, (0, 0), (0, 0)]
 
 
 def test_what_stands_in_a_local_function_goes_to_the_plugin_and_is_folded():

@@ -101,9 +101,8 @@ JOINS = {
 @pytest.mark.parametrize(("join", "expected"), JOINS.values(), ids=JOINS)
 def test_pooling_distributes_over_a_join(join, expected):
     branches = TWO if "q" in join.replace("Concat", "") else TWO.splitlines()[0] + "\n"
-    model = graph(
-        f"{branches}{join}\ny = {POOL}(h)", {**POINTWISE, "k": (32, 1, 1)}, inputs="float[1,16,12,12] x, float[1,32,12,12] v2"
-    )
+    constants, inputs = {**POINTWISE, "k": (32, 1, 1)}, "float[1,16,12,12] x, float[1,32,12,12] v2"
+    model = graph(f"{branches}{join}\ny = {POOL}(h)", constants, inputs=inputs)
     assert operators(rewrite(model, branches.count("Conv")).graph) == expected
 
 
@@ -318,8 +317,7 @@ def test_a_computed_bias_is_scaled_too(behind):
 @pytest.mark.parametrize(("target", "form"), [("any", "direct"), ("tensorrt", None), ("cuda", None)])
 def test_grouped_pairs_of_computed_weights_stay_where_a_gpu_runs_them(target, form):
     """Such weights cannot be fused, and an AveragePool and a Conv are slower there."""
-    model = graph(
-        PAIR.replace("pads=", "group=16, pads=").replace("(x, w)", "(x, u)"), inputs="float[1,16,12,12] x, float[32,1,3,3] u"
-    )
+    body = PAIR.replace("pads=", "group=16, pads=").replace("(x, w)", "(x, u)")
+    model = graph(body, inputs="float[1,16,12,12] x, float[32,1,3,3] u")
     (site,) = convpool.optimize(model, target=target, check=0).report.sites
     assert site.lowering == form

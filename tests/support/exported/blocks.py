@@ -98,10 +98,8 @@ class Dense(nn.Module):
 
     def __init__(self, c: int, growth: int) -> None:
         super().__init__()
-        sizes = (c, c + growth)
-        self.layers = nn.ModuleList(
-            nn.Sequential(nn.BatchNorm2d(n), nn.ReLU(), nn.Conv2d(n, growth, 3, padding=1, bias=False)) for n in sizes
-        )
+        layers = ((nn.BatchNorm2d(n), nn.ReLU(), nn.Conv2d(n, growth, 3, padding=1, bias=False)) for n in (c, c + growth))
+        self.layers = nn.ModuleList(nn.Sequential(*each) for each in layers)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:

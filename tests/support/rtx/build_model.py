@@ -28,9 +28,8 @@ def main(name: str, *precisions: str) -> None:
         if is_open or name == "lenet5_digits":
             sizes = {value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in model.graph.input}
             profile = {key: ([1, *s[1:]], [4, *s[1:]], [16, *s[1:]]) for key, s in sizes.items()}
-        engine = build_engine(
-            model, precision=precision, lowering=lowering, plugin=False, profiles=profile, trt=trt, configure=for_ampere_and_later
-        )
+        options = dict(plugin=False, profiles=profile, trt=trt, configure=for_ampere_and_later)
+        engine = build_engine(model, precision=precision, lowering=lowering, **options)
         weights = int(sum(np.prod(tensor.dims, dtype=np.int64) for tensor in model.graph.initializer))
         print(json.dumps([precision, lowering, len(engine.plan), weights]), flush=True)
 
