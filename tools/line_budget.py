@@ -15,9 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
-    "optimizer": 25731,
+    "optimizer": 25733,
     "plugin": 17800,
-    "tests": 36162,
+    "tests": 36163,
     "benchmarks": 8637,
     "tools": 952,
     "examples": 1167,

@@ -32,8 +32,9 @@ from convpool.torch.upsampling import upsample_conv_of
 # Microseconds of a training step on H100s (benchmarks/log.md), without and with a penalty; the host is a slow one.
 HOST_US, UNRECORDED_US = {False: 105, True: 200}, 36
 """The host's for an operator of PyTorch's, with derivatives and without."""
-PAIR_US, UPSAMPLED_US, CONVOLUTION_US = {False: 250, True: 350}, 550, 100
-"""The host's for a pair by kernels, an upsampled convolution, or one with convpool's second derivatives, beyond PyTorch's."""
+PAIR_US, POOLED_US, UPSAMPLED_US, CONVOLUTION_US = {False: 250, True: 350}, 100, 550, 100
+"""The host's for a pair by kernels, one by pooled weights with a penalty, an upsampled convolution, or one with convpool's second
+derivatives, beyond PyTorch's."""
 OPERATOR, CONVOLUTION, UPSAMPLED, SAVED = (12.5, 3.6, 0), (16, 10.5, 2), (0, 4.5, 2.5), 0.75
 """The GPU's: for a kernel, for each MB of the result, for 1e9 multiply-adds of 16 bits; what an upsampled convolution saves of
 that; the share that a pair saves of its convolution's."""
@@ -230,7 +231,8 @@ def gaining(graph: fx.Graph, pairs: Mapping[str, str], scale: float = 1.0) -> tu
                 found.append((_second_us(*(n / share for n in given)), CONVOLUTION_US * recorded, place, name, taken[1]))
         if pairs.get(name) == "pool_first":
             saved = second - _second_us(*(n / share for n in given)) if by_operators and penalty else second
-            found.append((SAVED * device + saved, 0 if by_operators else PAIR_US[penalty] * recorded, place, name, taken[0]))
+            cost = POOLED_US * penalty * (not swaps) if by_operators else PAIR_US[penalty]
+            found.append((SAVED * device + saved, cost * recorded, place, name, taken[0]))
         elif name in pairs:
             channels, input_channels = weight.shape[:2]
             written = WEIGHTS_US * weight.numel() * y.element_size() / 1e6
