@@ -70,7 +70,6 @@ struct Shape2d {
 constexpr int kRunPixels = 4;  // of a channel of Y, channels first: stored together
 
 // The shared memory by which the blocks of a cluster push parts of a tile's sum to each other (kernels/epilogue/pushed_sums.cuh).
-
 constexpr int kPushedHead = 128;     // a barrier
 constexpr int kPartBytes = 32 * 16;  // of a fragment, 16 pixels x 8 channels of floats
 

@@ -26,10 +26,9 @@ inline constexpr ElementType kTypes[] = {
 constexpr bool is_type(int32_t dtype) { return dtype >= 0 && dtype < static_cast<int32_t>(std::size(kTypes)); }
 constexpr bool is_float(int32_t dtype) { return kTypes[dtype].largest > 0; }
 
-// A checked problem: ranks padded to 3 with leading ones, output sizes computed.
-
 constexpr int kRank = CONVPOOL_MAX_RANK;
 
+// A checked problem: ranks padded to 3 with leading ones, output sizes computed.
 struct Problem {
     int32_t rank, x_dtype, w_dtype, y_dtype;
     bool x_channels_last, y_channels_last, allow_tf32, allow_packed, has_w_scale, has_bias, has_residual;

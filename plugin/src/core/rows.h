@@ -99,9 +99,8 @@ template <const auto &kRows> const void *kernel_of_row(size_t row, int variant =
     return found;
 }
 
-// The kernels of a family's rows of one precision. Rows of the same tile share an instantiation.
-
-// Null if the row is of another precision. `kernel<row>(variant)` of Instances gives the kernel of a row of the table.
+// Null if the row is of another precision. `kernel<row>(variant)` of Instances gives the kernel of a row of the table; rows of
+// the same tile share an instantiation.
 template <class Instances, const auto &kRows, Precision kPrecision> const void *find_instance(size_t row, int variant) {
     const void *found = nullptr;
     auto consider = [&]<size_t kRow>() {

@@ -44,8 +44,6 @@ constexpr int kDifferenceBytes = kDifferenceBoxes + kDifferenceBoxBytes + (kDiff
 
 namespace convpool::gemm {
 
-// The rows of the families of implicit GEMM.
-
 // The part of AveragePool or Upsample that is done before the GEMM.
 enum class Operand {
     kPooledX,   // direct_gemm: X is pooled, and convolved with W

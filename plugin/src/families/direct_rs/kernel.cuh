@@ -32,10 +32,9 @@
 
 namespace convpool {
 
-// direct_rs: the warpgroups that form box means and multiply them by weights (wgmma), from raw pixels to Y.
-
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
+// The warpgroups that form box means and multiply them by weights, from raw pixels to Y.
 template <class Block, class Means> struct DirectRsProducts {
     using Config = typename Block::Config;
     using Sums = float[Config::kFragments][4];

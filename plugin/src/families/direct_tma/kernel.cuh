@@ -18,8 +18,7 @@
 //
 // Tried and slower: clusters that fetch weights for each other, or share the channels of a tile; a ring of raw pixels by
 // subtile instead of by slice; a kernel for 4 x 4 output pixels of four images (benchmarks/log.md).
-//
-// In this order: the block, the prologue, box means, products, the kernel. subtiles/subtiles.cuh has the way to Y.
+// subtiles/subtiles.cuh has the way to Y.
 #pragma once
 
 #include <type_traits>
@@ -33,8 +32,6 @@
 #include "subtiles/subtiles.cuh"
 
 namespace convpool {
-
-// direct_tma: the shape of a block's work, its place in shared memory and in Y. Used by all of its warps.
 
 template <Precision kPrecision_, int kSubtiles_, int kBlockN_, int kKernel_, int kStageTaps_, int kStages_, int kRawStages_,
           int kMeanStages_, int kMeanWarps_, int kMeanGroups_>
@@ -78,8 +75,6 @@ template <class Config_> struct DirectTmaBlock : SubtileGrid<Config_::kSubtiles,
     const uint32_t shared;
     const int warp, lane;
 
-    // ---- shared memory ----
-
     CONVPOOL_DEVICE uint32_t barrier(int index) const { return shared + kShared.barrier_offset + index * 8; }
     CONVPOOL_DEVICE uint32_t weights_full(int i) const { return barrier(i); }
     CONVPOOL_DEVICE uint32_t weights_empty(int i) const { return barrier(kStages + i); }
@@ -95,8 +90,6 @@ template <class Config_> struct DirectTmaBlock : SubtileGrid<Config_::kSubtiles,
         return shared + kShared.mean_offset + (i * kSubtiles + subtile) * kChunks * kPlane;
     }
 };
-
-// direct_tma: what box means do to a pixel of X before they add it up: the prologue f, or nothing.
 
 // f of a lane's pixels at any place. Pixels outside X are zero as copied; where a shift may have made f(0) another number they
 // become zero again.
@@ -363,8 +356,7 @@ template <class Config, bool kPrologue> struct DirectTmaMeans {
     }
 };
 
-// direct_tma: the warpgroups that multiply box means by weights (wgmma), from their rings to Y.
-
+// The warpgroups that multiply box means by weights, from their rings to Y.
 template <class Config> struct DirectTmaProducts {
     using Block = DirectTmaBlock<Config>;
     static constexpr int kKernel = Config::kKernel, kTaps = Config::kTaps, kStageTaps = Config::kStageTaps,

@@ -33,9 +33,7 @@ struct ExactParams {
     int32_t y_dtype;        // convpool_dtype, of the bias and the residual too
 };
 
-// Launches of generic's kernels. All return the runtime's error.
-
-// Launches the kernel of float types.
+// Launches the kernel of float types. As the others it returns the runtime's error.
 cudaError_t launch_generic(const GenericParams &params, Precision precision, cudaStream_t stream);
 // Loads the kernel on the current device.
 cudaError_t load_generic(Precision precision);

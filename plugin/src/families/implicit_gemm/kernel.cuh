@@ -198,8 +198,6 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
 
 namespace convpool::implicit_gemm {
 
-// Kernels by rows of implicit_gemm.
-
 struct Instances {
     template <size_t kRow> static const void *kernel(int) {
         constexpr bool kPhases = kRows[kRow].operand == gemm::Operand::kPhasesOfW;

@@ -191,8 +191,6 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
 
 namespace convpool::implicit_gemm_cpasync {
 
-// Kernels by rows of implicit_gemm_cpasync.
-
 struct Instances {
     template <size_t kRow> static const void *kernel(int) {
         return reinterpret_cast<const void *>(&implicit_gemm_cpasync_kernel<TileConfigOf<kRows, kRow>>);

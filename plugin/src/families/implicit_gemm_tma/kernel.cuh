@@ -377,8 +377,6 @@ __global__ void __launch_bounds__(Config::kThreads + im2col_copy_threads(Config:
 
 namespace convpool::implicit_gemm_tma {
 
-// Kernels by rows of implicit_gemm_tma.
-
 struct Instances {
     template <size_t kRow> static const void *kernel(int activates) {
         constexpr Tile t = kRows[kRow].tile;

@@ -178,8 +178,6 @@ template <class Element, int kVector> __global__ void __launch_bounds__(kThreads
     }
 }
 
-// Launches box means and their adjoint.
-
 namespace {
 
 struct Tile {

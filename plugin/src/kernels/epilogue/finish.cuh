@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Activations of an epilogue, on fp32 values in registers.
+// Activations of an epilogue, on fp32 values in registers, and the ends of output values: bias, residual, activation, store.
 #pragma once
 
 #include "core/params.h"
@@ -56,8 +56,6 @@ CONVPOOL_DEVICE float activate(float v, const Epilogue &e) {
     activate_all(values, e);
     return values[0];
 }
-
-// The end of an output value: sum + bias + residual, activation, store. From fp32 sums in shared memory.
 
 // kCount floats from shared memory, 16 bytes at a time.
 template <int kCount> CONVPOOL_DEVICE void load_sums(uint32_t source, float (&v)[kCount]) {

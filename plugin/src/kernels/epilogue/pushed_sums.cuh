@@ -119,8 +119,6 @@ private:
 
 #endif
 
-// The split reduction: a cluster's blocks each hold a part of a tile's sum, add the parts up and store Y.
-
 // Shared memory of one block's part of the sum: rows of floats that are 8 longer, so that a warp's stores meet in no bank.
 template <class Config> constexpr int kSplitBytes = Config::kBlockM * Config::kWarpsN * (Config::kWarpN + 8) * 4;
 

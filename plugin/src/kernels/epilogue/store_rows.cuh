@@ -15,7 +15,6 @@ namespace convpool {
 // are too few warps to hide an instruction's latency.
 template <class Element, class Word, int kTimes, class PlaceOf, class Finish>
 CONVPOOL_DEVICE void store_words(const void *residual, PlaceOf place_of, Finish finish) {
-    // Without a residual nothing is loaded ahead.
     if (residual == nullptr) {
 #pragma unroll 1
         for (int i = 0; i < kTimes; ++i) {
@@ -141,8 +140,6 @@ CONVPOOL_DEVICE void store_rows(uint32_t source, const Epilogue &e, const Output
     }
 }
 
-// Stores a warp's accumulators to Y.
-//
 // A warp passes its accumulators through shared memory, 16 pixels at a time, and stores whole chunks from there in a
 // rolled loop. Stored straight from the fragments, the code for them all would not fit into the instruction cache, which
 // costs a small layer more than its arithmetic does.

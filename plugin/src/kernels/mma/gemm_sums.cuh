@@ -42,15 +42,13 @@ template <class Config> struct GemmTile {
     }
 };
 
-// A warp's sums of an implicit GEMM by wgmma.
+// A warp's sums over stages.
 //
 // Full fp32 is 3xTF32: pixels and weights come as two TF32 numbers each, the big ones of 16 channels and then their small ones,
 // which fill a stage. big*big, small*big and big*small are three products of the same bytes. The tensor cores truncate as they
 // accumulate, each step an error of one sign: the last two, 2^-11 of the whole, have a sum of their own, and the first starts from
 // zero every other stage and is added by a rounded addition. Emulated on random numbers, 256 to a sum, the error is 1.6e-7; with
 // all in one sum, added every four stages, 5.8e-7; a chain of float32 additions has 2.8e-7, and pooling its results divides it by 2.
-
-// A warp's sums over stages.
 template <class Config> struct GemmSums {
     static constexpr bool kSplit = Config::kPrecision == Precision::kTF32x3;
     static constexpr int kSumStages = 2;  // of split TF32: stages between rounded additions
@@ -116,8 +114,6 @@ private:
             UNROLLED_FOR (int i = 0; i < 4; ++i) acc[0][f][i] += sum[0][f][i];
     }
 };
-
-// Stores the sums of an implicit GEMM's tile to Y.
 
 template <class Config> constexpr bool pushes = pushes_sums(Config::kPrecision, Config::kBlockM, Config::kBlockN);
 

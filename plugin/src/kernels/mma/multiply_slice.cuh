@@ -50,8 +50,6 @@ template <Precision P> CONVPOOL_DEVICE void mma(float (&d)[4], const uint32_t (&
     }
 }
 
-// The products of one slice by mma.sync: accumulators += pixels x weights.
-
 // acc += pixels x weights over one slice. pixel_rows[mi]: this lane's ldmatrix row (pixel lane % 16, chunk lane / 16).
 // two_planes: bytes from a chunk of means to the one after the next.
 template <class Config, Pixels kPixels>

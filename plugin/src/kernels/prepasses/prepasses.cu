@@ -43,7 +43,6 @@ constexpr int kStrip = 4;   // rows of means that a thread makes of a column
 constexpr int kAtOnce = 4;  // places of windows whose loads are under way together: a window of 2x2, four rows of a copy
 
 // Weights of filter_fused's larger kernel, or copies of weights in the implicit GEMM's format.
-
 // A block makes a row of one output channel at a time. Fused tap (i, j) is the sum over the taps (a, b) and window places
 // (u, v) with a * tap_step + u * box dilation = i * fused_dilation, summed in fp32 and rounded once.
 template <class Element> __global__ void __launch_bounds__(kThreads) fuse_weights_kernel(const __grid_constant__ WeightParams p) {
@@ -119,8 +118,6 @@ __global__ void __launch_bounds__(kThreads) merge_phases_kernel(const __grid_con
     }
 }
 
-// Box means of a channels-last X, by chunks of channels.
-
 // 2x2 windows one apart over chunked channels last: a thread makes one chunk of a strip. A row's pair sum serves two windows,
 // and all loads are under way before the first is used.
 template <class Element, PrologueForm kForm>
@@ -141,7 +138,6 @@ __global__ void __launch_bounds__(kThreads) box_pairs_kernel(const __grid_consta
     const bool right = static_cast<uint32_t>(x0 + 1) < static_cast<uint32_t>(p.w);
     const uint4 *x = static_cast<const uint4 *>(p.x);
     uint4 loaded[kStrip + 1][2];  // (row of the strip and one below, left and right pixel)
-    // All loads of the strip, before the first is used.
     UNROLLED_FOR (int i = 0; i <= kStrip; ++i) {
         const bool inside = static_cast<uint32_t>(y0 + i) < static_cast<uint32_t>(p.h);
         const int64_t at = ((static_cast<int64_t>(n) * p.h + y0 + i) * p.w + x0) * p.chunks + chunk;
@@ -233,9 +229,7 @@ __global__ void __launch_bounds__(kThreads) box_mean_kernel(const __grid_constan
     }
 }
 
-// Box means of a channels-first X, by quads: four channels of a pixel.
-
-// A quad of floats is a chunk; of 16-bit types it is half of one.
+// Box means of a channels-first X are made by quads, four channels of a pixel: a chunk of floats, half of one of 16-bit types.
 CONVPOOL_DEVICE void store_quad(void *out, int64_t position, NumberFormat format, const uint4 &v) {
     store_chunk<float>(out, position, format, v);
 }
@@ -398,8 +392,6 @@ __global__ void __launch_bounds__(kThreads, 3) channels_first_kernel(const __gri
 }
 
 }  // namespace prepasses
-
-// Launches the passes before an implicit GEMM: box means (or a copy) to channels last, and weights of the fused kernel.
 
 using namespace prepasses;
 

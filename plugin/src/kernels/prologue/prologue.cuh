@@ -64,10 +64,8 @@ template <Precision P, PrologueForm kForm = PrologueForm::kRectifying> struct Ch
     }
 };
 
-// The prologue of packed chunks, in X's type. From sm_80 on.
-
 // f of one chunk in X's type, two 16-bit values an instruction: relu(v) - slope * relu(-v), where the second part is left
-// out without a slope and exact with a slope of 1, which stands for no activation.
+// out without a slope and exact with a slope of 1, which stands for no activation. From sm_80 on.
 template <Precision P> struct PackedPrologue {
     using Element = typename Traits<P>::Element;
     uint4 scale, shift;

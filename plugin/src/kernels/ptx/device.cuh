@@ -51,9 +51,7 @@ cudaError_t queue(const Launch &launch, void (*kernel)(Parameters...), Arguments
     return cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
 }
 
-// The blocks of a cluster: their barrier, and loads from each other's shared memory. From sm_90 on.
-
-// All threads of all blocks of the cluster; what they wrote to shared memory before is visible after.
+// All threads of all blocks of a cluster, from sm_90 on; what they wrote to shared memory before is visible after.
 CONVPOOL_DEVICE void cluster_barrier() {
     CONVPOOL_ASM_SM90("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" :: : "memory");
 }

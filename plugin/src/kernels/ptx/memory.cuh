@@ -6,10 +6,8 @@
 
 namespace convpool {
 
-// Loads and stores of shared memory by 32-bit addresses.
-//
-// But for load_constant_pair they are volatile and clobber memory, so the compiler keeps their order among each other and around
-// barriers.
+// Loads and stores of shared memory by 32-bit addresses. But for load_constant_pair they are volatile and clobber memory, so the
+// compiler keeps their order among each other and around barriers.
 
 // The address in the window of shared memory, as asm statements take it.
 CONVPOOL_DEVICE uint32_t shared_address(const void *p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
@@ -52,9 +50,8 @@ CONVPOOL_DEVICE void load_constant_pair(uint32_t address, uint32_t &first, uint3
     asm("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(first), "=r"(second) : "r"(address));
 }
 
-// Asynchronous copies of 16 bytes from global to shared memory (cp.async), in groups that a thread commits and waits for.
-
-// 16 bytes from global to shared memory, or zeros. Before sm_80 the copy is synchronous and commit and wait do nothing.
+// 16 bytes from global to shared memory, or zeros, by cp.async, in groups that a thread commits and waits for. Before sm_80 the
+// copy is synchronous, and commit and wait do nothing.
 CONVPOOL_DEVICE void copy_chunk(uint32_t dst, const void *src, bool valid) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
     int bytes = valid ? 16 : 0;
@@ -76,7 +73,6 @@ template <int kPending> CONVPOOL_DEVICE void copy_wait() {
 }
 
 // Loads and stores of global memory under a predicate. An if in C++ might become a branch, which other loads do not pass.
-
 CONVPOOL_DEVICE void store_global_if(bool wanted, void *to, const uint4 &v) {
     asm volatile(
         "{\n.reg .pred wanted;\nsetp.ne.u32 wanted, %5, 0;\n@wanted st.global.v4.b32 [%0], {%1, %2, %3, %4};\n}" ::"l"(to),

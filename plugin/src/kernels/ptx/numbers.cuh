@@ -62,9 +62,7 @@ CONVPOOL_DEVICE void split_tf32(uint32_t v, uint32_t &big, uint32_t &small) {
     small = round_to_tf32(__float_as_uint(__uint_as_float(v) - __uint_as_float(big)));
 }
 
-// Arithmetic on a word of a chunk: on two 16-bit values at once, or on one float. From sm_80 on.
-
-// Of two 16-bit values, by one instruction.
+// Arithmetic on a word of a chunk: on two 16-bit values, by one instruction, or on one float. From sm_80 on.
 #define CONVPOOL_FMA(name, instruction, Element)                                 \
     CONVPOOL_DEVICE uint32_t name(uint32_t a, uint32_t b, uint32_t c, Element) { \
         uint32_t d;                                                              \

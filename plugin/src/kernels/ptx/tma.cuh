@@ -9,7 +9,6 @@
 namespace convpool {
 
 // Random delays of readers and copies, in builds with -DCONVPOOL_STRESS=<seed>: races between rings' readers and copies show.
-
 // Every fourth call of a warp waits, up to 4096 clocks. All lanes that call together wait alike.
 CONVPOOL_DEVICE void stress_delay([[maybe_unused]] uint32_t place) {
 #ifdef CONVPOOL_STRESS
@@ -26,6 +25,18 @@ CONVPOOL_DEVICE void stress_delay([[maybe_unused]] uint32_t place) {
     while (static_cast<uint32_t>(clock()) - start < clocks) {}
 #endif
 }
+
+// A place in a ring of buffers that barriers guard: buffer and parity of its phase.
+template <int kLength> struct Ring {
+    int buffer = 0;
+    uint32_t parity = 0;
+    CONVPOOL_DEVICE void next() {
+        if (++buffer == kLength) {
+            buffer = 0;
+            parity ^= 1;
+        }
+    }
+};
 
 // Hopper's barriers in shared memory that count arrivals and the bytes of asynchronous copies. sm_90a only.
 //
@@ -77,27 +88,7 @@ CONVPOOL_DEVICE void barrier_join(int name, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
 
-#endif
-
-// A place in a ring of buffers that barriers guard.
-
-// A ring's place: buffer and parity of its phase.
-template <int kLength> struct Ring {
-    int buffer = 0;
-    uint32_t parity = 0;
-    CONVPOOL_DEVICE void next() {
-        if (++buffer == kLength) {
-            buffer = 0;
-            parity ^= 1;
-        }
-    }
-};
-
-// Hopper's copies by the tensor memory accelerator (TMA): boxes and im2col columns of tensors that a map describes. sm_90a only.
-//
-// One thread issues a copy; its bytes are counted by a barrier.
-
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+// Copies by TMA, boxes and im2col columns of tensors that a map describes: one thread issues each, a barrier counts its bytes.
 
 // Loads a map, which lies in the kernel's parameters, into the cache of maps, ahead of the first copy.
 CONVPOOL_DEVICE void prefetch_map(const CUtensorMap *map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }

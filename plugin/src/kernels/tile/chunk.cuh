@@ -96,9 +96,7 @@ CONVPOOL_DEVICE void copy_elements(uint32_t dst, const typename Traits<P>::Eleme
     store_shared(dst, v.chunk);
 }
 
-// The mean of a pooling window from its sum.
-
-// sum / count to within a rounding of fp32, so that a sum that is a multiple of count gives an integer.
+// A window's mean from its sum, to within a rounding of fp32, so that a sum that is a multiple of count gives an integer.
 CONVPOOL_DEVICE float mean_of(float sum, const BoxMean &box) {
     float q = sum * box.inverse_count;
     if (!box.count_is_power_of_two) {

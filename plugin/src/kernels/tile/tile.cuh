@@ -10,7 +10,6 @@
 namespace convpool {
 
 // The shape of a tensor-core kernel's work: everything else about it follows from these numbers.
-
 template <Precision kPrecision_, int kBlockM_, int kBlockN_, int kWarpsM_, int kWarpsN_, int kStages_, int kMinBlocks_>
 struct TileConfig {
     static constexpr Precision kPrecision = kPrecision_;
@@ -47,8 +46,6 @@ using TileConfigOf =
     TileConfig<kTable[kRow].precision, kTable[kRow].tile.block_m, kTable[kRow].tile.block_n, kTable[kRow].tile.warps_m,
                kTable[kRow].tile.warps_n, kTable[kRow].tile.stages, kTable[kRow].tile.min_blocks>;
 
-// Where results go: Y as an epilogue sees it, and the shared memory that accumulators pass through on the way.
-
 // One output pixel: channel m of it is element base + m * step of Y. Or one part of it, at element base.
 struct OutputPixel {
     int64_t base;
@@ -77,11 +74,9 @@ template <class Config>
 constexpr bool kRegistersLeft =
     Config::kFragmentsM * Config::kFragmentsN * 4 <= (Config::kWarps * Config::kMinBlocks <= 8 ? 64 : 32);
 
-// A slice: rows of 64 bytes (four chunks of channels) of pixels or weights in shared memory, and what a lane reads of them.
-
-// Bytes from the start of a slice to a chunk of a row. Eight rows of one chunk, which an ldmatrix reads, lie in eight
-// different bank groups, and so do two rows of all chunks. The pattern is the 64-byte swizzle of wgmma, too. Chunk c + 2 is
-// chunk c with bit 5 turned.
+// A slice is rows of 64 bytes, four chunks of channels, of pixels or weights in shared memory. Bytes from its start to a chunk of
+// a row: eight rows of one chunk, which an ldmatrix reads, lie in eight bank groups, and two rows of all chunks do. The pattern
+// is the 64-byte swizzle of wgmma, too. Chunk c + 2 is chunk c with bit 5 turned.
 CONVPOOL_DEVICE uint32_t chunk_in_row(int row, int chunk) { return row * 64 + ((chunk ^ (row >> 1 & 3)) << 4); }
 
 // A lane's ldmatrix row of the weights: lanes 0-7 channels 0-7 of chunk 0, 8-15 the same of chunk 1, 16-31 channels 8-15
@@ -102,11 +97,8 @@ template <Pixels kPixels> CONVPOOL_DEVICE uint32_t pixel_address(uint32_t row, u
     return kPixels == Pixels::kRows ? (row ^ (k * 32)) + offset : row + offset + k * two_planes;
 }
 
-// A warp's accumulators.
-//
-// Fragment (mi, ni) is 16 pixels x 8 channels; lane 4g+t holds pixels g and g+8, channels 2t, 2t+1.
-
-// (mi, ni, register): registers 0 and 1 are pixel g, channels 2t and 2t+1; registers 2 and 3 pixel g+8, the same channels.
+// A warp's, (mi, ni, register): fragment (mi, ni) is 16 pixels x 8 channels, of which lane 4g+t has in registers 0 and 1 pixel g,
+// channels 2t and 2t+1, and in 2 and 3 the same channels of pixel g+8.
 template <class Config> using Accumulators = float[Config::kFragmentsM][Config::kFragmentsN][4];
 
 template <class Config> CONVPOOL_DEVICE void clear(Accumulators<Config> &acc) {

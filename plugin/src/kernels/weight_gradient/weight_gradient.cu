@@ -257,8 +257,6 @@ __global__ void __launch_bounds__(kThreads) turn_kernel(const Element *w, Elemen
                 from_float<Element>(factor * to_float(square[lane][i]));
 }
 
-// Launches the gradients at the weights and the bias of a convolution whose filters have few elements.
-
 namespace {
 
 constexpr int64_t kMostParts = 256;   // two blocks on nearly all of an H200's multiprocessors
