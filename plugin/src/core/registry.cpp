@@ -3,13 +3,11 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <cstring>
-#include <vector>
 
 #include "core/plan.h"
 #include "kernels/passes.h"
 
-// One line for a family: its folder, whose family.cpp defines <name>_family().
+// One line for a family: its folder, whose family.cpp defines <name>::family().
 #define CONVPOOL_FAMILIES(FAMILY) \
     FAMILY(generic)               \
     FAMILY(direct_fused)          \
@@ -23,9 +21,11 @@
 
 namespace convpool {
 
-#define CONVPOOL_DECLARE(name) const Family &name##_family();
+#define CONVPOOL_DECLARE(name) \
+    namespace name {           \
+    const Family &family();    \
+    }
 CONVPOOL_FAMILIES(CONVPOOL_DECLARE)
-#undef CONVPOOL_DECLARE
 
 const std::vector<Tactic> &tactics() {
     static const std::vector<Tactic> all = [] {
@@ -36,9 +36,8 @@ const std::vector<Tactic> &tactics() {
                 found.push_back(std::move(tactic));
             }
         };
-#define CONVPOOL_ADD(name) add(name##_family());
+#define CONVPOOL_ADD(name) add(name::family());
         CONVPOOL_FAMILIES(CONVPOOL_ADD)
-#undef CONVPOOL_ADD
         std::sort(found.begin(), found.end(), [](const Tactic &a, const Tactic &b) { return a.id < b.id; });
         return found;
     }();

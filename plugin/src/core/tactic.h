@@ -27,10 +27,10 @@ int code_architecture(int cc);
 // True where the library holds code for Hopper's own instructions.
 bool built_for_sm90a();
 
-// Tactics and the families that they belong to. Outside its folder, a family is what is declared here.
-
 class Family;
 class Plan;
+
+constexpr int32_t kAnyPrecision = -1;
 
 // One kernel configuration: what all families' have in common.
 struct Tactic {
@@ -48,11 +48,8 @@ struct Tactic {
     bool any_prologue = false;  // a SiLU, and scales and shifts by image, too
 
     // Roundings of an operand to the type that is multiplied. Packed: of a sum of two pixels, and of two such sums.
-    int32_t roundings() const;
+    int32_t roundings() const { return precision == kAnyPrecision ? 0 : packed ? 2 : 1; }
 };
-constexpr int32_t kAnyPrecision = -1;
-
-inline int32_t Tactic::roundings() const { return precision == kAnyPrecision ? 0 : packed ? 2 : 1; }
 
 class Family {
 public:
@@ -66,11 +63,11 @@ public:
                                        std::string &reason) const = 0;
 };
 
-// Defines what the registry asks for: the one object of the family's class, in the namespace of its folder.
-#define CONVPOOL_DEFINE_FAMILY(folder, Class) \
-    const Family &folder##_family() {         \
-        static const folder::Class family;    \
-        return family;                        \
+// Defines what the registry asks for, in the namespace of the family's folder: the one object of its class.
+#define CONVPOOL_DEFINE_FAMILY(Class) \
+    const Family &family() {          \
+        static const Class one;       \
+        return one;                   \
     }
 
 // All tactics, by their ids: generic is the first.
@@ -111,7 +108,6 @@ struct Count {
 std::string problem_reason(const Problem &problem, const Tactic &tactic, bool takes_float_x = false);
 
 // Names of tactics: conv_avgpool_<method>_sm<capability>_<precision>_m<pixels>n<channels>k<channels of X>...
-
 inline bool is_16_bit(Precision precision) { return precision == Precision::kF16 || precision == Precision::kBF16; }
 
 // The least compute capability of kernels that multiply by mma.sync.
@@ -128,15 +124,20 @@ inline std::string stages_name(int stages, int split) {
     return "_s" + std::to_string(stages) + (split > 1 ? "_split" + std::to_string(split) : "");
 }
 
-// The tactics of the rows of a family of direct_fused that needs Hopper's own instructions.
-template <class Rows, class NameOf> std::vector<Tactic> hopper_tactics(const Family &family, const Rows &rows, NameOf name_of) {
+// The tactics of the rows of a family of direct_fused.
+template <class Rows, class MinCcOf, class NameOf>
+std::vector<Tactic> tactics_of(const Family &family, const Rows &rows, bool sm90a, MinCcOf min_cc_of, NameOf name_of) {
     std::vector<Tactic> all;
     for (const auto &row : rows) {
         all.push_back({row.id, &family, all.size(), name_of(row), "direct_fused", static_cast<int32_t>(row.precision), row.split,
-                       90, true});
+                       min_cc_of(row), sm90a});
         if constexpr (requires { row.packed; }) all.back().packed = row.packed;
     }
     return all;
+}
+// Of one that needs Hopper's own instructions.
+template <class Rows, class NameOf> std::vector<Tactic> hopper_tactics(const Family &family, const Rows &rows, NameOf name_of) {
+    return tactics_of(family, rows, true, [](const auto &) { return 90; }, name_of);
 }
 
 }  // namespace convpool

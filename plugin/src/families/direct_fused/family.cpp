@@ -3,15 +3,12 @@
 // pixels that a tile covers, and the layout of its shared memory.
 
 #include <algorithm>
-#include <cstdint>
-#include <string>
 
 #include "core/cost.h"
 #include "core/plan.h"
 #include "families/direct_fused/rows.h"
 
-namespace convpool {
-namespace direct_fused {
+namespace convpool::direct_fused {
 namespace {
 
 // All but the pointers of a launch.
@@ -256,17 +253,12 @@ private:
 class DirectFused : public Family {
 public:
     std::vector<Tactic> tactics() const override {
-        std::vector<Tactic> all;
-        for (const Row &row : kRows) {
-            const Tile &t = row.tile;
-            const int32_t min_cc = mma_min_cc(row.precision, row.split);
-            all.push_back({row.id, this, all.size(),
-                           tile_name("direct_fused", min_cc, false, row.precision, t.block_m, t.block_n,
-                                     is_16_bit(row.precision) ? 32 : 16) +
-                               stages_name(t.stages, row.split),
-                           "direct_fused", static_cast<int32_t>(row.precision), row.split, min_cc, false});
-        }
-        return all;
+        const auto min_cc = [](const Row &row) { return mma_min_cc(row.precision, row.split); };
+        return tactics_of(*this, kRows, false, min_cc, [&](const Row &row) {
+            return tile_name("direct_fused", min_cc(row), false, row.precision, row.tile.block_m, row.tile.block_n,
+                             is_16_bit(row.precision) ? 32 : 16) +
+                   stages_name(row.tile.stages, row.split);
+        });
     }
 
     std::unique_ptr<Plan> plan(const Problem &p, const Tactic &t, const Device &d, std::string &reason) const override {
@@ -282,8 +274,7 @@ public:
 };
 
 }  // namespace
-}  // namespace direct_fused
 
-CONVPOOL_DEFINE_FAMILY(direct_fused, DirectFused)
+CONVPOOL_DEFINE_FAMILY(DirectFused)
 
-}  // namespace convpool
+}  // namespace convpool::direct_fused

@@ -5,13 +5,10 @@
 #include <cmath>
 
 #include "core/cost.h"
-#include "core/params.h"
-#include "core/plan.h"
 #include "families/direct_rs/rows.h"
 #include "subtiles/plan.h"
 
-namespace convpool {
-namespace direct_rs {
+namespace convpool::direct_rs {
 namespace {
 
 constexpr double kStartUs = 2.03;  // of a kernel, with what nothing hides
@@ -148,8 +145,7 @@ public:
 };
 
 }  // namespace
-}  // namespace direct_rs
 
-CONVPOOL_DEFINE_FAMILY(direct_rs, DirectRs)
+CONVPOOL_DEFINE_FAMILY(DirectRs)
 
-}  // namespace convpool
+}  // namespace convpool::direct_rs

@@ -3,12 +3,10 @@
 #include <algorithm>
 
 #include "core/cost.h"
-#include "core/plan.h"
 #include "families/direct_tma/rows.h"
 #include "subtiles/plan.h"
 
-namespace convpool {
-namespace direct_tma {
+namespace convpool::direct_tma {
 namespace {
 
 SubtileShape shape_of(const Tile &tile, const DirectTmaShared &shared) {
@@ -68,8 +66,7 @@ public:
 };
 
 }  // namespace
-}  // namespace direct_tma
 
-CONVPOOL_DEFINE_FAMILY(direct_tma, DirectTma)
+CONVPOOL_DEFINE_FAMILY(DirectTma)
 
-}  // namespace convpool
+}  // namespace convpool::direct_tma

@@ -9,8 +9,7 @@
 #include "core/plan.h"
 #include "families/few_channels/rows.h"
 
-namespace convpool {
-namespace few_channels {
+namespace convpool::few_channels {
 namespace {
 
 static_assert(CONVPOOL_MAX_FLOAT_FILTER == kMaxOperands, "what convpool.h promises");
@@ -128,14 +127,13 @@ private:
 class FewChannels : public Family {
 public:
     std::vector<Tactic> tactics() const override {
-        std::vector<Tactic> all;
-        for (const Row &row : kRows)
-            all.push_back({row.id, this, all.size(),
-                           tile_name("direct_fused", 80, false, row.precision, row.tile.block_m, row.tile.block_n,
-                                     few_channels_step(row.precision) * row.tile.steps) +
-                               "_few",
-                           "direct_fused", static_cast<int32_t>(row.precision), 1, 80, false});
-        return all;
+        return tactics_of(
+            *this, kRows, false, [](const Row &) { return 80; },
+            [](const Row &row) {
+                return tile_name("direct_fused", 80, false, row.precision, row.tile.block_m, row.tile.block_n,
+                                 few_channels_step(row.precision) * row.tile.steps) +
+                       "_few";
+            });
     }
 
     std::unique_ptr<Plan> plan(const Problem &p, const Tactic &t, const Device &device, std::string &reason) const override {
@@ -163,8 +161,7 @@ public:
 };
 
 }  // namespace
-}  // namespace few_channels
 
-CONVPOOL_DEFINE_FAMILY(few_channels, FewChannels)
+CONVPOOL_DEFINE_FAMILY(FewChannels)
 
-}  // namespace convpool
+}  // namespace convpool::few_channels

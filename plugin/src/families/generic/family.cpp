@@ -4,8 +4,7 @@
 #include "core/plan.h"
 #include "families/generic/params.h"
 
-namespace convpool {
-namespace generic {
+namespace convpool::generic {
 namespace {
 
 // The precision of a problem's arrays; float32 stands for all that is computed on it.
@@ -74,8 +73,7 @@ public:
 };
 
 }  // namespace
-}  // namespace generic
 
-CONVPOOL_DEFINE_FAMILY(generic, Generic)
+CONVPOOL_DEFINE_FAMILY(Generic)
 
-}  // namespace convpool
+}  // namespace convpool::generic

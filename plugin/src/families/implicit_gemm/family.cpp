@@ -3,8 +3,7 @@
 #include "families/implicit_gemm/rows.h"
 #include "gemm/plan.h"
 
-namespace convpool {
-namespace implicit_gemm {
+namespace convpool::implicit_gemm {
 namespace {
 
 constexpr gemm::KernelTraits kTraits{.row_chunks = 4, .copy_threads = 0, .barrier_bytes = 0, .stores_runs = false};
@@ -41,8 +40,7 @@ public:
 };
 
 }  // namespace
-}  // namespace implicit_gemm
 
-CONVPOOL_DEFINE_FAMILY(implicit_gemm, ImplicitGemm)
+CONVPOOL_DEFINE_FAMILY(ImplicitGemm)
 
-}  // namespace convpool
+}  // namespace convpool::implicit_gemm

@@ -3,8 +3,7 @@
 #include "families/implicit_gemm_cpasync/rows.h"
 #include "gemm/plan.h"
 
-namespace convpool {
-namespace implicit_gemm_cpasync {
+namespace convpool::implicit_gemm_cpasync {
 namespace {
 
 constexpr gemm::KernelTraits kTraits{.row_chunks = 8, .copy_threads = 0, .barrier_bytes = 0, .stores_runs = true};
@@ -44,8 +43,7 @@ public:
 };
 
 }  // namespace
-}  // namespace implicit_gemm_cpasync
 
-CONVPOOL_DEFINE_FAMILY(implicit_gemm_cpasync, ImplicitGemmCpAsync)
+CONVPOOL_DEFINE_FAMILY(ImplicitGemmCpAsync)
 
-}  // namespace convpool
+}  // namespace convpool::implicit_gemm_cpasync

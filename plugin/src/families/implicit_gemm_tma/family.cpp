@@ -6,8 +6,7 @@
 #include "families/implicit_gemm_tma/rows.h"
 #include "gemm/plan.h"
 
-namespace convpool {
-namespace implicit_gemm_tma {
+namespace convpool::implicit_gemm_tma {
 namespace {
 
 constexpr double kExposedShare = 0.65;  // of X, as it is read from memory, that products do not hide
@@ -192,8 +191,7 @@ public:
 };
 
 }  // namespace
-}  // namespace implicit_gemm_tma
 
-CONVPOOL_DEFINE_FAMILY(implicit_gemm_tma, ImplicitGemmTma)
+CONVPOOL_DEFINE_FAMILY(ImplicitGemmTma)
 
-}  // namespace convpool
+}  // namespace convpool::implicit_gemm_tma

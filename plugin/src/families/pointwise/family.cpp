@@ -6,8 +6,7 @@
 #include "core/plan.h"
 #include "families/pointwise/rows.h"
 
-namespace convpool {
-namespace pointwise {
+namespace convpool::pointwise {
 namespace {
 
 class PointwisePlan : public OneKernelPlan {
@@ -130,8 +129,7 @@ private:
 };
 
 }  // namespace
-}  // namespace pointwise
 
-CONVPOOL_DEFINE_FAMILY(pointwise, Pointwise)
+CONVPOOL_DEFINE_FAMILY(Pointwise)
 
-}  // namespace convpool
+}  // namespace convpool::pointwise
