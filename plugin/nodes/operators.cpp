@@ -3,9 +3,7 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
 #include <iterator>
-#include <stdexcept>
 #include <utility>
 
 #include "operators.h"
@@ -119,27 +117,22 @@ namespace {
 struct NamedActivation {
     int32_t activation;  // convpool_activation
     const char *name;
+    bool leads = false;  // variants have it in front, too
 };
 // The activations that variants have, by their numbers.
-constexpr NamedActivation kPrologues[] = {
-    {CONVPOOL_ACT_NONE, ""},
-    {CONVPOOL_ACT_RELU, "Relu"},
-    {CONVPOOL_ACT_LEAKY_RELU, "LeakyRelu"},
-    {CONVPOOL_ACT_SILU, "Silu"},
-};
-constexpr NamedActivation kEpilogues[] = {
+constexpr NamedActivation kActivations[] = {
     // clang-format off
-    {CONVPOOL_ACT_NONE, ""},
-    {CONVPOOL_ACT_RELU, "Relu"},
-    {CONVPOOL_ACT_LEAKY_RELU, "LeakyRelu"},
+    {CONVPOOL_ACT_NONE, "", true},
+    {CONVPOOL_ACT_RELU, "Relu", true},
+    {CONVPOOL_ACT_LEAKY_RELU, "LeakyRelu", true},
     {CONVPOOL_ACT_TANH, "Tanh"},
     {CONVPOOL_ACT_SIGMOID, "Sigmoid"},
-    {CONVPOOL_ACT_SILU, "Silu"},
+    {CONVPOOL_ACT_SILU, "Silu", true},
     // clang-format on
 };
 // What scales and shifts X, by the numbers of prologue_affine.
 constexpr const char *kAffines[] = {"", "Affine", "Modulated", "Normalized"};
-constexpr int32_t kLastPrologue = std::rbegin(kPrologues)->activation, kLastEpilogue = std::rbegin(kEpilogues)->activation;
+constexpr int32_t kLastPrologue = CONVPOOL_ACT_SILU, kLastEpilogue = std::rbegin(kActivations)->activation;
 
 }  // namespace
 
@@ -148,9 +141,10 @@ const std::vector<Operator> &operators() {
         auto *made = new std::vector<Operator>;
         for (bool upsamples : {false, true})
             for (int32_t affine = 0; affine < static_cast<int32_t>(std::size(kAffines)); ++affine)
-                for (const NamedActivation &prologue : kPrologues)
+                for (const NamedActivation &prologue : kActivations)
                     for (bool residual : {false, true})
-                        for (const NamedActivation &epilogue : kEpilogues) {
+                        for (const NamedActivation &epilogue : kActivations) {
+                            if (!prologue.leads) continue;
                             Operator op{upsamples,           affine, prologue.activation, residual,
                                         epilogue.activation, {},     {"X", "W", "B"}};
                             op.name = std::string(kAffines[affine]) + prologue.name +

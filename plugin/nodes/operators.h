@@ -2,13 +2,15 @@
 // The operators of ai.convpool for the runtimes that run them: their names, inputs and attributes, and how a node's fields
 // become the attributes' values.  No runtime's types.
 //
-// Errors are exceptions whose message names the attribute; the adapters' guard turns them into a status.
+// Errors are std::invalid_argument whose message names the attribute or tensor; the adapters' guard turns them into a status.
 #pragma once
 
 #include <convpool.h>
 
 #include <cstdint>
 #include <cstring>
+#include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -96,17 +98,27 @@ const std::vector<Operator> &operators();
 // unknown, doubled, missing, or has a wrong type, length or value.
 std::vector<std::vector<int32_t>> read_attributes(const Operator &op, const Field *fields, int32_t count);
 
+// What both runtimes' nodes do with the C API. Throws its message.
+inline void check_status(convpool_status status) {
+    if (status != CONVPOOL_OK) throw std::runtime_error(convpool_last_error());
+}
+struct DestroyPlan {
+    void operator()(convpool_plan *plan) const { convpool_plan_destroy(plan); }
+};
+using PlanHandle = std::unique_ptr<convpool_plan, DestroyPlan>;
+inline convpool_plan_properties properties_of(const convpool_plan &plan) {
+    convpool_plan_properties properties{};
+    properties.struct_size = sizeof properties;
+    check_status(convpool_plan_info(&plan, &properties));
+    return properties;
+}
+
 inline float float_of(int32_t bits) {
     float value;
     std::memcpy(&value, &bits, sizeof value);
     return value;
 }
 std::string float_text(float value);
-
-// One node of ai.convpool, whichever runtime has it: an operator with its attributes, and what they say of windows and of the
-// problem.  No runtime's types, no GPU.
-//
-// Errors are std::invalid_argument whose message names the operator, the attribute or the tensor.
 
 // A window along one axis, of the pooling or the convolution.
 struct AxisWindow {
@@ -119,6 +131,7 @@ struct AxisWindow {
     int64_t places(int64_t size) const;
 };
 
+// One node, whichever runtime has it: an operator with its attributes, and what they say of windows and of the problem.
 class NodeSpec {
 public:
     // op: one of operators().  values: as read_attributes() gives them; throws where they deny what the operator's name says.

@@ -4,8 +4,6 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
-#include <cstring>
-#include <stdexcept>
 
 namespace convpool::onnxruntime {
 namespace {
@@ -13,9 +11,7 @@ namespace {
 constexpr size_t kMostRuns = 64;   // of shapes in turn; more are planned anew
 constexpr int kMostPrepared = 16;  // of them with weights of their own
 
-void check_status(convpool_status status) {
-    if (status != CONVPOOL_OK) throw std::runtime_error(convpool_last_error());
-}
+using nodes::check_status;
 
 void check_cuda(cudaError_t error) {
     if (error != cudaSuccess) throw std::runtime_error(std::string("CUDA: ") + cudaGetErrorString(error));
@@ -27,13 +23,10 @@ bool is_captured(void *stream) {
     return status != cudaStreamCaptureStatusNone;
 }
 
-Plan plan_for(const convpool_problem &problem, uint32_t flags, convpool_plan_properties &properties) {
+PlanHandle plan_for(const convpool_problem &problem, uint32_t flags) {
     convpool_plan *made = nullptr;
     check_status(convpool_plan_create(&problem, 0, SIZE_MAX, flags, &made));
-    Plan plan(made);
-    properties.struct_size = sizeof properties;
-    check_status(convpool_plan_info(made, &properties));
-    return plan;
+    return PlanHandle(made);
 }
 
 // The provider's device, for as long as this lives; onnxruntime may call from a thread of the application.
@@ -127,7 +120,10 @@ std::shared_ptr<Run> Kernel::plan_run(const std::vector<Sizes> &inputs, bool tf3
     run->problem = node_.problem(inputs, dtype_, tf32);
     run->inputs = inputs;
     run->tf32 = tf32;
-    if (run->problem.n > 0) run->plan = plan_for(run->problem, 0, run->properties);
+    if (run->problem.n > 0) {
+        run->plan = plan_for(run->problem, 0);
+        run->properties = nodes::properties_of(*run->plan);
+    }
     return run;
 }
 
@@ -185,16 +181,14 @@ void Kernel::launch(Run &run, const convpool_tensors &tensors, const Place &plac
 
 void Kernel::launch_unaligned(Run &run, convpool_tensors tensors, const Place &place) {
     const std::string reason = convpool_last_error();
-    convpool_plan_properties properties{};
     {
         const std::lock_guard<std::mutex> lock(run.preparing);
         if (run.fallback == nullptr) {
-            run.fallback = plan_for(run.problem, CONVPOOL_PLAN_UNALIGNED, properties);
-            warn(reason + "; " + properties.name + " runs in its place");
+            run.fallback = plan_for(run.problem, CONVPOOL_PLAN_UNALIGNED);
+            warn(reason + "; " + nodes::properties_of(*run.fallback).name + " runs in its place");
         }
     }
-    properties.struct_size = sizeof properties;
-    check_status(convpool_plan_info(run.fallback.get(), &properties));
+    const convpool_plan_properties properties = nodes::properties_of(*run.fallback);
     const DeviceMemory scratch(api_, place.context, place.memory, place.allocator, properties.workspace_bytes);
     tensors.workspace = scratch.get(), tensors.workspace_bytes = properties.workspace_bytes;
     check_status(convpool_plan_launch(run.fallback.get(), &tensors, place.stream));

@@ -11,23 +11,14 @@
 // further ones transform W in every run.
 #pragma once
 
-#include <convpool.h>
-
 #include <atomic>
-#include <cstdint>
-#include <memory>
 #include <mutex>
-#include <string>
-#include <vector>
 
 #include "node.h"
 
 namespace convpool::onnxruntime {
 
-struct DestroyPlan {
-    void operator()(convpool_plan *plan) const { convpool_plan_destroy(plan); }
-};
-using Plan = std::unique_ptr<convpool_plan, DestroyPlan>;
+using nodes::PlanHandle;
 
 // The needs of a launch for inputs of one set of sizes, but pointers.
 struct Run {
@@ -35,13 +26,13 @@ struct Run {
     bool tf32 = false;
     Sizes output;
     convpool_problem problem{};
-    Plan plan;  // null for an empty batch
+    PlanHandle plan;  // null for an empty batch
     convpool_plan_properties properties{};
     bool keeps_weights = false;  // may take memory for transformed weights
     std::atomic<bool> prepared{false};
     std::mutex preparing;                   // of the next two
     std::unique_ptr<DeviceMemory> weights;  // transformed, once `prepared`
-    Plan fallback;                          // for pointers that are aligned to their elements only
+    PlanHandle fallback;                    // for pointers that are aligned to their elements only
 };
 
 // Where a call runs.
@@ -100,7 +91,6 @@ private:
 };
 
 // A node on the CPU provider: plain loops, for any type, rank and layout, so that a model runs where no GPU is.
-
 class CpuKernel {
 public:
     // element_type: an ElementType, of all tensors.

@@ -170,14 +170,7 @@ std::vector<std::vector<int32_t>> values_of(const nodes::Operator &op, const Att
     return nodes::read_attributes(op, fields.data(), static_cast<int32_t>(fields.size()));
 }
 
-using nodes::kConvolution;
-using nodes::kInputB;
-using nodes::kInputScale;
-using nodes::kInputShift;
-using nodes::kInputW;
-using nodes::kInputX;
-using nodes::kKernelShape;
-using nodes::refuse;
+using namespace nodes;
 
 constexpr int64_t kUnknown = -1;
 constexpr double kMostElements = 1099511627776.0;  // of a tensor: 2^40, the C API's own bound

@@ -3,17 +3,10 @@
 // exceptions, shapes and memory with owners.
 #pragma once
 
-#include <convpool.h>
-
-#include <cstddef>
-#include <cstdint>
 #include <exception>
 #include <new>
 #include <optional>
-#include <stdexcept>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "declared/c_api.h"
 #include "nodes/operators.h"
@@ -91,10 +84,6 @@ public:
     // True where there is an attribute of the name, of any type.
     virtual bool has(const char *name) const = 0;
 };
-
-// One node of ai.convpool: an operator with its attributes, and what they say of shapes.  No GPU.
-//
-// Errors are std::invalid_argument whose message names the operator, the attribute or the tensor.
 
 class Node : public nodes::NodeSpec {
 public:

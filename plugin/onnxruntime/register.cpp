@@ -5,10 +5,8 @@
 // kernels alone and not by the model's functions, so there has to be one for every provider that a session falls back to.
 #include "kernel.h"
 
-#include <atomic>
 #include <deque>
 #include <map>
-#include <mutex>
 
 namespace convpool::onnxruntime {
 namespace {

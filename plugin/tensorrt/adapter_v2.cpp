@@ -6,12 +6,9 @@
 #include "logging.h"
 #include "serialize.h"
 
-#include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <mutex>
 #include <set>
-#include <stdexcept>
 
 namespace convpool::tensorrt {
 namespace {

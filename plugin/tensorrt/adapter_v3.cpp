@@ -6,9 +6,6 @@
 #include "launcher.h"
 #include "logging.h"
 
-#include <algorithm>
-#include <stdexcept>
-
 namespace convpool::tensorrt {
 namespace {
 

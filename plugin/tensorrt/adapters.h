@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <vector>
 
 #include "plugin_core.h"
 
@@ -72,8 +71,6 @@ bool supports_format(const PluginCore &core, int32_t position, const Desc *in_ou
     return core.supports(position, tensors);
 }
 
-// Y's sizes as expressions of X's and W's, for both versions of TensorRT's shape expressions.
-
 // The known part of a shape while the network is made.
 template <typename Api> Tensor known_sizes(const typename Api::DimsExprs &shape) {
     Tensor t{};
@@ -118,8 +115,6 @@ void output_shape(const PluginCore &core, const typename Api::DimsExprs *inputs,
     known.all[count] = known_sizes<Api>(output);
     core.check_residual(known);
 }
-
-// The common part of both interfaces' plugin creators.
 
 inline constexpr char kVersion[] = "1";
 inline constexpr char kNamespace[] = "";

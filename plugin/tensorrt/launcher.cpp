@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
-#include <stdexcept>
 
 #include "launcher.h"
 #include "logging.h"
@@ -75,10 +73,6 @@ bool WeightCache::place(const convpool_problem &problem, int32_t tactic, size_t 
 
 namespace {
 
-void check(convpool_status status) {
-    if (status != CONVPOOL_OK) throw std::runtime_error(convpool_last_error());
-}
-
 std::vector<convpool_tactic_info> all_tactics() {
     std::vector<convpool_tactic_info> infos(convpool_tactics(nullptr, 0));
     if (!infos.empty()) infos[0].struct_size = sizeof(convpool_tactic_info);
@@ -102,13 +96,6 @@ void tell_tuned_error() {
     if (*convpool_last_error() != '\0' && !told.test_and_set()) log_error("tuned tactics", convpool_last_error());
 }
 
-convpool_plan_properties properties_of(const convpool_plan &plan) {
-    convpool_plan_properties properties{};
-    properties.struct_size = sizeof properties;
-    check(convpool_plan_info(&plan, &properties));
-    return properties;
-}
-
 convpool_status plan_for(const convpool_problem &problem, const Request &request, uint32_t flags, PlanHandle &plan) {
     convpool_plan *made = nullptr;
     const convpool_status status = convpool_plan_create(&problem, request.tactic, request.workspace, flags, &made);
@@ -123,23 +110,24 @@ constexpr size_t kMostRuns = 16;  // of shapes in turn; more are prepared anew
 
 DeviceSize device_size() {
     DeviceSize device{};
-    check(convpool_device(&device.cc, &device.multiprocessors, &device.shared_bytes));
+    check_status(convpool_device(&device.cc, &device.multiprocessors, &device.shared_bytes));
     return device;
 }
 
 size_t workspace_bytes(const convpool_problem &problem, int32_t tactic, const DeviceSize &device) {
     if (tactic == 0) {
-        check(convpool_default_tactic(&problem, device.cc, device.multiprocessors, device.shared_bytes, SIZE_MAX, &tactic));
+        check_status(
+            convpool_default_tactic(&problem, device.cc, device.multiprocessors, device.shared_bytes, SIZE_MAX, &tactic));
         tell_tuned_error();
     }
     size_t bytes = 0;
-    check(convpool_workspace_bytes(&problem, tactic, &bytes));
+    check_status(convpool_workspace_bytes(&problem, tactic, &bytes));
     return bytes;
 }
 
 size_t least_workspace_bytes(const convpool_problem &problem) {
     size_t bytes = 0;
-    check(convpool_workspace_bytes(&problem, all_tactics().front().id, &bytes));
+    check_status(convpool_workspace_bytes(&problem, all_tactics().front().id, &bytes));
     return bytes;
 }
 
@@ -150,7 +138,7 @@ bool has_tactic(int32_t id) {
 
 bool runs(const convpool_problem &problem, int32_t tactic, const DeviceSize &device) {
     const convpool_status status = convpool_supports(&problem, tactic, device.cc, device.shared_bytes);
-    if (status != CONVPOOL_UNSUPPORTED) check(status);
+    if (status != CONVPOOL_UNSUPPORTED) check_status(status);
     return status == CONVPOOL_OK;
 }
 
@@ -176,7 +164,7 @@ Run *Launcher::find(const Tensors &tensors) {
 
 void Launcher::load(const convpool_problem &problem, const Request &request, bool constant_weights) {
     PlanHandle plan;
-    check(plan_for(problem, request, 0, plan));
+    check_status(plan_for(problem, request, 0, plan));
     if (constant_weights) cache_.reserve(properties_of(*plan).prepared_bytes);
 }
 
@@ -192,7 +180,7 @@ Run &Launcher::keep(const Tensors &tensors, const convpool_problem &problem, con
             status = plan_for(problem, {0, request.workspace}, 0, run->plan);
             if (status == CONVPOOL_OK) tell_fallback(tensors, request.tactic, reason, *run->plan);
         }
-        check(status);
+        check_status(status);
         const convpool_plan_properties properties = properties_of(*run->plan);
         run->tactic = properties.tactic;
         run->prepared_bytes = properties.prepared_bytes;
@@ -220,7 +208,7 @@ void Launcher::launch(Run &run, const void *const *inputs, void *output, void *w
     const bool cached = cache_.place(problem, run.tactic, run.prepared_bytes, stream, placed);
     convpool_status status = convpool_plan_launch(run.plan.get(), &placed, stream);
     if (cached) cache_.launched(status == CONVPOOL_OK);
-    check(falls_back(status) ? launch_fallback(run, tensors, stream) : status);
+    check_status(falls_back(status) ? launch_fallback(run, tensors, stream) : status);
 }
 
 // Launches what the workspace that there is allows, for pointers of any alignment.

@@ -1,15 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kept runs of a layer with their transformed weights.
+// Runs the tactics of one plugin: which device, which tactic, how much workspace, and the launch itself.
 #pragma once
 
-#include <convpool.h>
-
 #include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "plugin_core.h"
 
@@ -56,8 +50,6 @@ private:
     const void *w_ = nullptr;
 };
 
-// Runs the tactics of one plugin: which device, which tactic, how much workspace, and the launch itself.
-
 // Compute capability, multiprocessors and shared memory of a device: what the C API's cost rule looks at.
 struct DeviceSize {
     int32_t cc, multiprocessors, shared_bytes;
@@ -76,11 +68,6 @@ bool runs(const convpool_problem &problem, int32_t tactic, const DeviceSize &dev
 std::vector<int32_t> tactics_for(const std::vector<convpool_problem> &problems, const DeviceSize &device);
 // The most bytes that any of them needs for `problem`.
 size_t most_workspace_bytes(const convpool_problem &problem, const DeviceSize &device);
-
-struct DestroyPlan {
-    void operator()(convpool_plan *plan) const { convpool_plan_destroy(plan); }
-};
-using PlanHandle = std::unique_ptr<convpool_plan, DestroyPlan>;
 
 // A tactic asked for, and the bytes of workspace that TensorRT gives it.  Tactic 0: the best within them.
 struct Request {

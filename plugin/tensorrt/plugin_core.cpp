@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include <algorithm>
-#include <cstring>
-#include <stdexcept>
-#include <string>
 
 #include "build_hash.h"
 #include "plugin_core.h"
@@ -16,12 +13,8 @@ enum Type : int32_t { kFloat = 0, kHalf = 1, kBFloat16 = 7 };
 enum Format : int32_t { kLinear = 0, kHwc8 = 2, kDhwc8 = 6, kHwc = 8 };
 
 bool convpool_type(int32_t type, int32_t &dtype) {
-    switch (type) {
-    case kFloat: dtype = CONVPOOL_F32; return true;
-    case kHalf: dtype = CONVPOOL_F16; return true;
-    case kBFloat16: dtype = CONVPOOL_BF16; return true;
-    default: return false;
-    }
+    dtype = type == kFloat ? CONVPOOL_F32 : type == kHalf ? CONVPOOL_F16 : type == kBFloat16 ? CONVPOOL_BF16 : -1;
+    return dtype >= 0;
 }
 
 std::string type_name(int32_t type) {

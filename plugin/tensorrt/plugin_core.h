@@ -7,11 +7,6 @@
 
 #include "nodes/operators.h"
 
-#include <convpool.h>
-
-#include <cstdint>
-#include <string>
-
 namespace convpool::tensorrt {
 
 using namespace nodes;

@@ -2,10 +2,6 @@
 
 #include "serialize.h"
 
-#include <cstring>
-#include <stdexcept>
-#include <string>
-
 namespace convpool::tensorrt {
 namespace {
 
@@ -27,17 +23,10 @@ uint32_t checksum(const char *data, size_t length) {
     return ~crc;
 }
 
-class Writer {
-public:
-    template <typename T> void put(const T &value) {
-        const char *bytes = reinterpret_cast<const char *>(&value);
-        bytes_.insert(bytes_.end(), bytes, bytes + sizeof value);
-    }
-    const std::vector<char> &bytes() const { return bytes_; }
-
-private:
-    std::vector<char> bytes_;
-};
+template <typename T> void put(std::vector<char> &bytes, const T &value) {
+    const char *from = reinterpret_cast<const char *>(&value);
+    bytes.insert(bytes.end(), from, from + sizeof value);
+}
 
 class Reader {
 public:
@@ -94,15 +83,15 @@ void check_grant(const PluginCore &core, const Grant &grant) {
 }  // namespace
 
 std::vector<char> to_bytes(const PluginCore &core, const Grant &grant) {
-    Writer writer;
-    for (char letter : kMagic) writer.put(letter);
+    std::vector<char> bytes;
+    put(bytes, kMagic);
     for (const std::vector<int32_t> &values : core.values()) {
-        writer.put(static_cast<int32_t>(values.size()));
-        for (int32_t value : values) writer.put(value);
+        put(bytes, static_cast<int32_t>(values.size()));
+        for (int32_t value : values) put(bytes, value);
     }
-    writer.put(grant);
-    writer.put(checksum(writer.bytes().data(), writer.bytes().size()));
-    return writer.bytes();
+    put(bytes, grant);
+    put(bytes, checksum(bytes.data(), bytes.size()));
+    return bytes;
 }
 
 std::pair<PluginCore, Grant> from_bytes(const Operator &op, const void *data, size_t length) {

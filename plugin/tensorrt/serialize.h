@@ -3,9 +3,6 @@
 // checksum.
 #pragma once
 
-#include <utility>
-#include <vector>
-
 #include "launcher.h"
 
 namespace convpool::tensorrt {
