@@ -86,9 +86,8 @@ typedef enum { CONVPOOL_F16 = 0, CONVPOOL_BF16 = 1, CONVPOOL_F32 = 2, CONVPOOL_I
 /* How sums are formed. */
 typedef enum {
     CONVPOOL_ACCUMULATE_DEFAULT = 0, /* in fp32, a box mean rounded once; of 8-bit types exactly */
-    CONVPOOL_ACCUMULATE_PACKED =
-        1 /* box means of F16 and BF16 may be summed in that type, of X / 4, so that no sum passes its range.
-                                        Other types: as by default */
+    /* Box means of F16 and BF16 may be summed in that type, of X / 4, so that no sum passes its range. Others: as by default. */
+    CONVPOOL_ACCUMULATE_PACKED = 1
 } convpool_accumulation;
 
 typedef enum { CONVPOOL_CHANNELS_FIRST = 0, CONVPOOL_CHANNELS_LAST = 1 } convpool_layout;

@@ -1,18 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The C API: checks and choice. Nothing throws out of here.
 
-#include <cuda_runtime_api.h>
-
 #include <algorithm>
-#include <cstdint>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "api/handle.h"
-#include "convpool.h"
-#include "core/plan.h"
-#include "core/problem.h"
 
 namespace convpool {
 namespace {
@@ -21,10 +12,7 @@ static_assert(sizeof(convpool_problem) == 264, "no padding: unknown bytes are ch
 
 // The caller's description of a device, or the current one where cc is 0.
 convpool_status device_for(int32_t cc, int32_t multiprocessors, int32_t shared_bytes, Device &device) {
-    if (cc == 0) {
-        const cudaError_t error = current_device(device);
-        return error == cudaSuccess ? CONVPOOL_OK : cuda_failure("no current CUDA device", error);
-    }
+    if (cc == 0) return read_device(device);
     if (cc < 0 || multiprocessors < 0 || shared_bytes < 0)
         return fail(CONVPOOL_INVALID_ARGUMENT, "device: a negative size; expected 0 or more");
     if (shared_bytes > 1 << 24) return invalid("device: shared_bytes", shared_bytes, "at most 2^24: bytes that a block may have");
@@ -33,11 +21,6 @@ convpool_status device_for(int32_t cc, int32_t multiprocessors, int32_t shared_b
     device.shared_per_block = shared_bytes > 0 ? shared_bytes : 48 * 1024;
     device.shared_per_multiprocessor = device.shared_per_block + 1024;
     return CONVPOOL_OK;
-}
-
-convpool_status read_problem(const convpool_problem *description, Problem &problem) {
-    std::string error;
-    return check_problem(description, problem, error) ? CONVPOOL_OK : fail(CONVPOOL_INVALID_ARGUMENT, error);
 }
 
 convpool_status read_both(const convpool_problem *description, int32_t id, Problem &problem, const Tactic *&tactic) {
@@ -78,15 +61,10 @@ int32_t convpool_cuda_version(void) { return CUDART_VERSION; }
 const char *convpool_last_error(void) { return last_error().c_str(); }
 
 const char *convpool_status_name(convpool_status status) {
-    switch (status) {
-    case CONVPOOL_OK: return "ok";
-    case CONVPOOL_INVALID_ARGUMENT: return "invalid argument";
-    case CONVPOOL_UNSUPPORTED: return "unsupported";
-    case CONVPOOL_WORKSPACE_TOO_SMALL: return "workspace too small";
-    case CONVPOOL_MISALIGNED: return "misaligned";
-    case CONVPOOL_CUDA_ERROR: return "CUDA error";
-    }
-    return "unknown status";
+    static constexpr const char *names[] = {"ok",         "invalid argument", "unsupported", "workspace too small",
+                                            "misaligned", "CUDA error"};
+    const auto number = static_cast<size_t>(status);
+    return number < std::size(names) ? names[number] : "unknown status";
 }
 
 int32_t convpool_tactics(convpool_tactic_info *infos, int32_t capacity) {
@@ -97,17 +75,9 @@ int32_t convpool_tactics(convpool_tactic_info *infos, int32_t capacity) {
             return invalid("infos: struct_size", infos[0].struct_size, std::to_string(sizeof(convpool_tactic_info)));
         for (size_t i = 0; i < std::min<size_t>(static_cast<size_t>(capacity), all.size()); ++i) {
             const Tactic &t = all[i];
-            const int dtypes[] = {CONVPOOL_F16, CONVPOOL_BF16, CONVPOOL_F32, CONVPOOL_F32};
-            infos[i] = {sizeof(convpool_tactic_info),
-                        t.id,
-                        t.name.c_str(),
-                        t.method,
-                        t.precision < 0 ? -1 : dtypes[t.precision],
-                        t.precision == static_cast<int32_t>(Precision::kTF32),
-                        t.min_cc,
-                        t.split,
-                        t.packed,
-                        t.roundings()};
+            const int dtype = t.precision == kAnyPrecision ? -1 : std::min(t.precision, int32_t{CONVPOOL_F32});
+            const int tf32 = t.precision == static_cast<int32_t>(Precision::kTF32);
+            infos[i] = {sizeof infos[i], t.id, t.name.c_str(), t.method, dtype, tf32, t.min_cc, t.split, t.packed, t.roundings()};
         }
         return CONVPOOL_OK;
     });
@@ -127,7 +97,7 @@ convpool_status convpool_output_shape(const convpool_problem *problem, int64_t *
 convpool_status convpool_device(int32_t *cc, int32_t *multiprocessors, int32_t *shared_bytes) {
     return guarded([&] {
         Device device;
-        if (const convpool_status status = device_for(0, 0, 0, device); status != CONVPOOL_OK) return status;
+        if (const convpool_status status = read_device(device); status != CONVPOOL_OK) return status;
         if (cc != nullptr) *cc = device.cc;
         if (multiprocessors != nullptr) *multiprocessors = device.multiprocessors;
         if (shared_bytes != nullptr) *shared_bytes = device.shared_per_block;
@@ -223,13 +193,25 @@ convpool_status read_tactic(int32_t id, const Tactic *&tactic) {
     return tactic != nullptr ? CONVPOOL_OK : invalid("tactic: no such id", id, "one that convpool_tactics lists");
 }
 
-convpool_status check_pointer(const char *name, const void *pointer, size_t alignment, const std::string &multiple) {
-    if (pointer == nullptr) return fail(CONVPOOL_INVALID_ARGUMENT, std::string(name) + ": the pointer is null");
-    return aligned(pointer, alignment) ? CONVPOOL_OK
-                                       : fail(CONVPOOL_MISALIGNED, std::string(name) + ": not aligned to " + multiple);
+convpool_status read_problem(const convpool_problem *description, Problem &problem) {
+    std::string error;
+    return check_problem(description, problem, error) ? CONVPOOL_OK : fail(CONVPOOL_INVALID_ARGUMENT, error);
 }
 
-convpool_status cuda_failure(const char *what, cudaError_t error) {
+convpool_status read_device(Device &device) { return cuda_status("no current CUDA device", current_device(device)); }
+
+convpool_status check_pointers(std::initializer_list<PointerArgument> pointers) {
+    for (auto [name, pointer, alignment, multiple] : pointers) {
+        if (pointer == nullptr) return fail(CONVPOOL_INVALID_ARGUMENT, std::string(name) + ": the pointer is null");
+        if (!aligned(pointer, alignment))
+            return fail(CONVPOOL_MISALIGNED, std::string(name) + ": not aligned to " +
+                                                 (multiple != nullptr ? multiple : std::to_string(alignment) + " bytes"));
+    }
+    return CONVPOOL_OK;
+}
+
+convpool_status cuda_status(const char *what, cudaError_t error) {
+    if (error == cudaSuccess) return CONVPOOL_OK;
     return fail(CONVPOOL_CUDA_ERROR, std::string(what) + ": " + cudaGetErrorName(error) + ", " + cudaGetErrorString(error));
 }
 

@@ -2,17 +2,9 @@
 // What the C API functions share: failures (a status, and a message that the thread keeps), and plans: made, checked, launched.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
-#include <array>
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
 #include <exception>
-#include <memory>
-#include <string>
+#include <initializer_list>
 
-#include "convpool.h"
 #include "core/plan.h"
 
 namespace convpool {
@@ -25,9 +17,18 @@ inline convpool_status invalid(const std::string &what, int64_t got, const std::
     return fail(CONVPOOL_INVALID_ARGUMENT, mismatch(what, got, expected));
 }
 convpool_status read_tactic(int32_t id, const Tactic *&tactic);
-// multiple: "its elements" or a number of bytes.
-convpool_status check_pointer(const char *name, const void *pointer, size_t alignment, const std::string &multiple);
-convpool_status cuda_failure(const char *what, cudaError_t error);
+convpool_status read_problem(const convpool_problem *description, Problem &problem);
+// The current device.
+convpool_status read_device(Device &device);
+struct PointerArgument {
+    const char *name;
+    const void *pointer;
+    size_t alignment;
+    const char *multiple = nullptr;  // of what it is; null: of so many bytes
+};
+// Whether none is null, and all are aligned.
+convpool_status check_pointers(std::initializer_list<PointerArgument> pointers);
+convpool_status cuda_status(const char *what, cudaError_t error);
 
 // Every entry point that does more than return a constant runs in here: nothing throws out of the library.
 template <class Body> convpool_status guarded(Body body) noexcept {
@@ -46,8 +47,6 @@ template <class Body> convpool_status guarded(Body body) noexcept {
 }
 
 }  // namespace convpool
-
-// convpool_plan: how plans are made and launched.
 
 // A plan on the device that was current when it was made. It does not change but for the context, so threads share it.
 struct convpool_plan {

@@ -1,14 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-
-#include <array>
-#include <cstdint>
-#include <memory>
-#include <string>
+// The C API of plans.
 #include <utility>
 
 #include "api/handle.h"
-#include "convpool.h"
-#include "core/plan.h"
 #include "kernels/passes.h"
 
 namespace convpool {
@@ -52,7 +46,7 @@ convpool_status create_plan(const Problem &problem, const PlanRequest &request, 
     int ordinal = 0;
     cudaError_t error = cudaGetDevice(&ordinal);
     if (error == cudaSuccess) error = current_device(device);
-    if (error != cudaSuccess) return cuda_failure("no current CUDA device", error);
+    if (error != cudaSuccess) return cuda_status("no current CUDA device", error);
     auto plan = std::make_unique<convpool_plan>();
     plan->ordinal = ordinal;
     plan->chosen_by = CONVPOOL_CHOSEN_BY_NAME;
@@ -67,14 +61,12 @@ convpool_status create_plan(const Problem &problem, const PlanRequest &request, 
         plan->chosen_by = choice.measured ? CONVPOOL_CHOSEN_BY_MEASUREMENT : CONVPOOL_CHOSEN_BY_RULE;
     }
     error = load(*plan->work);
-    if (error != cudaSuccess) return cuda_failure(plan->work->tactic.name.c_str(), error);
+    if (error != cudaSuccess) return cuda_status(plan->work->tactic.name.c_str(), error);
     plan->context = current_context();
     log_plan(*plan->work, plan->chosen_by);
     result = std::move(plan);
     return CONVPOOL_OK;
 }
-
-// ---- launch ---------------------------------------------------------------------------------------------------------
 
 convpool_status check_tensors(const std::array<PointerRule, kPointers> &pointers, const convpool_tensors *t) {
     if (t == nullptr) return fail(CONVPOOL_INVALID_ARGUMENT, "tensors: the pointer is null");
@@ -125,12 +117,12 @@ convpool_status enter_context(convpool_plan &plan) {
     if (context != 0 && context == plan.context.load(std::memory_order_acquire)) return CONVPOOL_OK;
     int ordinal = 0;
     cudaError_t error = cudaGetDevice(&ordinal);
-    if (error != cudaSuccess) return cuda_failure("no current CUDA device", error);
+    if (error != cudaSuccess) return cuda_status("no current CUDA device", error);
     if (ordinal != plan.ordinal)
         return invalid(plan.work->tactic.name + ": current device", ordinal,
                        "the plan's, " + std::to_string(plan.ordinal) + "; make a plan for each device");
     error = load(*plan.work);
-    if (error != cudaSuccess) return cuda_failure(plan.work->tactic.name.c_str(), error);
+    if (error != cudaSuccess) return cuda_status(plan.work->tactic.name.c_str(), error);
     plan.context.store(current_context(), std::memory_order_release);
     return CONVPOOL_OK;
 }
@@ -153,12 +145,10 @@ convpool_status launch_plan(convpool_plan &plan, const convpool_tensors &t, cuda
         error = statistics::launch(work.problem, tensors, static_cast<char *>(t.workspace) + before, stream);
     }
     if (error == cudaSuccess) error = work.launch(tensors, stream);
-    return error == cudaSuccess ? CONVPOOL_OK : cuda_failure(work.tactic.name.c_str(), error);
+    return cuda_status(work.tactic.name.c_str(), error);
 }
 
 }  // namespace convpool
-
-// The C API of plans.
 
 using namespace convpool;
 
@@ -171,11 +161,10 @@ convpool_status convpool_plan_create(const convpool_problem *problem, int32_t ta
         *out = nullptr;
         if ((flags & ~CONVPOOL_PLAN_UNALIGNED) != 0) return invalid("flags", flags, "0 or CONVPOOL_PLAN_UNALIGNED");
         Problem p;
-        std::string error;
-        if (!check_problem(problem, p, error)) return fail(CONVPOOL_INVALID_ARGUMENT, error);
         const uint32_t vectors = (flags & CONVPOOL_PLAN_UNALIGNED) != 0 ? kNoTensors : kAllTensors;
         std::unique_ptr<convpool_plan> plan;
-        const convpool_status status = create_plan(p, {tactic, max_workspace_bytes, vectors}, plan);
+        convpool_status status = read_problem(problem, p);
+        if (status == CONVPOOL_OK) status = create_plan(p, {tactic, max_workspace_bytes, vectors}, plan);
         if (status == CONVPOOL_OK) *out = plan.release();
         return status;
     });

@@ -1,15 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The C API of what training runs beside the operator: box means and their adjoint, and the gradient at a convolution's weights. Checks,
-// and the form in which the kernels take a problem.
+// The C API of what training runs beside the operator: checks, and the form in which the kernels take a problem.
 #include <algorithm>
-#include <cstdint>
-#include <string>
 #include <tuple>
+#include <utility>
 
 #include "api/handle.h"
-#include "convpool.h"
-#include "core/plan.h"
-#include "core/problem.h"
 #include "kernels/passes.h"
 
 using namespace convpool;
@@ -18,108 +13,89 @@ namespace {
 
 constexpr int64_t kMostElements = int64_t{1} << 31;
 constexpr double kMostOfAll = 1099511627776.0;  // elements of a tensor: 2^40, as of a problem's
+constexpr const char *kElements = "its elements";
 
-// A checked problem, of three axes: leading ones are added.
-struct Checked {
-    int64_t size[kRank] = {1, 1, 1}, means[kRank] = {1, 1, 1};
-    int32_t kernel[kRank] = {1, 1, 1}, stride[kRank] = {1, 1, 1}, dilation[kRank] = {1, 1, 1}, begin[kRank] = {};
-};
-
-// Empty, or what is wrong.
-std::string check_scalars(const convpool_box_problem &d) {
-    if (d.struct_size != sizeof d) return mismatch("struct_size", d.struct_size, std::to_string(sizeof d));
-    if (d.rank < 1 || d.rank > kRank) return mismatch("rank", d.rank, "1 to 3");
-    if (d.dtype != CONVPOOL_F16 && d.dtype != CONVPOOL_BF16 && d.dtype != CONVPOOL_F32)
-        return mismatch("dtype", d.dtype, "0 (F16), 1 (BF16) or 2 (F32)");
-    if (d.layout != CONVPOOL_CHANNELS_FIRST && d.layout != CONVPOOL_CHANNELS_LAST) return mismatch("layout", d.layout, "0 or 1");
-    if (d.n < 1 || d.n >= kMostElements) return mismatch("n", d.n, "1 or more, below 2^31");
-    if (d.c < 1 || d.c >= kMostElements) return mismatch("c", d.c, "1 or more, below 2^31");
-    if (d.sums != 0 && d.sums != 1) return mismatch("sums", d.sums, "0 or 1");
-    for (int32_t value : d.reserved)
-        if (value != 0) return mismatch("reserved", value, "0");
-    return {};
+convpool_status check_dtype(int32_t dtype) {
+    if (dtype == CONVPOOL_F16 || dtype == CONVPOOL_BF16 || dtype == CONVPOOL_F32) return CONVPOOL_OK;
+    return invalid("dtype", dtype, "0 (F16), 1 (BF16) or 2 (F32)");
 }
 
-std::string check_box(const convpool_box_problem &d, Checked &out) {
-    if (std::string error = check_scalars(d); !error.empty()) return error;
+size_t bytes_of(int32_t dtype) { return static_cast<size_t>(kTypes[dtype].bytes); }
+
+convpool_status check_scalars(const convpool_box_problem &d) {
+    if (d.struct_size != sizeof d) return invalid("struct_size", d.struct_size, std::to_string(sizeof d));
+    if (d.rank < 1 || d.rank > kRank) return invalid("rank", d.rank, "1 to 3");
+    if (const convpool_status status = check_dtype(d.dtype); status != CONVPOOL_OK) return status;
+    if (d.layout != CONVPOOL_CHANNELS_FIRST && d.layout != CONVPOOL_CHANNELS_LAST) return invalid("layout", d.layout, "0 or 1");
+    if (d.n < 1 || d.n >= kMostElements) return invalid("n", d.n, "1 or more, below 2^31");
+    if (d.c < 1 || d.c >= kMostElements) return invalid("c", d.c, "1 or more, below 2^31");
+    if (d.sums != 0 && d.sums != 1) return invalid("sums", d.sums, "0 or 1");
+    for (int32_t value : d.reserved)
+        if (value != 0) return invalid("reserved", value, "0");
+    return CONVPOOL_OK;
+}
+
+// The problem checked, of three axes: leading ones are added. The sizes are those of the box mean, not of its adjoint.
+convpool_status read_box(const convpool_box_problem &d, box::Params &p) {
+    if (const convpool_status status = check_scalars(d); status != CONVPOOL_OK) return status;
+    for (int i = 0; i < kRank; ++i) p.in_size[i] = p.out_size[i] = p.kernel[i] = p.stride[i] = p.dilation[i] = 1;
     int64_t in_elements = d.c, out_elements = d.c, count = 1;
     for (int i = 0; i < d.rank; ++i) {
         const int axis = kRank - d.rank + i;
         const int32_t begin = d.pads[i], end = d.pads[d.rank + i];
-        if (d.spatial[i] < 1 || d.spatial[i] >= kMostElements) return mismatch("spatial", d.spatial[i], "1 or more, below 2^31");
+        if (d.spatial[i] < 1 || d.spatial[i] >= kMostElements) return invalid("spatial", d.spatial[i], "1 or more, below 2^31");
         for (auto [name, value] : {std::pair{"kernel", d.kernel[i]}, {"strides", d.strides[i]}, {"dilations", d.dilations[i]}})
-            if (value < 1) return mismatch(name, value, "1 or more");
+            if (value < 1) return invalid(name, value, "1 or more");
         for (int32_t pad : {begin, end})
-            if (pad < 0) return mismatch("pads", pad, "0 or more");
+            if (pad < 0) return invalid("pads", pad, "0 or more");
         const int64_t padded = d.spatial[i] + begin + end, reach = int64_t{1} * d.dilations[i] * (d.kernel[i] - 1);
-        if (padded >= kMostElements) return mismatch("padded size", padded, "below 2^31");
-        if (padded <= reach) return mismatch("padded size", padded, "more than the window's reach, " + std::to_string(reach));
-        out.size[axis] = d.spatial[i];
-        out.means[axis] = (padded - reach - 1) / d.strides[i] + 1;
-        out.kernel[axis] = d.kernel[i];
-        out.stride[axis] = d.strides[i];
-        out.dilation[axis] = d.dilations[i];
-        out.begin[axis] = begin;
+        if (padded >= kMostElements) return invalid("padded size", padded, "below 2^31");
+        if (padded <= reach) return invalid("padded size", padded, "more than the window's reach, " + std::to_string(reach));
+        p.in_size[axis] = static_cast<int32_t>(d.spatial[i]);
+        p.out_size[axis] = static_cast<int32_t>((padded - reach - 1) / d.strides[i] + 1);
+        p.kernel[axis] = d.kernel[i];
+        p.stride[axis] = d.strides[i];
+        p.dilation[axis] = d.dilations[i];
+        p.begin[axis] = begin;
         count *= d.kernel[i];
-        in_elements *= out.size[axis];
-        out_elements *= out.means[axis];
+        in_elements *= p.in_size[axis];
+        out_elements *= p.out_size[axis];
         if (in_elements >= kMostElements || out_elements >= kMostElements)
-            return mismatch("elements of a sample", in_elements, "below 2^31, as those of its means");
-        if (count >= kMostElements) return mismatch("elements of the window", count, "below 2^31");
+            return invalid("elements of a sample", in_elements, "below 2^31, as those of its means");
+        if (count >= kMostElements) return invalid("elements of the window", count, "below 2^31");
     }
     if (static_cast<double>(d.n) * static_cast<double>(std::max(in_elements, out_elements)) > kMostOfAll)
-        return mismatch("n", d.n, "at most 2^40 elements in all samples");
-    return {};
-}
-
-// Empty, or the pointer that is null or not aligned to its elements, with the status.
-convpool_status check_pointers(const convpool_box_problem &d, const void *in, const void *gate, const void *out) {
-    if (gate != nullptr) return fail(CONVPOOL_INVALID_ARGUMENT, "gate; got a pointer, expected null");
-    convpool_status status = CONVPOOL_OK;
-    for (auto [name, pointer] : {std::pair{"input", in}, {"output", out}})
-        if (status == CONVPOOL_OK)
-            status = check_pointer(name, pointer, static_cast<size_t>(kTypes[d.dtype].bytes), "its elements");
-    return status;
+        return invalid("n", d.n, "at most 2^40 elements in all samples");
+    if (d.sums != 0) count = 1;
+    p.mean.count = static_cast<float>(count);
+    p.mean.inverse_count = 1.f / static_cast<float>(count);
+    p.mean.count_is_power_of_two = (count & (count - 1)) == 0;
+    return CONVPOOL_OK;
 }
 
 // adjoint: `in` holds the windows' values, and `out` is as large as the box mean's input.
 convpool_status run(const convpool_box_problem *d, const void *in, const void *gate, void *out, void *stream, bool adjoint) {
     if (d == nullptr) return fail(CONVPOOL_INVALID_ARGUMENT, "problem: the pointer is null");
-    Checked checked;
-    if (std::string error = check_box(*d, checked); !error.empty()) return fail(CONVPOOL_INVALID_ARGUMENT, error);
-    if (convpool_status status = check_pointers(*d, in, gate, out); status != CONVPOOL_OK) return status;
+    box::Params p{};
+    if (const convpool_status status = read_box(*d, p); status != CONVPOOL_OK) return status;
+    if (gate != nullptr) return fail(CONVPOOL_INVALID_ARGUMENT, "gate; got a pointer, expected null");
+    const size_t bytes = bytes_of(d->dtype);
+    if (const convpool_status status = check_pointers({{"input", in, bytes, kElements}, {"output", out, bytes, kElements}});
+        status != CONVPOOL_OK)
+        return status;
     const bool last = d->layout == CONVPOOL_CHANNELS_LAST;
     const int per_vector = 16 / kTypes[d->dtype].bytes;
     const bool vectors = last && d->c % per_vector == 0 && aligned(in, 16) && aligned(out, 16);
-    box::Params p{};
     p.in = in;
     p.out = out;
     p.inner = last ? static_cast<int32_t>(d->c) / (vectors ? per_vector : 1) : 1;
-    bool all_ones = true;
-    int64_t count = 1;
-    for (int i = 0; i < kRank; ++i) {
-        count *= checked.kernel[i];
-        all_ones = all_ones && checked.stride[i] == 1;
-    }
     // With strides of 1 the adjoint is a box mean itself, of pads that complete the window's reach.
-    const bool spread = adjoint && !all_ones;
-    for (int i = 0; i < kRank; ++i) {
-        p.in_size[i] = static_cast<int32_t>(adjoint ? checked.means[i] : checked.size[i]);
-        p.out_size[i] = static_cast<int32_t>(adjoint ? checked.size[i] : checked.means[i]);
-        p.kernel[i] = checked.kernel[i];
-        p.stride[i] = checked.stride[i];
-        p.dilation[i] = checked.dilation[i];
-        p.begin[i] = checked.begin[i];
-        if (adjoint && !spread) p.begin[i] = checked.dilation[i] * (checked.kernel[i] - 1) - checked.begin[i];
-    }
-    if (d->sums != 0) count = 1;
-    p.mean.count = static_cast<float>(count);
-    p.mean.inverse_count = 1.f / static_cast<float>(count);
-    p.mean.count_is_power_of_two = (count & (count - 1)) == 0;
-    const int64_t outer = last ? d->n : d->n * d->c;
-    const cudaError_t error =
-        box::launch(p, outer, static_cast<convpool_dtype>(d->dtype), spread, vectors, static_cast<cudaStream_t>(stream));
-    return error == cudaSuccess ? CONVPOOL_OK : cuda_failure(adjoint ? "box_mean_adjoint" : "box_mean", error);
+    const bool spread = adjoint && std::any_of(std::begin(p.stride), std::end(p.stride), [](int32_t step) { return step != 1; });
+    if (adjoint) std::swap(p.in_size, p.out_size);
+    for (int i = 0; i < kRank && adjoint && !spread; ++i) p.begin[i] = p.dilation[i] * (p.kernel[i] - 1) - p.begin[i];
+    return cuda_status(adjoint ? "box_mean_adjoint" : "box_mean",
+                       box::launch(p, last ? d->n : d->n * d->c, static_cast<convpool_dtype>(d->dtype), spread, vectors,
+                                   static_cast<cudaStream_t>(stream)));
 }
 
 constexpr int64_t kMost = (int64_t{1} << 31) - 64;  // elements and pixels that 31 bits count, with a step beyond
@@ -148,11 +124,10 @@ std::string refusal(const Problem &p) {
     return {};
 }
 
-convpool_status read_problem(const convpool_problem *description, Problem &p) {
-    std::string error;
-    if (!check_problem(description, p, error)) return fail(CONVPOOL_INVALID_ARGUMENT, error);
-    error = refusal(p);
-    return error.empty() ? CONVPOOL_OK : fail(CONVPOOL_UNSUPPORTED, error);
+convpool_status read_gradient(const convpool_problem *description, Problem &p) {
+    if (const convpool_status status = read_problem(description, p); status != CONVPOOL_OK) return status;
+    const std::string reason = refusal(p);
+    return reason.empty() ? CONVPOOL_OK : fail(CONVPOOL_UNSUPPORTED, reason);
 }
 
 size_t bytes_of(const Problem &p) {
@@ -160,13 +135,11 @@ size_t bytes_of(const Problem &p) {
     return static_cast<size_t>(tiles * parts * weight_gradient::kMaxElements * weight_gradient::kChannels) * sizeof(float);
 }
 
-convpool_status check_pointers(const Problem &p, const void *dy, const void *x, const void *dw, const void *db,
-                               const void *workspace, size_t workspace_bytes) {
-    for (auto [name, pointer, alignment] : {std::tuple{"dy", dy, 16}, {"x", x, 2}, {"dw", dw, 2}, {"workspace", workspace, 256}})
-        if (const convpool_status status =
-                check_pointer(name, pointer, static_cast<size_t>(alignment), std::to_string(alignment) + " bytes");
-            status != CONVPOOL_OK)
-            return status;
+convpool_status check_tensors(const Problem &p, const void *dy, const void *x, const void *dw, const void *db,
+                              const void *workspace, size_t workspace_bytes) {
+    if (const auto status = check_pointers({{"dy", dy, 16}, {"x", x, 2}, {"dw", dw, 2}, {"workspace", workspace, 256}});
+        status != CONVPOOL_OK)
+        return status;
     if (!aligned(db, 2)) return fail(CONVPOOL_MISALIGNED, "db: not aligned to 2 bytes");
     if (db != nullptr && p.c * p.taps() == CONVPOOL_MAX_GRADIENT_FILTER)
         return fail(CONVPOOL_UNSUPPORTED, wrong("elements of a filter with a bias", p.c * p.taps(), "at most 31"));
@@ -189,22 +162,13 @@ weight_gradient::Params params_of(const Problem &p) {
     return out;
 }
 
-convpool_status check_dtype(int32_t dtype) {
-    if (dtype == CONVPOOL_F16 || dtype == CONVPOOL_BF16 || dtype == CONVPOOL_F32) return CONVPOOL_OK;
-    return invalid("dtype", dtype, "0 (F16), 1 (BF16) or 2 (F32)");
-}
-
 convpool_status check_spectral(const convpool_spectral_weight *weights, int32_t count, int32_t dtype, bool adjoint,
                                const void *sums) {
     if (const convpool_status status = check_dtype(dtype); status != CONVPOOL_OK) return status;
     if (weights == nullptr) return fail(CONVPOOL_INVALID_ARGUMENT, "weights: the pointer is null");
     if (count < 1) return invalid("count", count, "1 or more");
-    const auto bytes = static_cast<size_t>(kTypes[dtype].bytes);
-    convpool_status status = CONVPOOL_OK;
-    const auto check = [&](const char *name, const void *pointer, size_t alignment) {
-        if (status == CONVPOOL_OK) status = check_pointer(name, pointer, alignment, std::to_string(alignment) + " bytes");
-    };
-    for (int i = 0; i < count && status == CONVPOOL_OK; ++i) {
+    const size_t bytes = bytes_of(dtype);
+    for (int i = 0; i < count; ++i) {
         const convpool_spectral_weight &w = weights[i];
         for (auto [name, size] : {std::pair{"m", w.m}, {"c", w.c}, {"taps", w.taps}})
             if (size < 1) return invalid(name, size, "1 or more");
@@ -214,11 +178,12 @@ convpool_status check_spectral(const convpool_spectral_weight *weights, int32_t 
             return invalid("elements of a weight", w.m, "below 2^31 with c and taps");
         if (spectral::elements_of(w) % 4 != 0)
             return invalid("elements of a weight", spectral::elements_of(w), "a multiple of 4");
-        check("w", w.w, 16), check("out", w.out, 16), check("kept", w.kept, sizeof(float));
-        adjoint ? check("dy", w.dy, 16) : (check("last_u", w.last_u, bytes), check("last_v", w.last_v, bytes));
+        convpool_status status = check_pointers({{"w", w.w, 16}, {"out", w.out, 16}, {"kept", w.kept, sizeof(float)}});
+        if (status == CONVPOOL_OK && adjoint) status = check_pointers({{"dy", w.dy, 16}});
+        else if (status == CONVPOOL_OK) status = check_pointers({{"last_u", w.last_u, bytes}, {"last_v", w.last_v, bytes}});
+        if (status != CONVPOOL_OK) return status;
     }
-    if (adjoint) check("sums", sums, sizeof(float));
-    return status;
+    return adjoint ? check_pointers({{"sums", sums, sizeof(float)}}) : CONVPOOL_OK;
 }
 
 }  // namespace
@@ -237,7 +202,7 @@ convpool_status convpool_box_mean_adjoint(const convpool_box_problem *problem, c
 convpool_status convpool_weight_gradient_bytes(const convpool_problem *problem, size_t *bytes) {
     return guarded([&] {
         Problem p;
-        if (const convpool_status status = read_problem(problem, p); status != CONVPOOL_OK) return status;
+        if (const convpool_status status = read_gradient(problem, p); status != CONVPOOL_OK) return status;
         if (bytes == nullptr) return fail(CONVPOOL_INVALID_ARGUMENT, "bytes: the pointer is null");
         *bytes = bytes_of(p);
         return CONVPOOL_OK;
@@ -248,12 +213,11 @@ convpool_status convpool_weight_gradient(const convpool_problem *problem, const 
                                          void *workspace, size_t workspace_bytes, void *stream) {
     return guarded([&] {
         Problem p;
-        if (const convpool_status status = read_problem(problem, p); status != CONVPOOL_OK) return status;
-        if (const convpool_status status = check_pointers(p, dy, x, dw, db, workspace, workspace_bytes); status != CONVPOOL_OK)
+        if (const convpool_status status = read_gradient(problem, p); status != CONVPOOL_OK) return status;
+        if (const convpool_status status = check_tensors(p, dy, x, dw, db, workspace, workspace_bytes); status != CONVPOOL_OK)
             return status;
         Device device;
-        if (const cudaError_t error = current_device(device); error != cudaSuccess)
-            return cuda_failure("no current CUDA device", error);
+        if (const convpool_status status = read_device(device); status != CONVPOOL_OK) return status;
         if (code_architecture(device.cc) < 80)
             return fail(CONVPOOL_UNSUPPORTED,
                         wrong("compute capability", device.cc, "80 or more, in the library and of the device"));
@@ -262,9 +226,8 @@ convpool_status convpool_weight_gradient(const convpool_problem *problem, const 
         params.dw = dw, params.db = db;
         params.sums = static_cast<float *>(workspace);
         const Precision precision = p.w_dtype == CONVPOOL_F16 ? Precision::kF16 : Precision::kBF16;
-        const cudaError_t error =
-            weight_gradient::launch(params, precision, launches_overlap(device), static_cast<cudaStream_t>(stream));
-        return error == cudaSuccess ? CONVPOOL_OK : cuda_failure("weight_gradient", error);
+        return cuda_status("weight_gradient", weight_gradient::launch(params, precision, launches_overlap(device),
+                                                                      static_cast<cudaStream_t>(stream)));
     });
 }
 
@@ -274,14 +237,11 @@ convpool_status convpool_turn_weights(const void *w, void *out, int64_t m, int64
         if (const convpool_status status = check_dtype(dtype); status != CONVPOOL_OK) return status;
         for (auto [name, size] : {std::tuple{"m", m}, {"c", c}, {"taps", taps}})
             if (size < 1 || size > 65535) return invalid(name, size, "1 to 65535");
-        for (auto [name, pointer] : {std::tuple{"w", w}, {"out", static_cast<const void *>(out)}})
-            if (const convpool_status status =
-                    check_pointer(name, pointer, static_cast<size_t>(kTypes[dtype].bytes), "its elements");
-                status != CONVPOOL_OK)
-                return status;
-        const cudaError_t error = weight_gradient::turn(w, out, m, c, taps, static_cast<convpool_dtype>(dtype), factor,
-                                                        static_cast<cudaStream_t>(stream));
-        return error == cudaSuccess ? CONVPOOL_OK : cuda_failure("turn_weights", error);
+        const size_t bytes = bytes_of(dtype);
+        const auto status = check_pointers({{"w", w, bytes, kElements}, {"out", out, bytes, kElements}});
+        if (status != CONVPOOL_OK) return status;
+        return cuda_status("turn_weights", weight_gradient::turn(w, out, m, c, taps, static_cast<convpool_dtype>(dtype), factor,
+                                                                 static_cast<cudaStream_t>(stream)));
     });
 }
 
@@ -289,9 +249,8 @@ convpool_status convpool_spectral_norm(const convpool_spectral_weight *weights, 
                                        float epsilon, void *stream) {
     return guarded([&] {
         if (const auto status = check_spectral(weights, count, dtype, false, nullptr); status != CONVPOOL_OK) return status;
-        const cudaError_t error = spectral::launch(weights, count, static_cast<convpool_dtype>(dtype), u_first != 0, epsilon,
-                                                   static_cast<cudaStream_t>(stream));
-        return error == cudaSuccess ? CONVPOOL_OK : cuda_failure("spectral_norm", error);
+        return cuda_status("spectral_norm", spectral::launch(weights, count, static_cast<convpool_dtype>(dtype), u_first != 0,
+                                                             epsilon, static_cast<cudaStream_t>(stream)));
     });
 }
 
@@ -299,9 +258,9 @@ convpool_status convpool_spectral_norm_adjoint(const convpool_spectral_weight *w
                                                void *stream) {
     return guarded([&] {
         if (const auto status = check_spectral(weights, count, dtype, true, sums); status != CONVPOOL_OK) return status;
-        const cudaError_t error = spectral::launch_adjoint(weights, count, static_cast<convpool_dtype>(dtype),
-                                                           static_cast<float *>(sums), static_cast<cudaStream_t>(stream));
-        return error == cudaSuccess ? CONVPOOL_OK : cuda_failure("spectral_norm_adjoint", error);
+        return cuda_status("spectral_norm_adjoint",
+                           spectral::launch_adjoint(weights, count, static_cast<convpool_dtype>(dtype),
+                                                    static_cast<float *>(sums), static_cast<cudaStream_t>(stream)));
     });
 }
 

@@ -1,15 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "core/plan.h"
 #include "kernels/passes.h"
@@ -113,21 +109,13 @@ const File &file() {
 Row key_of(const Problem &p, const Device &device) {
     const int32_t prologue = p.prologue_form() == PrologueForm::kGeneral ? 3 : p.prologue_affine ? 1 : p.has_prologue() ? 2 : 0;
     auto narrow = [](int64_t value) { return value > INT32_MAX ? -1 : static_cast<int32_t>(value); };
-    Row row{device.cc,
-            device.multiprocessors,
-            0,
-            p.w_dtype,
-            (p.w_dtype == CONVPOOL_F32 && p.allow_tf32) || p.allow_packed,
-            p.x_channels_last,
-            p.y_channels_last,
-            p.has_residual,
-            prologue,
-            p.group,
-            narrow(p.n),
-            narrow(p.c),
-            narrow(p.m),
-            p.rank};
-    auto out = row.begin() + kHeadFields;
+    const bool lowered = (p.w_dtype == CONVPOOL_F32 && p.allow_tf32) || p.allow_packed;
+    Row row{};
+    auto out = row.begin();
+    for (int64_t value :
+         std::initializer_list<int64_t>{device.cc, device.multiprocessors, 0, p.w_dtype, lowered, p.x_channels_last,
+                                        p.y_channels_last, p.has_residual, prologue, p.group, p.n, p.c, p.m, p.rank})
+        *out++ = narrow(value);
     for (int i = kRank - p.rank; i < kRank; ++i) {
         // A window of 0, which no pooling has, stands for an upsampling.
         const int32_t window = p.upsamples() ? 0 : p.pool_kernel[i], step = p.upsamples() ? p.upsample[i] : p.pool_strides[i];

@@ -3,10 +3,8 @@
 #include <cctype>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <mutex>
 #include <set>
-#include <string>
 
 #include "core/plan.h"
 
@@ -43,9 +41,9 @@ Plan::Plan(const Problem &p, const Tactic &t, const Device &d) : problem(p), tac
 
 #if __has_include(<nvtx3/nvToolsExt.h>)
 #include <nvtx3/nvToolsExt.h>
-#define CONVPOOL_HAS_NVTX 1
 #else
-#define CONVPOOL_HAS_NVTX 0
+static void nvtxRangePushA(const char *) {}
+static void nvtxRangePop() {}
 #endif
 
 namespace convpool {
@@ -120,12 +118,7 @@ void log_plan(const Plan &plan, int32_t chosen_by) {
     if (told.insert(line).second) std::fputs(line.c_str(), stderr);
 }
 
-#if CONVPOOL_HAS_NVTX
 ProfilerRange::ProfilerRange(const char *name) { nvtxRangePushA(name); }
 ProfilerRange::~ProfilerRange() { nvtxRangePop(); }
-#else
-ProfilerRange::ProfilerRange(const char *) {}
-ProfilerRange::~ProfilerRange() {}
-#endif
 
 }  // namespace convpool

@@ -3,18 +3,11 @@
 #pragma once
 
 #include <cuda.h>
-#include <cuda_runtime_api.h>
 
 #include <array>
 #include <atomic>
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
-#include <memory>
-#include <string>
 
-#include "convpool.h"
-#include "core/params.h"
 #include "core/tactic.h"
 
 namespace convpool {
@@ -22,18 +15,8 @@ namespace convpool {
 inline bool aligned(const void *pointer, size_t bytes) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }
 
 // The tensors of a launch, as bits of a set.
-enum TensorSet : uint32_t {
-    kX = 1,
-    kW = 2,
-    kB = 4,
-    kResidual = 8,
-    kY = 16,
-    kScale = 32,
-    kShift = 64,
-    kWScale = 128,
-    kNoTensors = 0,
-    kAllTensors = 255
-};
+enum TensorSet : uint32_t { kX = 1, kW = 2, kB = 4, kResidual = 8, kY = 16, kScale = 32, kShift = 64, kWScale = 128 };
+constexpr TensorSet kNoTensors{0}, kAllTensors{255};
 
 // The demands of a launch on one pointer of convpool_tensors.
 struct PointerRule {
@@ -80,8 +63,6 @@ public:
     const std::array<PointerRule, kPointers> pointers;
 };
 
-// Messages on the library's choices: CONVPOOL_LOG=1 and ranges for profilers.
-
 // With CONVPOOL_LOG=1 in the environment: one line on stderr for a problem and its tactic, the first time.
 void log_plan(const Plan &plan, int32_t chosen_by);
 
@@ -92,8 +73,6 @@ public:
     ~ProfilerRange();
     ProfilerRange(const ProfilerRange &) = delete;
 };
-
-// The choice between tactics: by measurement, else by the cost rule.
 
 struct Choice {
     std::unique_ptr<Plan> plan;
@@ -106,17 +85,14 @@ struct Choice {
 Choice choose(const Problem &problem, const Device &device, size_t max_workspace_bytes, uint32_t vector_tensors,
               std::string &reason);
 
-// Tactics by measurement, asked before the cost rule: the rows of tuned.def and of the file that CONVPOOL_TUNED names.
-
-// The tactic measured fastest for exactly this problem on such a device, else for the same without its residual; 0 if there
-// is no row.
+// The tactic measured fastest for exactly this problem on such a device, else for the same without its residual, by the rows of
+// tuned.def and of the file that CONVPOOL_TUNED names; 0 if there is none.
 int32_t tuned_tactic(const Problem &problem, const Device &device);
 
 // Why the file that CONVPOOL_TUNED names, or a row of it, is not used; empty if it is, or if there is none.
 const std::string &tuned_error();
 
 // Functions of the CUDA driver, found through the runtime, so that the library needs no libcuda to load.
-
 // Where in an image windows start, along rows and along columns: from `lower` on in steps of `strides`, before the image's
 // size + `upper`. TMA's im2col mode walks over them, and on to the next image.
 struct Im2colBox {
@@ -138,8 +114,6 @@ cudaError_t encode_im2col_map(CUtensorMap *map, Precision precision, const void 
 
 // The current context's number, unique in the process; 0 if there is none, or the driver does not say.
 uint64_t current_context();
-
-// The parts of families' plans: a kernel with its launch configuration, tensor maps, and parameters that most kernels have.
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 

@@ -129,9 +129,8 @@ Reason wrong_axis(const convpool_problem *d, int i) {
     if (d->upsample[i] < 0 || d->upsample[i] > kMaxUpsample)
         return mismatch(entry("upsample", i), d->upsample[i], "0 or 1 (none) to " + std::to_string(kMaxUpsample));
     for (int side : {i, i + d->rank}) {
-        if (d->pool_pads[side] < 0 || d->pool_pads[side] > 65535)
-            return mismatch(entry("pool_pads", side), d->pool_pads[side], "0 to 65535");
-        if (d->pads[side] < 0 || d->pads[side] > 65535) return mismatch(entry("pads", side), d->pads[side], "0 to 65535");
+        for (auto [name, pads] : {std::pair{"pool_pads", d->pool_pads[side]}, {"pads", d->pads[side]}})
+            if (pads < 0 || pads > 65535) return mismatch(entry(name, side), pads, "0 to 65535");
     }
     return {};
 }

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include "core/params.h"
 #include "core/plan.h"
 #include "gemm/plan.h"
 

@@ -1,15 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The convolution that an implicit GEMM runs in place of a problem, and the passes over X and W before it.
+// Plans of implicit GEMM: passes over X and W, then a kernel of one of three families, which runs another convolution.
 #pragma once
 
-#include <cstdint>
 #include <span>
-#include <string>
-#include <vector>
 
 #include "core/cost.h"
 #include "core/plan.h"
-#include "gemm/phases.h"
 #include "gemm/rows.h"
 #include "kernels/passes.h"
 
@@ -46,8 +42,6 @@ struct Operands {
 
 // The operands of a problem that gemm_reason takes.
 Operands operands_of(const Problem &problem, const Form &form);
-
-// Plans of implicit GEMM: passes over X and W, then a kernel of one of three families.
 
 // The form of a tile in a family's kernel.
 struct KernelTraits {

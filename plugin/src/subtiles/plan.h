@@ -2,9 +2,6 @@
 // The problem's form, tiles and parameters of the families that cut Y into subtiles of 64 pixels and copy X and W by TMA.
 #pragma once
 
-#include <cstdint>
-#include <string>
-
 #include "core/plan.h"
 #include "subtiles/params.h"
 
