@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The inputs of the check: random ones by type and shape, and arrays that a caller gives."""
 
+import re
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -133,19 +135,25 @@ ZERO = np.zeros((2, 3, 4, 5), np.float32)
 
 
 @pytest.mark.parametrize(
-    ("data", "message"),
+    ("option", "value", "message"),
     [
-        ({"x": ZERO, "y": ZERO}, "data: array 'y'; expected inputs x"),
-        ({}, "data: no array for input 'x'; got none"),
-        ({"x": ZERO.astype(np.int64)}, "data: input 'x'; got type int64, expected float32"),
-        ({"x": ZERO[0]}, "data: input 'x'; got shape [3, 4, 5], expected ['N', 3, 'H', '?']"),
-        ({"x": ZERO[:, :2]}, "data: input 'x'; got shape [2, 2, 4, 5], expected ['N', 3, 'H', '?']"),
+        ("data", {"x": ZERO, "y": ZERO}, "data: array 'y'; expected inputs x"),
+        ("data", {}, "data: no array for input 'x'; got none"),
+        ("data", {"x": ZERO.astype(np.int64)}, "data: input 'x'; got type int64, expected float32"),
+        ("data", {"x": ZERO[0]}, "data: input 'x'; got shape [3, 4, 5], expected ['N', 3, 'H', '?']"),
+        ("data", {"x": ZERO[:, :2]}, "data: input 'x'; got shape [2, 2, 4, 5], expected ['N', 3, 'H', '?']"),
+        ("shapes", {"q": [1]}, "input shape: no input 'q'; expected one of x"),
+        ("shapes", {"x": [0, 3, 4, 5]}, "input shape of 'x'; got [0, 3, 4, 5], expected positive sizes"),
+        ("shapes", {"x": [2**63, 3, 4, 5]}, f"input shape of 'x'; got [{2**63}, 3, 4, 5], expected positive sizes"),
+        ("shapes", {"x": [1.5, 3, 4, 5]}, "input shape of 'x'; got [1.5, 3, 4, 5], expected positive sizes"),
+        ("shapes", {"x": [1, 4, 4, 5]}, "input shape: input 'x'; got shape [1, 4, 4, 5], expected ['N', 3, 'H', '?']"),
+        ("shapes", {"x": [1, 3, 4]}, "input shape: input 'x'; got shape [1, 3, 4], expected ['N', 3, 'H', '?']"),
     ],
 )
-def test_data_that_do_not_fit(data, message):
-    with pytest.raises(OptionError) as found:
-        maker(X, data=data)
-    assert str(found.value) == message
+def test_data_and_shapes_that_do_not_fit(option, value, message):
+    with pytest.raises(OptionError, match=f"^{re.escape(message)}$"):
+        maker(X, **{option: value})
+    assert shapes_of(maker(X, shapes={"x": [1, 3, 1, 1]})) == {"x": (1, 3, 1, 1)}
 
 
 def test_data_that_fit_are_given_as_they_are():
@@ -156,24 +164,6 @@ def test_data_that_fit_are_given_as_they_are():
     assert whole.tolist() == [0, 1, 2]
     half = maker(("b", TensorProto.BFLOAT16, [2]), data={"b": np.ones(2)}).runnable(0, lambda arrays: [])[0]["b"]
     assert half.dtype == ml_dtypes.bfloat16
-
-
-@pytest.mark.parametrize(
-    ("shapes", "message"),
-    [
-        ({"q": [1]}, "input shape: no input 'q'; expected one of x"),
-        ({"x": [0, 3, 4, 5]}, "input shape of 'x'; got [0, 3, 4, 5], expected positive sizes"),
-        ({"x": [2**63, 3, 4, 5]}, f"input shape of 'x'; got [{2**63}, 3, 4, 5], expected positive sizes"),
-        ({"x": [1.5, 3, 4, 5]}, "input shape of 'x'; got [1.5, 3, 4, 5], expected positive sizes"),
-        ({"x": [1, 4, 4, 5]}, "input shape: input 'x'; got shape [1, 4, 4, 5], expected ['N', 3, 'H', '?']"),
-        ({"x": [1, 3, 4]}, "input shape: input 'x'; got shape [1, 3, 4], expected ['N', 3, 'H', '?']"),
-    ],
-)
-def test_shapes_that_do_not_fit(shapes, message):
-    with pytest.raises(OptionError) as found:
-        maker(X, shapes=shapes)
-    assert str(found.value) == message
-    assert shapes_of(maker(X, shapes={"x": [1, 3, 1, 1]})) == {"x": (1, 3, 1, 1)}
 
 
 def test_inputs_with_an_initializer_need_not_be_given():

@@ -100,9 +100,7 @@ def folder(tmp_path):
     (inside / "w.bin").write_bytes(good().graph.initializer[0].raw_data)
     (tmp_path / "w.bin").write_bytes(good().graph.initializer[0].raw_data)
     os.symlink(tmp_path / "w.bin", inside / "link.bin")
-    np.savez(inside / "short.npz", x=np.zeros((1, 16, 11, 12), np.float32))
     np.savez(inside / "other.npz", z=np.zeros((1, 16, 12, 12), np.float32))
-    np.savez(inside / "typed.npz", x=np.zeros((1, 16, 12, 12), np.int64))
     np.save(inside / "one.npy", np.zeros(3))
     (inside / "text.npz").write_text("no arrays")
     return inside
@@ -160,15 +158,10 @@ OPTIONS = {
     "shape too large": (["good.onnx", *PLAIN, "--input-shape", f"x:{10**20}x16x12x12"], "expected positive sizes"),
     "shape of no input, unchecked": (["good.onnx", *PLAIN, "--no-check", "--input-shape", "z:1"], "no input 'z'"),
     "shape of no input": (["good.onnx", "--input-shape", "z:1x16x12x12"], "no input 'z'"),
-    "shape of another rank": (["good.onnx", "--input-shape", "x:1x16x12"], "got shape [1, 16, 12]"),
-    "shape against a fixed size": (["good.onnx", "--input-shape", "x:1x16x12x13"], "expected [1, 16, 12, 12]"),
-    "size of 0": (["good.onnx", "--input-shape", "x:0x16x12x12"], "expected positive sizes"),
     "missing data": (["good.onnx", "--data", "none.npz"], "none.npz"),
     "data that is text": (["good.onnx", "--data", "text.npz"], "text.npz"),
     "one array without a name": (["good.onnx", "--data", "one.npy"], "not a .npz file"),
-    "data of another shape": (["good.onnx", "--data", "short.npz"], "got shape [1, 16, 11, 12]"),
     "data for no input": (["good.onnx", "--data", "other.npz"], "array 'z'"),
-    "data of another type": (["good.onnx", "--data", "typed.npz"], "got type int64, expected float32"),
     "negative tolerance": (["good.onnx", "--rtol", "-1"], "-1"),
     "tolerance that is no number": (["good.onnx", "--atol", "nan"], "expected a finite number"),
     "infinite tolerance": (["good.onnx", "--rtol", "inf"], "got 'inf', expected a finite number"),

@@ -307,14 +307,20 @@ def test_unknown_tactic():
         find_tactic("fastest")
 
 
-def test_struct_of_a_newer_caller_is_taken_if_the_rest_is_zero():
-    class Newer(ctypes.Structure):
-        _fields_ = [("old", library.ProblemStruct), ("later", ctypes.c_int32 * 4)]
+def later_version(old):
+    """A structure as a later version has it, with more behind `old`, and a pointer to it."""
 
-    lib = library.load()
-    newer = Newer(old=Problem(**LAYER).struct)
+    class Newer(ctypes.Structure):
+        _fields_ = [("old", type(old)), ("later", ctypes.c_int32 * 4)]
+
+    newer = Newer(old=old)
     newer.old.struct_size = ctypes.sizeof(Newer)
-    pointer = ctypes.cast(ctypes.pointer(newer), ctypes.POINTER(library.ProblemStruct))
+    return newer, ctypes.cast(ctypes.pointer(newer), ctypes.POINTER(type(old)))
+
+
+def test_struct_of_a_newer_caller_is_taken_if_the_rest_is_zero():
+    lib = library.load()
+    newer, pointer = later_version(Problem(**LAYER).struct)
     assert lib.convpool_output_shape(pointer, None) == 0
     newer.later[2] = 1
     assert lib.convpool_output_shape(pointer, None) == 1
@@ -346,24 +352,12 @@ def test_null_pointers_are_refused():
     assert library.last_error() == "tensors: x is null"
 
 
-@pytest.mark.parametrize("field, value", [("prepared", 1 << 20), ("flags", library.WEIGHTS_PREPARED)])
-def test_prepared_weights_need_a_tactic(field, value):
-    tensors = library.TensorsStruct(struct_size=ctypes.sizeof(library.TensorsStruct), x=1 << 20, w=1 << 20, y=1 << 20)
-    setattr(tensors, field, value)
-    assert library.load().convpool_launch(Problem(**LAYER).struct, 0, tensors, None) == 1
-    assert library.last_error().startswith(f"tensors: {field}, and tactic 0")
-
-
 def test_tensors_of_a_newer_caller_are_taken_if_the_rest_is_zero():
-    class Newer(ctypes.Structure):
-        _fields_ = [("old", library.TensorsStruct), ("later", ctypes.c_int32 * 4)]
-
-    newer = Newer()
-    pointer = ctypes.cast(ctypes.pointer(newer), ctypes.POINTER(library.TensorsStruct))
-    size = ctypes.sizeof(library.TensorsStruct)
+    newer, pointer = later_version(library.TensorsStruct())
+    size, larger = ctypes.sizeof(library.TensorsStruct), ctypes.sizeof(newer)
     for struct_size, later, reason in (
-        (ctypes.sizeof(Newer), 0, "tensors: x is null"),
-        (ctypes.sizeof(Newer), 1, f"tensors: byte {size + 8} is set, of a field that this version does not know; expected 0"),
+        (larger, 0, "tensors: x is null"),
+        (larger, 1, f"tensors: byte {size + 8} is set, of a field that this version does not know; expected 0"),
         (size - 8, 0, f"tensors: struct_size; got {size - 8}, expected {size} or more, at most 4096"),
         (4097, 0, f"tensors: struct_size; got 4097, expected {size} or more, at most 4096"),
     ):
@@ -373,19 +367,21 @@ def test_tensors_of_a_newer_caller_are_taken_if_the_rest_is_zero():
 
 
 @pytest.mark.parametrize(
-    "pointers, status, reason",
+    "tactic, pointers, status, reason",
     [
-        (dict(shift=1 << 20), 1, "tensors: scale is null"),
-        (dict(scale=1 << 20), 1, "tensors: shift is null"),
-        (dict(scale=1 << 20, shift=(1 << 20) + 1), 4, "tensors: shift is not aligned to its 2-byte elements"),
+        (0, dict(prepared=1 << 20), 1, "tensors: prepared, and tactic 0"),
+        (0, dict(flags=library.WEIGHTS_PREPARED), 1, "tensors: flags, and tactic 0"),
+        (1, dict(shift=1 << 20), 1, "tensors: scale is null"),
+        (1, dict(scale=1 << 20), 1, "tensors: shift is null"),
+        (1, dict(scale=1 << 20, shift=(1 << 20) + 1), 4, "tensors: shift is not aligned to its 2-byte elements"),
     ],
 )
-def test_scale_and_shift_of_a_prologue_are_checked(pointers, status, reason):
-    tensors = library.TensorsStruct(struct_size=ctypes.sizeof(library.TensorsStruct), x=1 << 20, w=1 << 20, y=1 << 20)
-    for name, value in pointers.items():
-        setattr(tensors, name, value)
-    assert library.load().convpool_launch(changed(prologue_affine=True).struct, 1, tensors, None) == status
-    assert library.last_error() == reason
+def test_scale_and_shift_of_a_prologue_are_checked_and_prepared_weights_need_a_tactic(tactic, pointers, status, reason):
+    size = ctypes.sizeof(library.TensorsStruct)
+    tensors = library.TensorsStruct(**dict(struct_size=size, x=1 << 20, w=1 << 20, y=1 << 20) | pointers)
+    assert library.load().convpool_launch(changed(prologue_affine=tactic > 0).struct, tactic, tensors, None) == status
+    told = library.last_error()
+    assert told.startswith(reason) if tactic == 0 else told == reason
 
 
 def test_workspace_holds_what_the_stages_write():

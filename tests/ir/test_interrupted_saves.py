@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from itertools import count, product
 from pathlib import Path
@@ -158,18 +159,26 @@ def test_an_old_model_at_every_step(tmp_path, layout, lost):
                     onnx.load(folder / "o.onnx")
 
 
+def interrupted(source: Path, target: Path, replace=os.replace) -> None:
+    replace(source, target)
+    if target.suffix == ".onnx":
+        raise KeyboardInterrupt
+
+
+def refused(*_: object) -> None:
+    raise OSError(errno.EPERM, "Operation not permitted")
+
+
+@pytest.mark.parametrize("name, function, ends", [("replace", interrupted, True), ("link", refused, False)])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_the_model_needs_stays_after_an_interruption_right_behind_its_renaming(tmp_path, monkeypatch, layout):
+def test_what_the_model_needs_stays_after_its_renaming_and_on_file_systems_without_links(
+    tmp_path, monkeypatch, layout, name, function, ends
+):
+    """An interruption comes right behind the renaming."""
     (tmp_path / "o").mkdir()
-    result, replace = convpool.optimize(make(tmp_path / "in", 1.0), check=0, lowering="direct"), os.replace
-
-    def interrupted(source: Path, target: Path) -> None:
-        replace(source, target)
-        if target.suffix == ".onnx":
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "replace", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    result = convpool.optimize(make(tmp_path / "in", 1.0), check=0, lowering="direct")
+    monkeypatch.setattr(os, name, function)
+    with pytest.raises(KeyboardInterrupt) if ends else nullcontext():
         result.save(tmp_path / "o" / "o.onnx", external_data=layout)
     assert assert_own_weights(tmp_path / "o") == files(tmp_path / "o")
 
@@ -276,18 +285,6 @@ def test_every_command_refuses_a_long_name_first(tmp_path, words, monkeypatch, c
 def test_a_name_with_a_zero_byte(tmp_path):
     with pytest.raises(OutputError, match="no file name; got embedded null"):
         convpool.optimize(graph(PAIR), check=0).save(tmp_path / "a\0b")
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_file_systems_without_links(tmp_path, monkeypatch, layout):
-    def refuse(*_: object) -> None:
-        raise OSError(errno.EPERM, "Operation not permitted")
-
-    monkeypatch.setattr(os, "link", refuse)
-    (tmp_path / "o").mkdir()
-    result = convpool.optimize(make(tmp_path / "in", 1.0), check=0, lowering="direct")
-    result.save(tmp_path / "o" / "o.onnx", external_data=layout)
-    assert assert_own_weights(tmp_path / "o") == files(tmp_path / "o")
 
 
 @pytest.mark.parametrize(("mask", "old"), list(product((0o022, 0o027, 0o077), (None, 0o600, 0o640, 0o644, 0o666, 0o755))))

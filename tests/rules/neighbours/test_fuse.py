@@ -347,12 +347,18 @@ def test_of_two_nodes_that_meet_the_one_with_more_work_adds_the_other_unless_it_
         assert {node.op_type: node.name for node in result.graph.node} == found
 
 
-def test_a_node_of_the_operator_without_bias_gets_zeros_for_an_epilogue():
+def without_bias(behind: str, *operands: str) -> onnx.ModelProto:
+    """A node of the operator without bias, and another one behind it."""
     model = convpool.optimize(graph(rewriting.PAIR), check=0).model
     (node,) = model.graph.node
     del node.input[2:]
     node.output[0] = "q"
-    model.graph.node.append(onnx.helper.make_node("Relu", ["q"], ["y"]))
+    model.graph.node.append(onnx.helper.make_node(behind, ["q", *operands], ["y"]))
+    return model
+
+
+def test_a_node_of_the_operator_without_bias_gets_zeros_for_an_epilogue():
+    model = without_bias("Relu")
     result = convpool.optimize(model, check=1).model
     (fused,) = result.graph.node
     assert fused.op_type == "ConvAvgPoolRelu"
@@ -361,11 +367,7 @@ def test_a_node_of_the_operator_without_bias_gets_zeros_for_an_epilogue():
 
 
 def test_a_node_of_the_operator_without_bias_goes_on_without_one_where_only_its_weights_change():
-    model = convpool.optimize(graph(rewriting.PAIR), check=0).model
-    (node,) = model.graph.node
-    del node.input[2:]
-    node.output[0] = "q"
-    model.graph.node.append(onnx.helper.make_node("Mul", ["q", "factor"], ["y"]))
+    model = without_bias("Mul", "factor")
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(4), "factor"))
     (scaled,) = convpool.optimize(model, check=1).model.graph.node
     assert scaled.op_type == "ConvAvgPool" and len(scaled.input) == 2
