@@ -43,9 +43,8 @@ def test_limits_of_types():
 def test_maps_one_after_the_other():
     found = Affine(np.array(2.0), np.array([1.0, 5.0])).after(Affine(np.array([3.0, 4.0]), np.array(10.0)))
     assert found.scale.tolist() == [6, 8] and found.shift.tolist() == [21, 25]
-    assert [Affine(np.ones(n), np.ones(m)).fits(4) for n, m in ((1, 1), (4, 1), (1, 4), (4, 2), (2, 4))] == [
-        True, True, True, False, False,
-    ]  # fmt: skip
+    for n, m, fits in ((1, 1, True), (4, 1, True), (1, 4, True), (4, 2, False), (2, 4, False)):
+        assert Affine(np.ones(n), np.ones(m)).fits(4) == fits
     assert IDENTITY.is_finite and not Affine(np.array(1.0), np.array([0.0, np.inf])).is_finite
     assert not Affine(np.array([np.nan]), np.array(0.0)).is_finite
     assert (IDENTITY.scale, IDENTITY.shift) == (1, 0)

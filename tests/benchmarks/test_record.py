@@ -27,9 +27,8 @@ def test_figures_of_rows():
     assert large.roofline_us == pytest.approx(2 * 64 * 32 * 32 * 512 * 512 * 9 / 800e6)
     assert small.roofline_us == pytest.approx(327680 / 4e6)
     lines = {line["what"]: line for line in summary([small, large])}
-    assert lines["over the faster naive"] == {
-        "what": "over the faster naive", "mean": pytest.approx(math.sqrt(2 * 3.6)), "least": 2, "rows": 2,
-    }  # fmt: skip
+    naive = {"mean": pytest.approx(math.sqrt(2 * 3.6)), "least": 2, "rows": 2}
+    assert lines["over the faster naive"] == {"what": "over the faster naive", **naive}
     assert lines["over the fastest of all others"]["mean"] == 1.5 and lines["over the fastest of all others"]["rows"] == 1
     assert lines["libraries alone, direct over cuDNN naive"]["mean"] == 2.5  # 2000 / 800; the small row has no cublas_direct
     assert "libraries alone, direct over fused" not in lines

@@ -75,9 +75,8 @@ def test_numbers_of_the_node_and_of_the_report():
     model = graph(body, {**SHAPES, "b": (16,)}, inputs=IMAGE)
     model.graph.node[0].name = "conv1"
     node = rewrite(model, 2).graph.node[0]
-    assert (node.name, node.op_type, list(node.input), list(node.output)) == (
-        "conv1", "ConvAvgPool", ["x", "v_channels_last", "b"], ["s"],
-    )  # fmt: skip
+    assert (node.name, node.op_type) == ("conv1", "ConvAvgPool")
+    assert (list(node.input), list(node.output)) == (["x", "v_channels_last", "b"], ["s"])
     one, conv = PoolSpec((1, 1), (1, 1), (0,) * 4, (1, 1)), ConvSpec((3, 3), (2, 1), (1, 0, 2, 1), (1, 2), 1)
     assert schema.specs_of(attributes(node)) == (one, conv) and windows(node)["weight_perm"] == [0, 3, 1, 2]
     site = convpool.optimize(model, enable="image_conv").report.sites[1]

@@ -17,9 +17,8 @@ WEIGHT_BYTES = 32 * 16 * 9 * 4
 
 def make(folder: Path, location: str = "w.bin", columns: int = 50) -> Path:
     """A model in `folder` with both weights in files; a large `big` as a hole in its file, which costs no disk."""
-    model = graph(
-        PAIR, {"big": (1000, 1)}, inputs="float[1,16,12,12] x, float[1,1000] v", outputs="float[a,b,c,d] y, float[e,f] z"
-    )
+    inputs, outputs = "float[1,16,12,12] x, float[1,1000] v", "float[a,b,c,d] y, float[e,f] z"
+    model = graph(PAIR, {"big": (1000, 1)}, inputs=inputs, outputs=outputs)
     w, big = sorted(model.graph.initializer, key=lambda tensor: tensor.name, reverse=True)
     big.dims[1] = columns
     (folder / location).parent.mkdir(parents=True, exist_ok=True)

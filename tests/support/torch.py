@@ -116,9 +116,8 @@ def random_layer(seed: int) -> Layer:
         pool, pool_stride = each(1, 2, 2, 3), each(1, 2, 2, 3)
         pool_padding = each(0, 1) if draw.random() < 0.2 else (0,) * rank
         size = each(*range(3, 7 if rank > 1 else 12))
-        out = [
-            (n + 2 * p - d * (k - 1) - 1) // s + 1 for n, p, d, k, s in zip(size, padding, dilation, kernel, stride, strict=True)
-        ]
+        axes = zip(size, padding, dilation, kernel, stride, strict=True)
+        out = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, p, d, k, s in axes]
         pooled = [n + 2 * b >= p and 2 * b <= p for n, b, p in zip(out, pool_padding, pool, strict=True)]
         if min(out) < 1 or not all(pooled):
             continue

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real networks, as small as they can be.  Importing it skips a module where there is no PyTorch."""
 
+import copy
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tests.support.torch import require_torch
+from tests.support.torch import require_cuda, require_torch
 
-require_torch()
+torch = require_torch()
 
 from models import torch_discriminators as gans  # noqa: E402
 from models import torch_generators as generators  # noqa: E402
@@ -43,3 +44,22 @@ NETWORKS = {
     "U-Net": Network(lambda: generators.UNet((8, 12, 16)), (2, 3, 16, 16), 2),
     "DenseNet of short blocks": Network(lambda: more.DenseNet(8, (2, 3, 4, 2), 10), (8, 3, 64, 64), 3),
 }
+
+
+def made(name, device="cpu", dtype=torch.float32):
+    """The module in training mode, and an input; the same at each call."""
+    if device == "cuda":
+        require_cuda()
+    torch.manual_seed(17)
+    network = NETWORKS[name]
+    return network.make().train().to(device, dtype), torch.randn(network.shape).to(device, dtype)
+
+
+def channels_last(module, x):
+    """Both as copies in another order in memory, so that PyTorch's convolutions sum in another order."""
+    layouts = {4: torch.channels_last, 5: torch.channels_last_3d}
+    module = copy.deepcopy(module)
+    for parameter in module.parameters():
+        if parameter.dim() in layouts:
+            parameter.data = parameter.data.contiguous(memory_format=layouts[parameter.dim()])
+    return module, x.contiguous(memory_format=layouts.get(x.dim(), torch.contiguous_format))

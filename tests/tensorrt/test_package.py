@@ -59,9 +59,8 @@ def test_the_last_errors_that_tensorrt_logged_are_told_once():
 
 
 def test_networks_compute_in_the_types_of_the_model_from_10_on():
-    assert [package.is_weakly_typed(tensorrt(version)) for version in ("8.6.1", "9.3.0", "10.0.0", "11.4.0")] == [
-        True, True, False, False,
-    ]  # fmt: skip
+    for version, weakly in (("8.6.1", True), ("9.3.0", True), ("10.0.0", False), ("11.4.0", False)):
+        assert package.is_weakly_typed(tensorrt(version)) == weakly
     assert not package.is_weakly_typed(tensorrt("1.7.0", "tensorrt_rtx"))
 
 

@@ -12,10 +12,9 @@ from torch._dynamo.backends.common import aot_autograd  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import convpool.torch  # noqa: E402
-from convpool.torch import conv_avg_pool2d, gradients, pairs  # noqa: E402
+from convpool.torch import conv_avg_pool2d, gradients, pairs, pooled_conv  # noqa: E402
 
 FUNCTIONS = {rank: getattr(convpool.torch, f"conv_avg_pool{rank}d") for rank in (1, 2, 3)}
-pooled_conv = convpool.torch.pooled_conv
 ops, aten = torch.ops.convpool, torch.ops.aten
 
 
@@ -149,8 +148,8 @@ def test_several_gradients_at_once(last, epilogue):
 SEEDS = [seed for seed in range(60) if pools_first(random_layer(seed)) and not random_layer(seed).pool["ceil_mode"]]
 
 
-def compiled(function):
-    """The function compiled by AOTAutograd alone, and the operators of each backward graph."""
+def backward_of(function, expected, given, **options):
+    """Compare the gradients of a function compiled by AOTAutograd alone; the operators of its one backward graph."""
     backwards = []
 
     def keep(graph, example):
@@ -159,7 +158,10 @@ def compiled(function):
 
     torch._dynamo.reset()
     backend = aot_autograd(fw_compiler=lambda graph, example: graph.forward, bw_compiler=keep)
-    return torch.compile(function, fullgraph=True, backend=backend), backwards
+    results = torch.compile(function, fullgraph=True, backend=backend)(*given), expected
+    torch.testing.assert_close(*(torch.autograd.grad(y.square().sum(), given) for y in results), **options)
+    (found,) = backwards
+    return found
 
 
 def leaf(*shape, last=False):
@@ -172,10 +174,8 @@ def leaf(*shape, last=False):
 def test_a_pair_s_backward(channels, sums, last):
     """One operator for the gradients at weight, box means and, of few channels, bias, and a pooling that inductor can fuse."""
     given = [leaf(2, channels, 8, 8, last=last), leaf(3, channels, 3, 3, last=last), leaf(3)]
-    function, backwards = compiled(lambda x, w, b: conv_avg_pool2d(x, w, b, padding=1, pool_size=2))
-    results = function(*given), F.avg_pool2d(F.conv2d(*given, padding=1), 2)
-    torch.testing.assert_close(*(torch.autograd.grad(y.square().sum(), given) for y in results), check_stride=True)
-    (found,) = backwards
+    expected = F.avg_pool2d(F.conv2d(*given, padding=1), 2)
+    found = backward_of(lambda *t: conv_avg_pool2d(*t, padding=1, pool_size=2), expected, given, check_stride=True)
     assert found.count(ops.pooled_conv_gradients.default) == 1 and found.count(aten.avg_pool2d.default) == 1
     assert aten.convolution_backward.default not in found and ops.box_mean_adjoint.default not in found
     assert found.count(aten.sum.dim_IntList) == sums
@@ -185,7 +185,5 @@ def test_a_pair_s_backward(channels, sums, last):
 def test_random_layers(seed):
     layer = random_layer(seed)
     given = tensors(layer)
-    function, backwards = compiled(lambda *given: FUNCTIONS[layer.rank](*given, **layer.conv, **layer.pool))
-    results = function(*given), pair(layer, given)[1]
-    torch.testing.assert_close(*(torch.autograd.grad(y.square().sum(), given) for y in results))
-    assert backwards[0].count(ops.pooled_conv_gradients.default) == 1
+    found = backward_of(lambda *t: FUNCTIONS[layer.rank](*t, **layer.conv, **layer.pool), pair(layer, given)[1], given)
+    assert found.count(ops.pooled_conv_gradients.default) == 1

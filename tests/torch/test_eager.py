@@ -148,7 +148,6 @@ GAINING = [
     (WIDE, 0, 128, NODES, [1, 1]),
     (WIDE, 200, 32, NODES, [0, 0]),
     (THIN, 0, 8, NODES, [0, 0]),
-    (THIN, 200, 8, NODES, [0, 0]),
     ((8, 16, 128, 16), 0, 64, NODES, [0, 1, 0]),
     # By pooled weights they take the host no longer, also in a step that waits for it, if the maps are larger than the weights.
     (WIDE, 200, 32, {}, [1, 1]),

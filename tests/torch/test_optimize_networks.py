@@ -6,19 +6,20 @@ the original in float64.  The optimized one may be four times as far from float6
 happen to be nearer.  Random modules in float64 behind them, through changes of mode, parameters and batch.
 """
 
+import collections
 import copy
 import itertools
 
 import pytest
 
-from tests.support.torch import nodes_of, require_cuda, require_torch, results
+from tests.support.torch import nodes_of, require_torch, results
 
 torch = require_torch()
 import torch.nn.functional as F  # noqa: E402
 
 from convpool.torch import optimize, upsampling  # noqa: E402
 from tests.support.torch_modules import RandomModules  # noqa: E402
-from tests.support.torch_networks import NETWORKS  # noqa: E402
+from tests.support.torch_networks import NETWORKS, channels_last, made  # noqa: E402
 
 TIMES, STEPS = 4, 20
 KINDS = [("cpu", torch.float32), *(("cuda", dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16))]
@@ -37,15 +38,6 @@ def floor(dtype):
 
 ALL = [(name, *kind) for name in NETWORKS for kind in KINDS if name != "DenseNet-121" or kind[1] == torch.float32]
 """Each network on each device and in each type; the deepest, whose blocks are those of another, in one type."""
-
-
-def made(name, device="cpu", dtype=torch.float32):
-    """The module in training mode, and an input; the same at each call."""
-    if device == "cuda":
-        require_cuda()
-    torch.manual_seed(17)
-    network = NETWORKS[name]
-    return network.make().train().to(device, dtype), torch.randn(network.shape).to(device, dtype)
 
 
 def everything(module, x):
@@ -74,22 +66,10 @@ def inference(module, x):
 def distance(found, reference):
     """Largest difference of any tensor of a kind, each relative to its own largest value, or a millionth of the kind's; NaN if
     any is NaN."""
-    largest = max(float(t.abs().max()) for t in reference)
-    differences = [
-        float((a - b).abs().max()) / (max(float(b.abs().max()), 1e-6 * largest) or 1)
-        for a, b in zip(found, reference, strict=True)
-    ]
+    sizes = [float(t.abs().max()) for t in reference]
+    scales = (max(size, 1e-6 * max(sizes)) or 1 for size in sizes)
+    differences = [float((a - b).abs().max()) / scale for a, b, scale in zip(found, reference, scales, strict=True)]
     return float(torch.tensor(differences, dtype=torch.float64).max())
-
-
-def channels_last(module, x):
-    """Both as copies in another order in memory, so that PyTorch's convolutions sum in another order."""
-    layouts = {4: torch.channels_last, 5: torch.channels_last_3d}
-    module = copy.deepcopy(module)
-    for parameter in module.parameters():
-        if parameter.dim() in layouts:
-            parameter.data = parameter.data.contiguous(memory_format=layouts[parameter.dim()])
-    return module, x.contiguous(memory_format=layouts.get(x.dim(), torch.contiguous_format))
 
 
 @pytest.mark.parametrize("of", [everything, inference])
@@ -171,7 +151,7 @@ SEEDS, CALLS, LEAST_PAIRS, LEAST_UPSAMPLED = 45, 3, 20, 3
 
 
 def test_random_modules_keep_their_results():
-    pairs = upsampled = 0
+    rules = collections.Counter()
     for seed in range(SEEDS):
         generator = RandomModules(seed)
         rng, original = generator.rng, generator.module()
@@ -197,6 +177,5 @@ def test_random_modules_keep_their_results():
             with torch.no_grad():
                 for parameter in (*original.parameters(), *rewritten.parameters()):
                     parameter.mul_(0.9)
-        rules = [site.rule for site in report.sites if site.status == "rewritten"]
-        pairs, upsampled = pairs + rules.count("pool_first"), upsampled + rules.count("upsample_last")
-    assert pairs >= LEAST_PAIRS and upsampled >= LEAST_UPSAMPLED, (pairs, upsampled)
+        rules.update(site.rule for site in report.sites if site.status == "rewritten")
+    assert rules["pool_first"] >= LEAST_PAIRS and rules["upsample_last"] >= LEAST_UPSAMPLED, rules

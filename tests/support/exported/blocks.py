@@ -206,9 +206,8 @@ class Attention(nn.Module):
 
     def __init__(self, c: int = 32) -> None:
         super().__init__()
-        self.embed = nn.Sequential(
-            nn.AvgPool2d(2, ceil_mode=True, count_include_pad=False), nn.Conv2d(3, c, 1), nn.BatchNorm2d(c)
-        )
+        pool = nn.AvgPool2d(2, ceil_mode=True, count_include_pad=False)
+        self.embed = nn.Sequential(pool, nn.Conv2d(3, c, 1), nn.BatchNorm2d(c))
         self.q, self.k, self.v, self.sr = nn.Linear(c, c), nn.Linear(c, c), nn.Linear(c, c), nn.AvgPool1d(4, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
