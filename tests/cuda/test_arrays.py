@@ -94,7 +94,7 @@ def test_array_of_another_than_the_current_device(monkeypatch):
     "arguments, reason",
     [
         (dict(layout="CHWN"), r"layout: unknown"),
-        (dict(tactic="nothing"), r"tactic: unknown"),
+        (dict(tactic="nothing"), r"tactic: unknown; got 'nothing'"),
         (dict(weights_prepared=True), r"weights_prepared: nothing to reuse"),
         (dict(tactic=IMPLICIT_GEMM), r"workspace: too small; got 0 bytes, expected \d+"),
         (dict(tactic=IMPLICIT_GEMM, workspace=Fake((WORKSPACE - 1,), "|u1")), rf"too small; got {WORKSPACE - 1} bytes"),

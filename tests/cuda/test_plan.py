@@ -200,9 +200,8 @@ def test_unaligned_plans_need_no_alignment(pretended):
         info = pretended.info(pretended.made(layer(**fields, bias=True), flags=UNALIGNED))
         element = 4 if "dtype" in fields else 2
         assert [info.x_alignment, info.w_alignment, info.y_alignment, info.b_alignment] == [element] * 4
-    name = RS
-    assert pretended.create(layer(), name, flags=UNALIGNED)[0] == MISALIGNED
-    assert pretended.error().startswith(f"conv_avgpool_{name}: address of x; got one that may be unaligned, expected a multiple")
+    assert pretended.create(layer(), RS, flags=UNALIGNED)[0] == MISALIGNED
+    assert pretended.error().startswith(f"conv_avgpool_{RS}: address of x; got one that may be unaligned, expected a multiple")
 
 
 # ---- launching ------------------------------------------------------------------------------------------------------

@@ -302,11 +302,6 @@ def test_large_layers_leave_generic_to_the_rest():
         assert changed(dtype=dtype).default_tactic(multiprocessors=132, **H200).family != "generic"
 
 
-def test_unknown_tactic():
-    with pytest.raises(ProblemError, match="tactic: unknown; got 'fastest'"):
-        find_tactic("fastest")
-
-
 def later_version(old):
     """A structure as a later version has it, with more behind `old`, and a pointer to it."""
 

@@ -160,7 +160,6 @@ GAINING = [
     ((8, *THIN), 0, 8, PENALTY, [0, 0, 0]),
     # Upsampled convolutions too; those of 1x1 kernels everywhere, as they are PyTorch's operators in the other order.
     (WIDE, 0, 4, SWAPPED, [1, 1]),
-    (WIDE, 0, 128, SWAPPED, [1, 1]),
     (WIDE, 0, 4, LARGER, [0, 0]),
     (WIDE, 0, 128, LARGER, [1, 1]),
 ]
