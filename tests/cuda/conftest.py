@@ -23,8 +23,8 @@ def gpu():
     return pycuda.autoinit.device
 
 
-@pytest.fixture
-def torch_gpu():
+@pytest.fixture(name="torch")
+def torch_with_a_gpu():
     """PyTorch with a GPU."""
     try:
         import torch

@@ -28,8 +28,7 @@ CONFIGURATIONS = [(8, 32, 32, 16), (4, 64, 64, 32), (4, 128, 96, 16), (2, 256, 2
 
 
 @pytest.mark.parametrize("n,c,m,size", CONFIGURATIONS)
-def test_float16_error(torch_gpu, n, c, m, size):
-    torch = torch_gpu
+def test_float16_error(torch, n, c, m, size):
     functional = torch.nn.functional
     options = dict(device="cuda", dtype=torch.float64, generator=torch.Generator(device="cuda").manual_seed(c))
     x = torch.randn(n, c, size, size, **options).half()
@@ -46,8 +45,7 @@ HALVES_UNIT = 2.0**-22  # what two TF32 numbers keep of a float32, however short
 
 
 @pytest.mark.parametrize("n,c,m,kernel,size", FULL_PRECISION)
-def test_full_precision_error_is_within_twice_plain_float32(torch_gpu, n, c, m, kernel, size):
-    torch = torch_gpu
+def test_full_precision_error_is_within_twice_plain_float32(torch, n, c, m, kernel, size):
     functional = torch.nn.functional
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     generator = torch.Generator(device="cuda").manual_seed(1)

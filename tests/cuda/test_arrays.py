@@ -151,8 +151,7 @@ def test_pycuda_bfloat16(gpu):
     np.testing.assert_array_equal(y.get(), expected(x, w).astype(ml_dtypes.bfloat16))
 
 
-def test_torch(torch_gpu):
-    torch = torch_gpu
+def test_torch(torch):
     x, w = integers((2, 8, 16, 16), 0), integers((24, 3, 3, 8), 1)
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
         gx, gw = torch.from_numpy(x).cuda().to(dtype), torch.from_numpy(w).cuda().to(dtype)
@@ -166,8 +165,7 @@ def test_torch(torch_gpu):
         conv_avg_pool(gx.permute(0, 2, 3, 1), gw, pool_kernel_shape=2, layout="NHWC")
 
 
-def test_the_current_device_is_told_from_another(torch_gpu):
-    torch = torch_gpu
+def test_the_current_device_is_told_from_another(torch):
     for device in range(torch.cuda.device_count()):
         with torch.cuda.device(device):
             x, w = torch.zeros(2, 8, 16, 16, device=device), torch.zeros(24, 3, 3, 8, device=device)
@@ -178,7 +176,7 @@ def test_the_current_device_is_told_from_another(torch_gpu):
                     conv_avg_pool(x.to(f"cuda:{other}"), w, pool_kernel_shape=2)
 
 
-def test_cupy(torch_gpu):
+def test_cupy(torch):
     cupy = pytest.importorskip("cupy")
     x, w = integers((2, 8, 16, 16), 0), integers((24, 3, 3, 8), 1)
     y = conv_avg_pool(cupy.asarray(x), cupy.asarray(w), **POOLED)
@@ -186,9 +184,8 @@ def test_cupy(torch_gpu):
     np.testing.assert_array_equal(cupy.asnumpy(y), expected(x, w))
 
 
-def test_memory_of_torch_is_not_in_use_elsewhere(torch_gpu):
+def test_memory_of_torch_is_not_in_use_elsewhere(torch):
     """Work still to come on the current stream fills memory that was freed already; y, of another stream, must not be there."""
-    torch = torch_gpu
     x, w = integers((2, 8, 16, 16), 0), integers((24, 3, 3, 8), 1)
     gx, gw = torch.from_numpy(x).cuda(), torch.from_numpy(w).cuda()
     side = torch.cuda.Stream()
@@ -204,8 +201,7 @@ def test_memory_of_torch_is_not_in_use_elsewhere(torch_gpu):
         np.testing.assert_array_equal(y.cpu().numpy(), expected(x, w))
 
 
-def test_prepared_weights_are_reused(torch_gpu):
-    torch = torch_gpu
+def test_prepared_weights_are_reused(torch):
     x, w = integers((2, 8, 16, 16), 0), integers((24, 3, 3, 8), 1)
     gx, gw = torch.from_numpy(x).cuda(), torch.from_numpy(w).cuda()
     options = dict(pool_kernel_shape=2, pool_pads=1, strides=2, tactic="conv_avgpool_filter_fused_sm75_f16_m64n64k32_s4")
@@ -225,8 +221,7 @@ def test_prepared_weights_are_reused(torch_gpu):
         ("NHWC", "conv_avgpool_direct_fused_sm90a_f16_m128n256k32_s4_tma3x3"),
     ],
 )
-def test_graph_capture(torch_gpu, layout, tactic):
-    torch = torch_gpu
+def test_graph_capture(torch, layout, tactic):
     x, w = integers((2, 8, 16, 16), 0), integers((24, 3, 3, 8), 1)
     options = dict(pool_kernel_shape=2, pool_pads=1, strides=2, layout=layout)
     problem = Problem(n=2, c=8, m=24, spatial=(16, 16), kernel_shape=3, **options)
@@ -265,9 +260,8 @@ def test_graph_capture(torch_gpu, layout, tactic):
         ("NHWC", "conv_avgpool_direct_fused_sm90a_f16_m128n256k32_s4_tma3x3"),
     ],
 )
-def test_arrays_of_more_than_2_to_the_31_elements(torch_gpu, layout, tactic):
+def test_arrays_of_more_than_2_to_the_31_elements(torch, layout, tactic):
     """X, its box means and Y. All images are one, so all of Y are, too."""
-    torch = torch_gpu
     images, c, m, size = 520, 64, 256, 256
     options = dict(pool_kernel_shape=2, pool_pads=1, strides=2, layout=layout)
     problem = Problem(n=images, c=c, m=m, spatial=(size, size), kernel_shape=3, **options)

@@ -94,7 +94,7 @@ def test_open_inputs_get_profiles(trt):
 
 
 OPEN_LATER = {"image": ([1, 3, 32, 32], [8, 3, 32, 32], [64, 3, 32, 32])}
-"""Of batch 2 an engine would be built all the same, and 64 be refused when it runs."""
+"""For a batch of 2 an engine would be built all the same, and 64 be refused when it runs."""
 
 
 @pytest.mark.parametrize(
