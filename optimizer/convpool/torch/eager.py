@@ -231,8 +231,8 @@ def gaining(graph: fx.Graph, pairs: Mapping[str, str], scale: float = 1.0) -> tu
                 found.append((_second_us(*(n / share for n in given)), CONVOLUTION_US * recorded, place, name, taken[1]))
         if pairs.get(name) == "pool_first":
             saved = second - _second_us(*(n / share for n in given)) if by_operators and penalty else second
-            cost = POOLED_US * penalty * (not swaps) if by_operators else PAIR_US[penalty]
-            found.append((SAVED * device + saved, cost * recorded, place, name, taken[0]))
+            own = POOLED_US * penalty * (not swaps) if by_operators else PAIR_US[penalty]
+            found.append((SAVED * device + saved, own * recorded, place, name, taken[0]))
         elif name in pairs:
             channels, input_channels = weight.shape[:2]
             written = WEIGHTS_US * weight.numel() * y.element_size() / 1e6
