@@ -30,6 +30,16 @@ def test_two_pairs_behind_one_another_keep_the_channels_last():
     assert chain.report.summary.channels_last == 3
 
 
+def test_quantized_maps_keep_the_channels_first():
+    """onnxruntime 1.32 loads no Transpose behind a DequantizeLinear of int8 from opset 21 on: the check fails then."""
+    body = f"i = QuantizeLinear(x, o, e)\nd = DequantizeLinear(i, o, e)\n{TAIL.replace('(x', '(d')}\n"
+    body += f"q = Softsign(p)\nt = Conv<pads=[1,1,1,1]>(q, k)\ny = {POOL}(t)"
+    model = wide(body, {"o": np.float32(0.25), "e": np.int8(0)}, opset=21)
+    result = convpool.optimize(model, target="cuda", check=1)
+    assert layouts(result.model) == [0, 0]
+    assert "layout; got a DequantizeLinear, expected none" in str(result.report.sites)
+
+
 @functools.cache
 def optimized(chain: int) -> convpool.OptimizeResult:
     return convpool.optimize(make_chain(chain)[0], target="cuda", check=0)

@@ -7,7 +7,7 @@
 `layouts` decides which tensors, by cost.  A Transpose stands only where another node gives such a tensor or reads it, and a
 Reshape where both layouts are the same in memory.  Conditions: (1) the scope is the main graph or a function, and has nodes of
 the operator with channels first, of a type that the kernels have; (2) channels last cost less for a tensor that one of them
-reads or gives.
+reads or gives; (3) no tensor there was quantized.
 
 Before that, tensors between a convolution and an average get their channels first, where a model transposes them away and back:
 
@@ -72,6 +72,8 @@ class ChannelsLast(Rule):
         scope, ports = site.scope, layouts.ports_of(site.scope)
         if site.scope.depth:
             return reject(scope, site.root, "layout in a body", "a node of the operator there", "one in the main graph")
+        if any(node.op_type == "DequantizeLinear" and scope.constant(node.input[0]) is None for node in scope.nodes):
+            return reject(scope, site.root, "layout", "a DequantizeLinear", "none")  # onnxruntime 1.32 loads no Transpose of one
         last = layouts.channels_last(scope, ports, context.options.limits)
         if not last:
             got, expected = "channels first at less cost", "channels last between nodes of the operator"
