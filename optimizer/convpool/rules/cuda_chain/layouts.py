@@ -227,7 +227,7 @@ def _scale(edit: Edit, index: int, node: NodeProto) -> None:
     assert norm is not None
     kind = edit.scope.info(node.input[0]).elem_type or edit.scope.info(node.input[1]).elem_type
     dtype = helper.tensor_dtype_to_np_dtype(kind)
-    names = [edit.constant(array.astype(dtype), f"{y}_{what}") for what, array in (("scale", norm.scale), ("shift", norm.shift))]
+    names = [edit.constant(array.astype(dtype), f"{y}_{what}") for what, array in (("factor", norm.scale), ("shift", norm.shift))]
     product = edit.add("Mul", [node.input[0], names[0]], f"{y}_scaled", name=node.name or None)
     edit.nodes.append(helper.make_node("Add", [product, names[1]], [y]))
 

@@ -221,7 +221,7 @@ def _fused_node(plan: FusionPlan, edit: Edit) -> None:
         given["scale"], given["shift"] = maps
     elif plan.affine is not None:
         scale, shift = (np.broadcast_to(values, (channels,)) for values in (plan.affine.scale, plan.affine.shift))
-        given["scale"] = constant(("scale", plan.node), scale, f"{stem}_scale")
+        given["scale"] = constant(("scale", plan.node), scale, f"{stem}_factor")
         given["shift"] = constant(("shift", plan.node), shift, f"{stem}_shift")
     if plan.residual is not None:
         given["R"] = plan.residual

@@ -93,7 +93,7 @@ def scale_and_shift(
         return constant((what, stem), made, f"{stem}_{what}_column")
 
     names = column("scale", found.affine.scale), column("shift", found.affine.shift)
-    scale = edit.add("Mul", [found.factor, names[0]], f"{stem}_scale")
+    scale = edit.add("Mul", [found.factor, names[0]], f"{stem}_factor")
     product = edit.add("Mul", [found.factor, names[1]], f"{stem}_product")
     return scale, edit.add("Add", [product, found.summand], f"{stem}_shift")
 
