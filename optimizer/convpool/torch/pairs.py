@@ -98,7 +98,7 @@ def _small(geometry: tuple) -> Small:
 
 
 def _home(t: torch.Tensor) -> Any:
-    """Where the operators of a tensor are to be called at once, without derivatives; None where something looks on."""
+    """The module whose functions a tensor's operators call at once, without derivatives; None where something looks on."""
     if type(t) not in _TYPES or torch._C._len_torch_dispatch_stack() or gradients.is_batched(t):
         return None
     return kernels if t.is_cuda else plain

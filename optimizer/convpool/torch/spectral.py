@@ -140,13 +140,13 @@ def _normalized(weights: Sequence[torch.Tensor], us: Sequence[torch.Tensor], vs:
 
 
 def _plain(tensor: torch.Tensor) -> bool:
-    """Whether the library can read and write a tensor where it is."""
+    """Return True if the library can read and write a tensor where it is."""
     dense = tensor.is_contiguous(memory_format=plain.memory_format(tensor))
     return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.is_cuda and dense and not tensor.data_ptr() & 15
 
 
 def _original(weight: torch.Tensor, u: torch.Tensor, v: torch.Tensor, u_first: bool, epsilon: float) -> torch.Tensor:
-    """What PyTorch does."""
+    """Normalize one weight by PyTorch's operators; u and v change in place."""
     matrix, options = weight.flatten(1), {"dim": 0, "eps": epsilon}
     with torch.no_grad():
         for is_u in (u_first, not u_first):
@@ -161,7 +161,7 @@ def _sizes(weight: torch.Tensor) -> tuple[int, int, int]:
 
 
 def _kept(weights: Sequence[torch.Tensor]) -> list[int]:
-    """Where u, v and sigma of each weight begin among the numbers that are kept, and where they end."""
+    """The places of u, v and sigma of each weight among the numbers that are kept, and the end."""
     return list(itertools.accumulate((len(weight) + weight.numel() // len(weight) + 1 for weight in weights), initial=0))
 
 
