@@ -15,10 +15,11 @@ from torch.nn.utils.parametrizations import spectral_norm  # noqa: E402
 
 from convpool.cuda import spectral_norm as of_library  # noqa: E402
 from convpool.torch import kernels, spectral  # noqa: E402
-from convpool.torch.backend import _copy  # noqa: E402
+from convpool.torch.backend import PoolFirst, _copy  # noqa: E402
 from tests.support.torch_gpu import as_on_a_gpu, gpu, on_gpu, replayed  # noqa: E402, F401
 from tests.support.torch_modules import Forward  # noqa: E402
 
+ops = torch.ops.convpool
 ALLOWED = {torch.float32: 4e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 SHAPES = [(64, 3, 3, 3), (96, 64, 1, 1), (640, 512, 3, 3), (1, 1024), (20000, 20), (4, 4), (7, 4, 3, 3, 3), *[(12, 4, 3, 3)] * 60]
 
@@ -30,8 +31,10 @@ def network(wrap=spectral_norm, **options):
     return nn.Sequential(first, nn.AvgPool2d(2), nn.ReLU(), second, nn.AvgPool2d(2), nn.Flatten(), last)
 
 
-def compiled(net, monkeypatch):
-    """The network with what a GPU's graphs have in front, by PyTorch's operators, and how many weights each graph normalizes."""
+def compiled(net, monkeypatch, inner=None):
+    """The network with what a GPU's graphs have in front, by PyTorch's operators, and how many weights each graph normalizes.
+
+    inner: what compiles the graphs."""
     monkeypatch.setattr(kernels, "library_is_there", lambda: True)
     monkeypatch.setattr(of_library, "is_there", lambda: True)
     counts = []
@@ -40,19 +43,23 @@ def compiled(net, monkeypatch):
     def backend(module, inputs):
         graph = _copy(as_on_a_gpu(module.graph))
         counts.append(len(spectral.find(graph)))
-        spectral.normalize_at_once(graph)
-        made = graph.find_nodes(op="call_function", target=spectral._normalized)
+        call = ops.normalized_weights.default if inner else spectral.normalized
+        spectral.normalize_at_once(graph, call)
+        made = graph.find_nodes(op="call_function", target=call)
         assert not spectral.find(graph) and len(made) == (counts[-1] > 0)
-        return torch.fx.GraphModule(module, graph).forward
+        changed = torch.fx.GraphModule(module, graph)
+        return inner(changed, inputs) if inner else changed.forward
 
     return torch.compile(net, backend=backend), counts
 
 
+@pytest.mark.parametrize("inner", [None, torch._dynamo.lookup_backend("aot_eager")])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("wrap", [spectral_norm, hooked])
-def test_training_goes_on_as_it_did(wrap, monkeypatch):
+def test_training_goes_on_as_it_did(wrap, layout, inner, monkeypatch):
     """Results, gradients, and the vectors of the power iteration."""
-    original = network(wrap)
-    net, counts = compiled(changed := copy.deepcopy(original), monkeypatch)
+    original = network(wrap).to(memory_format=layout)
+    net, counts = compiled(changed := copy.deepcopy(original), monkeypatch, inner)
     runs = (original, original), (net, changed)
     for _ in range(3):
         x = torch.randn(2, 3, 18, 18)
@@ -115,7 +122,7 @@ def test_numbers(dtype, last, u_first, gpu):  # noqa: F811
     exact = [[t.detach().double().requires_grad_(t.requires_grad) for t in group] for group in (weights, us, vs)]
     expected = [spectral._original(*tensors, u_first, 1e-12) for tensors in zip(*exact, strict=True)]
     versions = [t._version for t in (*us, *vs)]
-    found = spectral._normalized(weights, us, vs, u_first, 1e-12)
+    found = spectral.normalized(weights, us, vs, u_first, 1e-12)
     grads = [torch.randn_like(t) for t in found]
     grads[0] = torch.randn(len(grads[0].flatten()) + 1, device="cuda").to(dtype)[1:].view_as(grads[0])  # at an odd address
     derivatives = torch.autograd.grad(expected, exact[0], [grad.double() for grad in grads])
@@ -130,12 +137,42 @@ def test_numbers(dtype, last, u_first, gpu):  # noqa: F811
 @pytest.mark.parametrize("last", [False, True])
 def test_second_derivatives_and_transforms(last, gpu):  # noqa: F811
     tensors, found = given(torch.float32, last, [(8, 4, 3, 3)]), []
-    for run in (spectral._normalized, lambda w, u, v, *kind: [spectral._original(w[0], u[0], v[0], *kind)]):
+    for run in (spectral.normalized, lambda w, u, v, *kind: [spectral._original(w[0], u[0], v[0], *kind)]):
         weights, us, vs = ([t.detach().clone().requires_grad_(t.requires_grad) for t in group] for group in tensors)
         (grad,) = torch.autograd.grad(run(weights, us, vs, True, 1e-12)[0].sin().sum(), weights, create_graph=True)
         found.append(torch.autograd.grad(grad.square().sum(), weights)[0])
         found.append(torch.func.grad(lambda w, *given, run=run: run([w], *given, True, 1e-12)[0].sin().sum())(weights[0], us, vs))
     torch.testing.assert_close(found[:2], found[2:], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_operators_change_what_they_say(last):
+    weights = [torch.randn(4, 3, 2, 2).contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)]
+    given = weights, [torch.randn(4)], [torch.randn(12)]
+    checks = {"test_utils": ("test_schema", "test_faketensor")}
+    torch.library.opcheck(ops.spectral_norm.default, (*given, [weights[0].clone()], True, 1e-12), **checks)
+    torch.library.opcheck(ops.spectral_norm_adjoint.default, (weights, weights, torch.randn(17), [0]), **checks)
+
+
+def test_a_compiled_step(gpu, monkeypatch):  # noqa: F811
+    """Under inductor two operators of the library do all weights, also such at odd addresses."""
+    original, ran = network().cuda().to(memory_format=torch.channels_last), []
+    for name in ("_launch", "_adjoint"):
+        run = getattr(spectral, name)
+        monkeypatch.setattr(spectral, name, lambda *given, name=name, run=run: [ran.append(name), run(*given)][1])
+    changed = copy.deepcopy(original)
+    net = torch.compile(changed, backend=PoolFirst(inner=torch._dynamo.lookup_backend("inductor")))
+    for step in range(4):
+        if step == 2:
+            for module in (original, changed):
+                vector = module[3].parametrizations.weight[0]._u
+                vector.set_(torch.cat([vector[:1], vector])[1:])
+        x = torch.randn(2, 3, 18, 18, device="cuda")
+        runs = (original, original), (net, changed)
+        both = (torch.autograd.grad(run(x).square().sum(), list(module.parameters())) for run, module in runs)
+        torch.testing.assert_close(*both, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(original.state_dict(), changed.state_dict(), rtol=1e-4, atol=1e-5)
+    assert ran[:4] == ["_launch", "_adjoint"] * 2
 
 
 def test_zeros_weights_that_nothing_reads_and_a_graph(gpu):  # noqa: F811
@@ -144,13 +181,13 @@ def test_zeros_weights_that_nothing_reads_and_a_graph(gpu):  # noqa: F811
     with torch.no_grad():
         weights[0].zero_()
     before = [t.clone() for t in (*us, *vs)]
-    found = spectral._normalized(weights, us, vs, True, 1e-12)
+    found = spectral.normalized(weights, us, vs, True, 1e-12)
     for grad, is_read in zip(torch.autograd.grad(found[1].sum(), weights, allow_unused=True), (False, True), strict=True):
         assert (grad is not None) == is_read
     with torch.autocast("cuda", torch.bfloat16):
-        again = spectral._normalized(weights, before[:2], before[2:], True, 1e-12)
+        again = spectral.normalized(weights, before[:2], before[2:], True, 1e-12)
     assert torch.equal(again[1], found[1]) and found[0].isnan().all() and not us[0].any() and not vs[0].any()
-    found, replay = replayed(lambda: spectral._normalized(weights, us, vs, True, 1e-12))
+    found, replay = replayed(lambda: spectral.normalized(weights, us, vs, True, 1e-12))
     for _ in range(50):
         replay()
     torch.testing.assert_close(torch.linalg.matrix_norm(found[1], 2), torch.ones((), device="cuda"), rtol=1e-3, atol=0)

@@ -27,9 +27,6 @@ PACK = struct.Struct("@6P4i").pack
 _BEGIN = [ctypes.c_char_p, ctypes.c_int32, ctypes.c_int32]
 
 
-_BEGIN = [ctypes.c_char_p, ctypes.c_int32, ctypes.c_int32]
-
-
 def is_there() -> bool:
     """Return True if the library has it: those of older versions do not."""
     return hasattr(library.load(), "convpool_spectral_norm")

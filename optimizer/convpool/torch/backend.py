@@ -25,7 +25,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from convpool.errors import ModelError, OptionError
 from convpool.options import OptimizeOptions
 from convpool.report import Report
-from convpool.torch import eager, gpu
+from convpool.torch import eager, gpu, spectral
 from convpool.torch.changes import changes, is_of_module, value_of
 from convpool.torch.functional import checked
 from convpool.torch.plan import Unmapped, plan
@@ -135,6 +135,7 @@ def _rewrite_in_place(graph: fx.Graph, options: OptimizeOptions, seen: Captured)
     if not _planned(copied, options, seen)[0]:
         return
     gpu.run_by_library(copied)
+    spectral.normalize_at_once(copied, torch.ops.convpool.normalized_weights.default)
     for node in reversed(graph.nodes):
         if node.op != "placeholder":
             graph.erase_node(node)

@@ -90,7 +90,7 @@ def ready(module: fx.GraphModule, graph: fx.Graph, *, in_steps: Collection[str] 
         made.meta.update(node.meta)
         node.replace_all_uses_with(made)
         graph.erase_node(node)
-    spectral.normalize_at_once(graph)
+    spectral.normalize_at_once(graph, spectral.normalized)
     graph.lint()
     return fx.GraphModule(module, graph).forward
 

@@ -8,21 +8,23 @@ float32, and sigma is not rounded to the weights' type.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import fx
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 from convpool.cuda import library, spectral_norm
 from convpool.torch import calls, kernels, plain
 from convpool.torch.changes import changes, contexts_of, is_of_module, value_of
-from convpool.torch.pairs import unwatched
+from convpool.torch.pairs import LIBRARY, unwatched
 
 
 @dataclass
@@ -97,8 +99,10 @@ def _suits(one: Normalized) -> bool:
     return bool(sizes and alike and weight.is_cuda and weight.dtype in calls.NAMES and not u.requires_grad | v.requires_grad)
 
 
-def normalize_at_once(graph: fx.Graph) -> None:
-    """Let a graph begin with a call that normalizes all its weights, those of a type and a kind of normalization together."""
+def normalize_at_once(graph: fx.Graph, call: Any) -> None:
+    """Let a graph begin with a call that normalizes all its weights, those of a type and a kind of normalization together.
+
+    call: `normalized`, or in a graph for AOTAutograd convpool::normalized_weights, which it takes apart."""
     kinds: dict[Any, list[Normalized]] = {}
     for one in find(graph):
         weight = value_of(one.tensors[0])
@@ -107,7 +111,7 @@ def normalize_at_once(graph: fx.Graph) -> None:
     for (*_, u_first, epsilon), ones in kinds.items():
         weights, us, vs = (tuple(one.tensors[place] for one in ones) for place in range(3))
         with graph.inserting_after(last[0]):
-            made = graph.call_function(_normalized, (weights, us, vs, u_first, epsilon))
+            made = graph.call_function(call, (weights, us, vs, u_first, epsilon))
         made.meta["example_value"] = tuple(value_of(one.result) for one in ones)
         for place, one in enumerate(ones):
             with graph.inserting_after(made):
@@ -126,17 +130,25 @@ def normalize_at_once(graph: fx.Graph) -> None:
 
 # ---- the call ----
 
+LIBRARY.define(
+    "spectral_norm(Tensor[] weights, Tensor(a!)[] us, Tensor(b!)[] vs, Tensor(c!)[] out, bool u_first, float epsilon) -> Tensor"
+)
+LIBRARY.define("normalized_weights(Tensor[] weights, Tensor(a!)[] us, Tensor(b!)[] vs, bool u_first, float epsilon) -> Tensor[]")
+LIBRARY.define("spectral_norm_adjoint(Tensor[] weights, Tensor[] grads, Tensor kept, int[] places) -> Tensor[]")
 
-def _normalized(weights: Sequence[torch.Tensor], us: Sequence[torch.Tensor], vs: Sequence[torch.Tensor], *kind: Any) -> Any:
+
+def normalized(weights: Sequence[torch.Tensor], us: Sequence[torch.Tensor], vs: Sequence[torch.Tensor], *kind: Any) -> Any:
     """The weights, each divided by its largest singular value; the vectors u and v change in place.  kind: u_first, epsilon."""
     if not unwatched(weights[0], weights[0], "meta") or not all(map(_plain, (*weights, *us, *vs))):
         return [_original(*tensors, *kind) for tensors in zip(weights, us, vs, strict=True)]
-    if weights[0].get_device() != calls.current_device():
-        with torch.cuda.device(weights[0].device):
-            return _normalized(weights, us, vs, *kind)
+    return _recorded(_launched, weights, us, vs, *kind)
+
+
+def _recorded(run: Callable, weights: Sequence[torch.Tensor], us: Any, vs: Any, *kind: Any) -> Sequence[torch.Tensor]:
+    """The normalized weights by `run`, with derivatives where they are wanted."""
     if torch.is_grad_enabled() and any(weight.requires_grad for weight in weights):
-        return _Normalize.apply(us, vs, kind, *weights)
-    return _launched(weights, us, vs, kind)[0]
+        return _Normalize.apply(us, vs, kind, run, *weights)
+    return run(weights, us, vs, *kind)[0]
 
 
 def _plain(tensor: torch.Tensor) -> bool:
@@ -147,11 +159,16 @@ def _plain(tensor: torch.Tensor) -> bool:
 
 def _original(weight: torch.Tensor, u: torch.Tensor, v: torch.Tensor, u_first: bool, epsilon: float) -> torch.Tensor:
     """Normalize one weight by PyTorch's operators; u and v change in place."""
+    return weight / _sigma(weight, u, v, u_first, epsilon)
+
+
+def _sigma(weight: torch.Tensor, u: torch.Tensor, v: torch.Tensor, u_first: bool, epsilon: float) -> torch.Tensor:
+    """A weight's largest singular value, of u and v after a step of theirs."""
     matrix, options = weight.flatten(1), {"dim": 0, "eps": epsilon}
     with torch.no_grad():
         for is_u in (u_first, not u_first):
             F.normalize(torch.mv(matrix, v) if is_u else torch.mv(matrix.H, u), out=u if is_u else v, **options)
-    return weight / torch.vdot(u.clone(), torch.mv(matrix, v.clone()))
+    return torch.vdot(u.clone(), torch.mv(matrix, v.clone()))
 
 
 def _sizes(weight: torch.Tensor) -> tuple[int, int, int]:
@@ -170,9 +187,24 @@ def _packed(weight: torch.Tensor, kept: int, out: torch.Tensor, *, dy: int = 0, 
     return spectral_norm.PACK(weight.data_ptr(), dy, u, v, out.data_ptr(), kept, *_sizes(weight), 0)
 
 
-def _launched(weights: Sequence[torch.Tensor], us: Sequence[torch.Tensor], vs: Sequence[torch.Tensor], kind: tuple) -> tuple:
+def _launched(weights: Sequence[torch.Tensor], us: Sequence[torch.Tensor], vs: Sequence[torch.Tensor], *kind: Any) -> tuple:
     """The normalized weights, and what the derivative reads: u, v and sigma of each in float32."""
-    first, made, places = weights[0], [torch.empty_like(weight) for weight in weights], _kept(weights)
+    made = [torch.empty_like(weight) for weight in weights]
+    return made, _launch(weights, us, vs, made, *kind)
+
+
+def _by_operator(weights: Sequence[torch.Tensor], us: Sequence[torch.Tensor], vs: Sequence[torch.Tensor], *kind: Any) -> tuple:
+    """`_launched`, as a compiler sees it."""
+    made = [torch.empty_like(weight) for weight in weights]
+    return made, torch.ops.convpool.spectral_norm(weights, us, vs, made, *kind)
+
+
+def _launch(weights: Sequence[torch.Tensor], us: Any, vs: Any, made: Sequence[torch.Tensor], *kind: Any) -> torch.Tensor:
+    """Write the normalized weights into `made`; return what is kept."""
+    first, places = weights[0], _kept(weights)
+    if first.get_device() != calls.current_device():
+        with torch.cuda.device(first.device):
+            return _launch(weights, us, vs, made, *kind)
     kept = torch.empty(places[-1], dtype=torch.float32, device=first.device)
     at = kept.data_ptr()
     each = zip(weights, places[:-1], made, us, vs, strict=True)
@@ -180,37 +212,51 @@ def _launched(weights: Sequence[torch.Tensor], us: Sequence[torch.Tensor], vs: S
     dtype, stream = library.DTYPES[calls.NAMES[first.dtype]], calls.raw_stream(first.get_device())
     library.check(spectral_norm.normalize()(b"".join(packed), len(packed), dtype, *kind, stream))
     torch.autograd.graph.increment_version([vector for vector in (*us, *vs) if not vector.is_inference()])
-    return tuple(made), kept
+    return kept
+
+
+def _adjoint(weights: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], kept: torch.Tensor, places: Sequence[int]) -> Any:
+    """The gradients at weights, from those behind them; places: of their numbers among those that are kept."""
+    if weights[0].get_device() != calls.current_device():
+        with torch.cuda.device(weights[0].device):
+            return _adjoint(weights, grads, kept, places)
+    made, at = [torch.empty_like(weight) for weight in weights], kept.data_ptr()
+    dy = [_as_weight(grad, weight) for grad, weight in zip(grads, weights, strict=True)]
+    each = zip(weights, places, made, dy, strict=True)
+    packed = [_packed(weight, at + 4 * place, out, dy=grad.data_ptr()) for weight, place, out, grad in each]
+    shares = sum(-(-grad.numel() // spectral_norm.SHARE) for grad in dy)
+    sums = torch.empty(shares, dtype=torch.float32, device=kept.device)
+    dtype, stream = library.DTYPES[calls.NAMES[weights[0].dtype]], calls.raw_stream(kept.get_device())
+    library.check(spectral_norm.adjoint()(b"".join(packed), len(packed), dtype, sums.data_ptr(), stream))
+    return made
 
 
 class _Normalize(torch.autograd.Function):
-    """One node for all weights.  u and v are constants to it, as to PyTorch's."""
+    """One node for all weights.  u and v are constants to it, as to PyTorch's.  run: what computes them."""
 
     @staticmethod
-    def forward(ctx: Any, us: Sequence[torch.Tensor], vs: Sequence[torch.Tensor], kind: tuple, *weights: torch.Tensor) -> Any:
-        made, kept = _launched(weights, us, vs, kind)
+    def forward(
+        ctx: Any, us: Sequence[torch.Tensor], vs: Sequence[torch.Tensor], kind: tuple, run: Callable, *weights: torch.Tensor
+    ) -> Any:
+        made, kept = run(weights, us, vs, *kind)
         ctx.save_for_backward(*weights, kept)
         ctx.set_materialize_grads(False)
-        return made
+        return tuple(made)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
         *weights, kept = ctx.saved_tensors
-        places, made = _kept(weights), [None] * len(weights)
-        wanted = [n for n, grad in enumerate(grads) if grad is not None and ctx.needs_input_grad[3 + n]]
-        if not wanted or torch.is_grad_enabled() or not all(unwatched(grads[n], kept, "meta") for n in wanted):
-            for n in wanted:
-                made[n] = _differentiable(weights[n], grads[n], kept[places[n] : places[n + 1]])
-            return None, None, None, *made
-        dy, packed, at = [_as_weight(grads[n], weights[n]) for n in wanted], [], kept.data_ptr()
-        for n, grad in zip(wanted, dy, strict=True):
-            made[n] = torch.empty_like(weights[n])
-            packed.append(_packed(weights[n], at + 4 * places[n], made[n], dy=grad.data_ptr()))
-        shares = sum(-(-grad.numel() // spectral_norm.SHARE) for grad in dy)
-        sums = torch.empty(shares, dtype=torch.float32, device=kept.device)
-        dtype, stream = library.DTYPES[calls.NAMES[weights[0].dtype]], calls.raw_stream(kept.get_device())
-        library.check(spectral_norm.adjoint()(b"".join(packed), len(packed), dtype, sums.data_ptr(), stream))
-        return None, None, None, *made
+        made, places = [None] * len(weights), _kept(weights)
+        wanted = [n for n, grad in enumerate(grads) if grad is not None and ctx.needs_input_grad[4 + n]]
+        given = [weights[n] for n in wanted], [grads[n] for n in wanted], kept, [places[n] for n in wanted]
+        run: Callable = _plain_adjoint
+        if not torch.is_grad_enabled() and isinstance(kept, FunctionalTensor):
+            run = torch.ops.convpool.spectral_norm_adjoint
+        elif not torch.is_grad_enabled() and all(unwatched(grad, kept, "meta") for grad in given[1]):
+            run = _adjoint
+        for n, found in zip(wanted, run(*given) if wanted else (), strict=True):
+            made[n] = found
+        return None, None, None, None, *made
 
 
 def _as_weight(grad: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -219,13 +265,59 @@ def _as_weight(grad: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return grad.clone() if grad.data_ptr() & 15 else grad
 
 
+def _plain_adjoint(
+    weights: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], kept: torch.Tensor, places: Sequence[int]
+) -> list[torch.Tensor]:
+    """`_adjoint` in operators that have derivatives."""
+    return [_differentiable(w, grad, kept[place:]) for w, grad, place in zip(weights, grads, places, strict=True)]
+
+
 def _differentiable(weight: torch.Tensor, grad: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-    """The gradient at a weight, in operators that have derivatives."""
+    """The gradient at a weight, whose vectors are the first of those that are kept."""
     m, c, taps = _sizes(weight)
-    u, v = kept[:m], kept[m:-1]
+    u, v = kept[:m], kept[m : m + c * taps]
     if not weight.is_contiguous():
         v = v.view(taps, c).t().reshape(-1)
     matrix, dy, both = weight.flatten(1).float(), grad.flatten(1).float(), u[:, None] * v
     sigma = (matrix * both).sum()
     d_matrix = (dy - (dy * matrix).sum() / sigma * both) / sigma
     return d_matrix.to(weight.dtype).view(weight.shape)
+
+
+# ---- operators, for compilers ----
+
+
+def _run(weights: Sequence[torch.Tensor], us: Any, vs: Any, out: Sequence[torch.Tensor], *kind: Any) -> torch.Tensor:
+    """`_launch`, by PyTorch's operators where the library cannot read a tensor."""
+    if all(map(_plain, (*weights, *us, *vs, *out))):
+        return _launch(weights, us, vs, out, *kind)
+    kept = []
+    for weight, u, v, made in zip(weights, us, vs, out, strict=True):
+        sigma, (_, c, taps) = _sigma(weight, u, v, *kind), _sizes(weight)
+        made.copy_(weight / sigma)
+        in_memory = v if weight.is_contiguous() else v.view(c, taps).t()
+        kept += [u.float(), in_memory.float().flatten(), sigma.float().view(1)]
+    return torch.cat(kept)
+
+
+def _run_adjoint(weights: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], *kept: Any) -> list[torch.Tensor]:
+    """`_adjoint`, by PyTorch's operators where the library cannot read a weight."""
+    if all(map(_plain, weights)):
+        return _adjoint(weights, grads, *kept)
+    found = zip(weights, _plain_adjoint(weights, grads, *kept), strict=True)
+    return [torch.empty_like(weight).copy_(grad) for weight, grad in found]
+
+
+LIBRARY.impl("normalized_weights", functools.partial(_recorded, _by_operator), "CompositeImplicitAutograd")
+LIBRARY.impl("spectral_norm", _run, "CompositeExplicitAutograd")
+LIBRARY.impl("spectral_norm_adjoint", _run_adjoint, "CompositeExplicitAutograd")
+
+
+@torch.library.register_fake("convpool::spectral_norm", lib=LIBRARY)
+def _fake(weights: Sequence[torch.Tensor], *_: Any) -> torch.Tensor:
+    return torch.empty(_kept(weights)[-1], dtype=torch.float32, device=weights[0].device)
+
+
+@torch.library.register_fake("convpool::spectral_norm_adjoint", lib=LIBRARY)
+def _fake_adjoint(weights: Sequence[torch.Tensor], *_: Any) -> list[torch.Tensor]:
+    return [torch.empty_like(weight) for weight in weights]
