@@ -233,7 +233,7 @@ def test_a_pooling_that_may_stand_last(window, spec, exists):
         assert first.pads == tuple(p + c * 2 for p, c in zip(window.pads, spec.pads, strict=True)) and last.strides == (2, 2)
 
 
-def test_fused_weights_may_grow_sixteenfold_and_any_up_to_a_limit(monkeypatch):
+def test_fused_weights_and_sums_may_grow_sixteenfold_and_any_up_to_a_limit(monkeypatch):
     conv, pool = ConvSpec((1, 1), (1, 1), (0,) * 4, (1, 1), 1), PoolSpec((4, 4), (4, 4), (0,) * 4, (1, 1))
     layer = Layer(conv, (8, 8, 1, 1), (16, 16), True)
     monkeypatch.setattr(lowerings, "MAX_FUSED_ELEMENTS", 100)
@@ -244,3 +244,7 @@ def test_fused_weights_may_grow_sixteenfold_and_any_up_to_a_limit(monkeypatch):
     assert "got 1,280, expected at most 1,024" in f"got {refused.got}, expected {refused.expected}"
     monkeypatch.setattr(lowerings, "MAX_FUSED_ELEMENTS", 1280)
     assert lowerings._fused(layer, wider).name == "fused"
+    monkeypatch.setattr(lowerings, "MAX_FUSED_PRODUCTS", 159)
+    assert lowerings._fused(layer, wider).got == "160"
+    monkeypatch.setattr(lowerings, "MAX_FUSED_PRODUCTS", 1)
+    assert lowerings._fused(layer, pool).name == "fused"

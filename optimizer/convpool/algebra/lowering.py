@@ -130,6 +130,8 @@ MAX_KERNEL_WINDOW = 64
 MAX_FUSED_ELEMENTS = 2**24
 MAX_FUSED_GROWTH = 16
 """Fused weights may be as large as the one, or as many times as large as the other: a mean over 56 x 56 makes them 300."""
+MAX_FUSED_PRODUCTS = 2**18
+"""Likewise the products of a sum: onnxruntime adds them one by one, and 780,000 of an image of one colour are 0.6% off."""
 
 
 @dataclass(frozen=True)
@@ -201,6 +203,10 @@ def _fused(layer: Layer, pool: PoolSpec) -> Lowering | Refusal:
     limit = max(MAX_FUSED_ELEMENTS, MAX_FUSED_GROWTH * channels * layer.conv.taps)
     if channels * fused.taps > limit:
         return refuse("elements of the fused weights", f"{channels * fused.taps:,}", f"at most {limit:,}")
+    products = layer.weight_shape[1] * fused.taps
+    limit = max(MAX_FUSED_PRODUCTS, MAX_FUSED_GROWTH * layer.weight_shape[1] * layer.conv.taps)
+    if products > limit:
+        return refuse("products of a sum with the fused weights", f"{products:,}", f"at most {limit:,}")
     return Lowering("fused", None, fused)
 
 

@@ -147,6 +147,11 @@ CASES: dict[str, tuple] = {  # nodes, the reason, and what `graph_of` and `optim
         "Conv 'h': elements of the fused weights; got 58,982,400, expected at most 16,777,216",
         {"v": (128, 128, 5, 5), "inputs": "float[1,128,56,56] x", "lowering": "fused"},
     ),
+    "sums of too many products": (
+        "h = Conv(x, v)\ny = GlobalAveragePool(h)",
+        "Conv 'h': products of a sum with the fused weights; got 262,656, expected at most 262,144",
+        {"v": (8, 2, 1, 2), "inputs": "float[1,2,342,384] x", "lowering": "fused"},
+    ),
     "few channels": (
         ALONE,
         "Conv 'h': saves too little as direct; got 784 of 3,136 multiply-adds, and 3,136 additions in place of 196, "
