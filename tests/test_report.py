@@ -108,6 +108,8 @@ def test_metadata_is_written_once():
     model.metadata_props.add(key="other", value="kept")
     result = convpool.optimize(model, target="cuda", check=0).model
     assert [(item.key, item.value) for item in result.metadata_props] == [("other", "kept"), ("convpool.target", "cuda")]
+    lowered = convpool.optimize(result, target="cpu", check=0).model  # which has none of the nodes
+    assert [(item.key, item.value) for item in lowered.metadata_props] == [("other", "kept")]
 
 
 @pytest.mark.parametrize("pinned", ["conv", "pool", "none"])

@@ -229,8 +229,11 @@ class Editor:
                 else:
                     del self._model.functions[index]
         self._model.functions.extend(schema.functions_for(used - known, opset_of(self._model.opset_import), permuting))
-        for holder in () if used else (self._model, *self._model.functions):
+        if used:
+            return
+        for holder in (self._model, *self._model.functions):
             _drop_by_name(holder.opset_import, {schema.DOMAIN}, lambda entry: entry.domain)
+        _drop_by_name(self._model.metadata_props, {schema.TARGET_KEY}, lambda entry: entry.key)  # of the nodes that went
 
     def _use_operator(self, scope: Scope, version: int) -> None:
         """Import the operator's domain; raise the IR version to one that has functions."""

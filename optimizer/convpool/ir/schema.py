@@ -51,6 +51,8 @@ VERSION, FUSED_VARIANTS_VERSION, SATURATING_VERSION, UPSAMPLING_VERSION, MODULAT
 Normalized."""
 NEAREST = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
 """Attributes of the Resize that repeats pixels."""
+TARGET_KEY = "convpool.target"
+"""The key of the metadata that says which runtime a model's nodes of these operators are for."""
 MIN_IR_VERSION = 8
 """The first ONNX IR version with model-local functions."""
 POOL_DILATIONS_OPSET = 19
@@ -361,12 +363,19 @@ def attributes_of(parts: Parts) -> dict[str, tuple[int, int | str | None, str]]:
     return found | {name: (AttributeProto.INTS, None, _PERMS[name]) for name in _PERMS if name != "r_perm" or parts.residual}
 
 
+def check_domain(domain: str) -> None:
+    """Raise OptionError for a domain in which runtimes look for ONNX's own operators alone."""
+    if domain == "" or f"{domain}.".startswith("ai.onnx."):
+        raise OptionError(f"domain: got {domain!r}, where ONNX has its own operators; expected another, as trt.plugins")
+
+
 def move_to_domain(model: ModelProto, domain: str, source: str = DOMAIN) -> bool:
     """Give the model's nodes of these operators and their functions another domain, for runtimes that look for it there.
 
     source: the domain that they have.  Functions that the domain has already, of an earlier move, stay.  Returns whether there
-    was anything to move.  Raises OptionError where the domain has another function of an operator's name.
+    was anything to move.  Raises OptionError where the domain has another function of an operator's name, or is ONNX's.
     """
+    check_domain(domain)
     nodes = [node for node in model_nodes(model) if node.domain == source and node.op_type in OP_TYPES]
     if domain == source or not nodes:
         return False
