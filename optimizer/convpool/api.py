@@ -20,7 +20,7 @@ from convpool.check.inputs import Arrays, InputMaker, load_arrays
 from convpool.check.judge import Verification
 from convpool.check.session import evaluate, prepare
 from convpool.check.verify import NO_MEMORY, compare_models, unchanged
-from convpool.errors import ModelError, OptionError, VerificationError
+from convpool.errors import ModelError, OptionError, OutputError, VerificationError
 from convpool.ir import schema
 from convpool.ir.files import external_size
 from convpool.ir.model import LoadedModel, load, passes_full_check, tensor_shapes, with_fixed
@@ -93,6 +93,8 @@ class OptimizeResult:
         """
         if skip_unchanged and not self.changed:
             return []
+        if os.fspath(path).endswith(os.sep):  # which Path drops
+            raise OutputError(f"{path}: a folder; expected a file name")
         return save(replace(self.loaded, proto=self.model), Path(path), self._new_constants, external_data)
 
     def to_bytes(self) -> bytes:

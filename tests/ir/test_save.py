@@ -300,8 +300,15 @@ def test_stdout_takes_the_weights_along(tmp_path):
     assert done.returncode == 2 and "stdout, which takes no data file" in done.stderr and not done.stdout
 
 
-def test_unknown_layout_and_a_name_of_text(tmp_path):
+def test_unknown_layout_and_names_that_take_no_model_or_no_data(tmp_path):
     result = convpool.optimize(make(tmp_path), check=0)
+    with pytest.raises(OutputError, match="new/: a folder; expected a file name"):
+        result.save(f"{tmp_path}/new/")
+    result.save("/dev/null")
+    for layout in ("one", "keep"):
+        with pytest.raises(OutputError, match="^/dev/null: a device or pipe, which takes no data file"):
+            result.save("/dev/null", external_data=layout)
+    assert not Path("/dev/null.data").exists()
     with pytest.raises(OptionError, match="external_data: got 'two', expected one of auto, one, keep"):
         result.save(tmp_path / "out.onnx", external_data="two")
     with pytest.raises(OutputError, match="out.pbtxt: a name by which onnx reads textproto"):

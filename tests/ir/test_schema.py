@@ -290,6 +290,9 @@ def test_no_move_to_a_domain_with_another_function_of_the_name():
     before = result.model.SerializeToString()
     with pytest.raises(convpool.OptionError, match="domain 'mine': got another function 'ConvAvgPool'"):
         result.move_to_domain("mine")
+    for domain in ("", "ai.onnx", "ai.onnx.ml"):
+        with pytest.raises(convpool.OptionError, match=f"^domain: got '{domain}', where ONNX has its own operators"):
+            result.move_to_domain(domain)
     assert result.model.SerializeToString() == before and not schema.move_back(result.model)
 
 

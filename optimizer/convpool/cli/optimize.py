@@ -196,8 +196,7 @@ def command(
     out = _output_path(model, output)
     if out is None:
         _check_stdout(external_data, skip_unchanged, report_path, dry_run)
-    if domain == "" or f"{domain}.".startswith("ai.onnx."):
-        raise OptionError(f"--domain: got {domain!r}, where ONNX has its own operators; expected another, as trt.plugins")
+    schema.check_domain(domain)
     options["fix_shapes"] = dict(options["fix_shapes"])
     loaded = group.load_model(model)
     for line in ended(options, options=True):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import filecmp
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from copy import deepcopy
 from functools import cached_property
 from itertools import count
@@ -176,7 +176,7 @@ class _Placer:
         moving = [tensor for tensor in tensors(proto) if moves(tensor)]
         if not moving:
             return
-        with files.unfinished(self._out.parent, self._out.name) as new:
+        with self._unfinished(self._out.parent) as new:
             keys = [files.place_of(tensor) if files.is_external(tensor) else number for number, tensor in enumerate(moving)]
             places: dict[files.Place | int, files.Place] = {}  # tensors that share bytes go on to
             for key, tensor in zip(keys, moving, strict=True):
@@ -206,10 +206,16 @@ class _Placer:
                 with suppress(FileExistsError):  # somebody else was faster
                     parent.mkdir()
                     self._created.append(parent)
-        with files.unfinished(folder, self._out.name) as new:
+        with self._unfinished(folder) as new:
             _copy_bytes(source, 0, source.stat().st_size, new.file)
             new.file.truncate()
             return self._settle(new, _copies(location, self._out.stem))
+
+    def _unfinished(self, folder: Path) -> AbstractContextManager[files.NewFile]:
+        """A new data file.  Raises OutputError where the model goes into a device or pipe."""
+        if self._model.path == self._out:
+            raise OutputError(f"{self._out}: a device or pipe, which takes no data file; expected a file's name")
+        return files.unfinished(folder, self._out.name)
 
     def _settle(self, new: files.NewFile, locations: Iterator[str]) -> str:
         """Give a data file the first name that suits.  The location."""
