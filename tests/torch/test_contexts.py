@@ -15,6 +15,7 @@ import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.utils import parametrize  # noqa: E402
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from convpool.torch import compile_options, optimize  # noqa: E402
 
@@ -226,7 +227,7 @@ def pair_and_change(change, when, x, weight, bias=None):
 
 
 class Changing(nn.Module):
-    """One whose weight is a buffer."""
+    """One whose weight and bias are buffers."""
 
     def __init__(self, change, when):
         super().__init__()
@@ -234,7 +235,8 @@ class Changing(nn.Module):
         self.register_buffer("weight", torch.randn(8, 3, 3, 3))
         self.register_buffer("other", torch.randn(8, 3, 3, 3))
         self.register_buffer("view", self.weight[:4])
-        self.change, self.when, self.bias = change, when, nn.Parameter(torch.randn(8))
+        self.register_buffer("bias", torch.randn(8))
+        self.change, self.when = change, when
 
     def forward(self, x):
         return pair_and_change(lambda: self.change(self, x), self.when, x, self.weight, self.bias)
@@ -245,6 +247,9 @@ CHANGES = {
     "its view": (lambda m, x: m.view.mul_(2), "rejected"),
     "its part": (lambda m, x: m.weight[0].zero_(), "rejected"),
     "by out": (lambda m, x: torch.neg(m.other, out=m.weight), "rejected"),
+    "by one out of two": (lambda m, x: torch.sort(m.other, out=(m.weight, m.other.long())), "rejected"),
+    "in a checkpoint": (lambda m, x: checkpoint(lambda y: m.weight.mul_(2) * y, x.sum(), use_reentrant=False), "rejected"),
+    "as a mean": (lambda m, x: F.batch_norm(m.other[..., 0, 0].t(), m.bias, m.other[:, 0, 0, 0], training=True), "rejected"),
     "by copy_": (lambda m, x: m.weight.copy_(m.other), "rejected"),
     "by an item": (lambda m, x: m.weight.__setitem__(0, 0.0), "rejected"),
     "another": (lambda m, x: m.other.add_(1), "rewritten"),

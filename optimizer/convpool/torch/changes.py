@@ -30,6 +30,9 @@ from convpool.algebra.geometry import Refusal, refuse
 
 IN_PLACE = {getattr(operator, name) for name in dir(operator) if name.startswith("i") and hasattr(operator, "__" + name + "__")}
 IN_PLACE -= {operator.inv, operator.invert, operator.index, getattr(operator, "is_", None)}
+_UPDATES = {"batch_norm", "instance_norm", "embedding", "embedding_bag", "_checkpointed", "tag_activation_checkpoint"}
+"""Functions that may change inputs behind the first: running statistics, rows of an embedding, and what the body of a checkpoint
+changes."""
 
 
 def value_of(node: Any) -> Any:
@@ -47,15 +50,17 @@ def is_of_module(node: fx.Node) -> bool:
 def changes(node: fx.Node) -> list[fx.Node]:
     """The tensors that a node changes, or may change."""
     first = [arg for arg in node.args[:1] if isinstance(arg, fx.Node)] or list(node.all_input_nodes[:1])
-    out = node.kwargs.get("out")
-    if isinstance(out, fx.Node):
-        return [out]
+    if outs := [item for item in pytree.tree_leaves(node.kwargs.get("out")) if isinstance(item, fx.Node)]:
+        return outs
     if node.op not in ("call_function", "call_method"):
         return list(node.all_input_nodes) if node.op == "call_module" else []
     target = node.target
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
     if any(schema.is_mutable for schema in _schemas(target)):
         return list(node.all_input_nodes)
+    if name in _UPDATES:  # what it alone reads nobody sees change
+        given = [item for item in node.all_input_nodes[1:] if is_of_module(item)]
+        return [item for item in given if any(user.target is not target for user in item.users)]
     in_place = name.endswith("_") and not name.endswith("__") and name != "requires_grad_" or name == "__setitem__"
     if in_place and node.args and isinstance(node.args[0], (list, tuple)):  # torch._foreach_mul_ and its like
         return list(dict.fromkeys(item for item in node.args[0] if isinstance(item, fx.Node)))
