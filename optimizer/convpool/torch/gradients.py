@@ -109,7 +109,10 @@ def side_by_side(grad: torch.Tensor, first: Callable[[], Sequence[Any]], second:
     if not is_captured(grad):
         return first(), second()
     main = torch.cuda.current_stream()
-    side = side_of(main)
+    key = main.device, main.cuda_stream
+    if key not in _sides:
+        _sides[key] = torch.cuda.Stream(main.device)
+    side = _sides[key]
     side.wait_stream(main)
     with torch.cuda.stream(side):
         made = first()
@@ -119,14 +122,6 @@ def side_by_side(grad: torch.Tensor, first: Callable[[], Sequence[Any]], second:
         if tensor is not None:
             tensor.record_stream(main)  # it was allocated for the side stream
     return made, other
-
-
-def side_of(main: torch.cuda.Stream, number: int = 0) -> torch.cuda.Stream:
-    """A stream for branches of what is captured on `main`: the one with the number."""
-    key = (main.device, main.cuda_stream, number)
-    if key not in _sides:
-        _sides[key] = torch.cuda.Stream(main.device)
-    return _sides[key]
 
 
 def has_few_channels(weight: torch.Tensor, bias: bool) -> bool:

@@ -7,7 +7,6 @@ of the model.  A node that moved is a copy of the graph's with other inputs.
 
 from __future__ import annotations
 
-import operator
 import re
 from collections.abc import Collection
 from dataclasses import replace
@@ -27,8 +26,7 @@ from convpool.options import OptimizeOptions
 from convpool.report import Report
 from convpool.torch import plain
 from convpool.torch.changes import changes, held_by_changes, value_of
-from convpool.torch.kinds import translate_call
-from convpool.torch.skeleton import DOMAIN, Skeleton
+from convpool.torch.kinds import DOMAIN, Skeleton, translate_call
 from convpool.torch.upsampling import upsample_conv_of
 
 POOLED_CONV, BOX_MEAN = torch.ops.convpool.pooled_conv, torch.ops.convpool.box_mean
@@ -128,9 +126,6 @@ class Rebuilding:
         elif is_op(node, "Squeeze"):
             axes = numpy_helper.to_array(self._constants[node.input[1]])
             self._give(node, torch.squeeze, (self._read(node.input[0]), tuple(int(axis) for axis in axes)))
-        elif is_op(node, "Gather") and not node.name:  # channels in another order
-            order = numpy_helper.to_array(self._constants[node.input[1]]).tolist()
-            self._give(node, operator.getitem, (self._read(node.input[0]), (slice(None), order)))
         elif (node.op_type, node.domain) == ("UpsampleConv", DOMAIN):
             self._give(node, upsample_conv_of, (*self._tensors(node), tuple(values["factors"]), tuple(values["pads"])))
         elif node.name in self._skeleton.labels:
