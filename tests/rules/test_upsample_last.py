@@ -325,6 +325,19 @@ def test_a_concat_with_a_skip_is_split():
     assert operators(result.graph) == {"Add": 1, "AveragePool": 1, "Conv": 1, "ConvTranspose": 1, "Relu": 2}
 
 
+@pytest.mark.parametrize("node", ["BatchNormalization(j, k, k, p, k)", "InstanceNormalization(j, p, k)", "Mul(j, p)"])
+def test_computed_numbers_by_channel_stay_in_front_of_a_split(node):
+    """The channels of constants are taken apart; these would have been of all channels in each part."""
+    body = UP + f"j = Concat<axis=1>(z, u)\nr = {node}\ny = Conv<pads=[1,1,1,1]>(r, w)"
+    shape = (72, 1, 1) if "Mul" in node else (72,)
+    numbers = np.linspace(0.5, 2, 72, dtype=np.float32).reshape(shape)
+    values = {**SCALES, "w": (64, 72, 3, 3), "k": numbers.reshape(-1), "p": numbers}
+    assert operators(rewrite(graph(body, values, **TWO)).graph)["AveragePool"] == 1
+    values.pop("p")
+    given = {**TWO, "inputs": TWO["inputs"] + f", float{list(shape)} p"}
+    assert not convpool.optimize(graph(body, values, **given), target="cpu", check=0).changed
+
+
 def test_two_upsampled_maps_are_joined_small():
     body = UP + UP.replace("u =", "v =").replace("(x,", "(q,") + "j = Concat<axis=1>(u, v)\ny = Conv<pads=[1,1,1,1]>(j, w)"
     model = graph(body, {**SCALES, "w": (64, 128, 3, 3)}, inputs="float[1,64,12,12] x, float[1,64,12,12] q")

@@ -191,11 +191,13 @@ class Walk:
     def _divisible(self, index: int, data: Sequence[int]) -> bool:
         """Return True if a node acts on some channels as on all: its other operands are constants, or alike for all of them."""
         scope, node = self._scope, self._scope.nodes[index]
+        by_channel = is_op(node, "BatchNormalization", "InstanceNormalization")
         for position, name in enumerate(node.input):
             if position in data or not name:
                 continue
             shape = scope.info(name).shape
-            if scope.constant(name) is None and (shape is None or len(shape) > self._rank and shape[-self._rank - 1] != 1):
+            alike = shape is not None and not by_channel and (len(shape) <= self._rank or shape[-self._rank - 1] == 1)
+            if not alike and scope.constant(name) is None:
                 return False
         return True
 
