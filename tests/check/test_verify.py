@@ -274,6 +274,27 @@ def test_a_result_that_does_not_run_fails_the_verification(body):
         convpool.verify(graph("y = Relu(x)", **given), LoadedModel(graph(body, **given), None, 0))
 
 
+@pytest.mark.parametrize("others", ["", "z", "y, z", "z, y"])
+def test_a_result_with_other_outputs_is_refused(others):
+    """Outputs were compared by place alone: others passed, and too few ended in an IndexError."""
+
+    def named(names: str) -> onnx.ModelProto:
+        found = graph("y = Relu(x)\nz = Relu(x)", inputs="float[4] x", outputs="float[4] y, float[4] z")
+        kept = [value for name in names.split(", ") for value in found.graph.output if value.name == name]
+        found.graph.ClearField("output")
+        found.graph.output.extend(kept or [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])])
+        return found
+
+    for names in ("y", "y, z"):
+        if names == others:
+            assert convpool.verify(named(names), named(others)).passed
+            continue
+        with pytest.raises(
+            VerificationError, match=f"^verification: the result's outputs; got {others or 'x'}, expected {names}$"
+        ):
+            convpool.verify(named(names), named(others))
+
+
 class Harmed:
     """A session whose runs give something else."""
 

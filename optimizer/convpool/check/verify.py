@@ -282,7 +282,7 @@ def compare_models(
     def add(arrays: inputs.Arrays, given: list, how: str = "") -> tuple:
         """Judge one set of inputs.  how: said of one that differs.  The originals' outputs, and what gives more of them."""
         nonlocal candidate
-        candidate = candidate or _candidate(optimized, native.optimize)
+        candidate = candidate or _candidate(optimized, native)
         wanted, own = given[: len(reference.output_names)], given[-len(native.output_names) :]
         again = partial(native.values, arrays)
         nudge = partial(_nudged_runs, reference, arrays, seed, nudged) if by_default else None
@@ -335,11 +335,14 @@ def _references(
     return original, optimized, native, exact
 
 
-def _candidate(optimized: LoadedModel, optimize: bool) -> OnnxruntimeRunner:
-    """The result in onnxruntime.  optimize: with onnxruntime's own passes, as the original.  Raises VerificationError."""
-    candidate = OnnxruntimeRunner(optimized, "the result", optimize=optimize, lenient=False)
+def _candidate(optimized: LoadedModel, native: OnnxruntimeRunner) -> OnnxruntimeRunner:
+    """The result in onnxruntime, run as `native`, the original, is.  Raises VerificationError."""
+    candidate = OnnxruntimeRunner(optimized, "the result", optimize=native.optimize, lenient=False)
     if candidate.error:
         raise VerificationError(f"verification: onnxruntime loads the original, but not the result: {candidate.error}")
+    if candidate.output_names != native.output_names:
+        got, expected = map(", ".join, (candidate.output_names, native.output_names))
+        raise VerificationError(f"verification: the result's outputs; got {got}, expected {expected}")
     return candidate
 
 
