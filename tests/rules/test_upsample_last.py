@@ -255,6 +255,21 @@ def test_a_border_that_the_factor_covers(mode):
     assert operators(result.graph)["Pad"] == 1 and "Resize" not in operators(result.graph)
 
 
+@pytest.mark.parametrize(("axes", "spelling", "moves"), [(3, "Tile", False), (3, "Resize", True), (2, "Tile", True)])
+def test_maps_of_three_axes_that_a_tile_enlarges_stay_in_front_of_small_convolutions(axes, spelling, moves):
+    """On a CPU a nearest Resize of three axes takes 9 times as long as Tile; the result took 3.6 times as long as the model."""
+    size, factors = [12] * axes, [2] * axes
+    constants = {"t": [1, 32, *[12, 1] * axes], "r": [1, 1, *[1, 2] * axes], "n": [1, 32, *[24] * axes], "s": scales(*factors)}
+    tiled = "a = Reshape(x, t)\nb = Tile(a, r)\nu = Reshape(b, n)\n"
+    body = (tiled if spelling == "Tile" else f"u = {NEAREST}(x, , s)\n") + "y = Conv(u, w)"
+    shapes = {"inputs": f"float{[1, 32, *size]} x", "outputs": f"float[{','.join('abcde'[: axes + 2])}] y"}
+    model = graph(body, {**constants, "w": (16, 32, *[1] * axes)}, **shapes)
+    if moves:
+        rewrite(model)
+    else:
+        assert "saves too little as conv_first" in reason(model)
+
+
 TWO = {"inputs": "float[1,64,12,12] x, float[1,8,24,24] z", "outputs": "float[a,b,c,d] y"}
 SPLIT = "a, b = Split<axis=2>(x, parts)\n"
 SLICES = "a = Slice(x, zero, one, two)\nb = Slice(x, one, big, two)\n"

@@ -31,6 +31,8 @@ SLOW_OPSET = 19
 """The first opset whose AveragePool adds number by number, except on maps of two axes with a multiple of BLOCK channels."""
 LONG, BLOCKED_LONG_WEIGHT, SINGLY_WEIGHT = 64, 2.0, 40.0
 """More elements than these are long.  An addition in such windows of BLOCKs; one where single numbers are added before, too."""
+COLUMN_WEIGHT = 700.0
+"""An element of a result of one column, beside its additions, before SLOW_OPSET: its rows are averaged one by one."""
 BLOCK = 16
 """Channels that onnxruntime's convolutions compute at once; fewer take as long."""
 COLUMN_WEIGHTS, ROW_WEIGHT, GROUP_WEIGHT = (8.0, 22.0), 270.0, 5900.0
@@ -104,9 +106,12 @@ def pool_cost(pool: PoolSpec, channels: int, size: Ints, item_bytes: int, cpu_op
     out = pool.places(size)
     additions = out * channels * pool.taps
     moved = (math.prod(size) + out) * channels * item_bytes
-    if cpu_opset and pool.rank == 2 and not _is_pooled_in_blocks(pool, channels):
-        moved *= 2  # out of the layout of convolutions
-    return Cost(0, additions, additions * addition_weight(pool, channels, cpu_opset) + moved * BYTE_WEIGHT)
+    time = additions * addition_weight(pool, channels, cpu_opset)
+    if cpu_opset and not _is_pooled_in_blocks(pool, channels):
+        moved *= 2 if pool.rank == 2 else 1  # out of the layout of convolutions
+        if cpu_opset < SLOW_OPSET and pool.output_size(size)[-1] == 1 < out:
+            time += out * channels * COLUMN_WEIGHT
+    return Cost(0, additions, time + moved * BYTE_WEIGHT)
 
 
 def affine_cost(count: int, channels: int, size: Ints, item_bytes: int) -> Cost:

@@ -288,7 +288,7 @@ def with_forms(plan: ResizePlan, context: Context) -> ResizePlan | Reject:
         best = options.upsampling if options.upsampling in costs else min(costs, key=lambda form: costs[form].time)
         assert best is not None
         moved = costs[best] + expand.pass_cost(out, expand.PASS_WEIGHT)
-        kept = whole + expand.pass_cost(len(group.channels) * math.prod(large), weight_of(group.resample, conv.rank))
+        kept = whole + expand.pass_cost(len(group.channels) * math.prod(large), _weight_now(plan, group.resample))
         keeps_size = len(plan.groups) > 1 and best != options.upsampling and kept.time <= moved.time
         groups.append(group if keeps_size else replace(group, form=best))
         after += kept if keeps_size else moved
@@ -441,6 +441,12 @@ def weight_of(resample: Resample, rank: int) -> float:
     return expand.RESIZE_WEIGHTS[resample.mode][rank - 1] * (expand.SHRINKING[rank - 1] if resample.growth < 1 else 1)
 
 
+def _weight_now(plan: ResizePlan, resample: Resample) -> float:
+    """That of the map as the model has it: with three axes Tile, Expand and others copy faster than a Resize picks."""
+    weight = weight_of(resample, plan.leaf.conv.rank)
+    return weight if is_op(plan.scope.nodes[resample.node], "Resize", "Upsample") else min(weight, expand.COPY_WEIGHT)
+
+
 def channels_out(leaf: ConvLeaf) -> int:
     return leaf.weight_shape[0]
 
@@ -476,7 +482,7 @@ def _between(plan: ResizePlan, *, large: bool) -> Cost:
             steps = sum(count_nodes(source) for source in sources)
             total += expand.pass_cost(steps * count * math.prod(size), expand.PASS_WEIGHT)
             if large and group.resample is not None and scope.other_readers(scope.nodes[group.resample.node].output[0]) is None:
-                total += expand.pass_cost(int(count * math.prod(size)), weight_of(group.resample, plan.leaf.conv.rank))
+                total += expand.pass_cost(int(count * math.prod(size)), _weight_now(plan, group.resample))
     return total
 
 
