@@ -36,7 +36,7 @@ test-oldest: $(OLDEST)/.installed
 $(OLDEST)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(OLDEST)
 	sed -nE '/^dependencies/,/^]/s/.*"(.*)>=(.*)".*/\1==\2/p' pyproject.toml > $(OLDEST)/requirements.txt
-	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check -r $(OLDEST)/requirements.txt pytest hypothesis
+	$(OLDEST)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check -r $(OLDEST)/requirements.txt pytest hypothesis
 	touch $@
 
 # convpool.torch, and models as PyTorch's exporters write them, in an environment of its own with PyTorch for CPUs (0.9 GB).

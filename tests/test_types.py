@@ -22,6 +22,7 @@ from tests.support.models import graph, random_feeds
 from tests.support.rewriting import PAIR
 
 PACKAGE = Path(convpool.__file__).parents[1]
+EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 SCRIPT = '''
 """What a user may write; each line with `type: ignore` is a mistake that mypy has to find."""
 
@@ -57,16 +58,17 @@ convpool.optimize("model.onnx").report.sight  # type: ignore[attr-defined]
 '''
 
 
-def test_mypy_strict_holds_a_caller_to_the_types(tmp_path):
+def test_mypy_strict_holds_a_caller_and_the_examples_to_the_types(tmp_path):
     """Strict warns of an ignore that hides nothing, so that every mistake has to be found."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     words = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--config-file=", f"--cache-dir={tmp_path}"]
-    words += ["--ignore-missing-imports", str(script)]
+    words += ["--ignore-missing-imports", str(script), *map(str, EXAMPLES)]
     # mypy finds what is installed, and wants no path.
     path = {} if PACKAGE.name == "site-packages" else {"MYPYPATH": str(PACKAGE)}
     done = subprocess.run(words, capture_output=True, text=True, env={"PATH": "", **path}, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (0, "Success: no issues found in 1 source file\n"), done.stdout + done.stderr
+    told = f"Success: no issues found in {len(EXAMPLES) + 1} source files\n"
+    assert EXAMPLES and (done.returncode, done.stdout) == (0, told), done.stdout + done.stderr
 
 
 def test_the_types_list_what_the_options_take():

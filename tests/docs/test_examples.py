@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examples run as a user runs them, on small models, and their types are strict."""
+"""The examples run as a user runs them, on small models."""
 
 import json
 import re
@@ -11,8 +11,6 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-
-import convpool
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "examples"
@@ -103,16 +101,6 @@ def test_a_report_is_read(tmp_path):
     (tmp_path / "other.json").write_text(json.dumps(report))
     printed = example(5, tmp_path, "other.json").stdout
     assert "left unchanged 3 times: Relu between\n" in printed and "times in us: 20 -> 10\n" in printed
-
-
-def test_types_are_strict(tmp_path):
-    pytest.importorskip("mypy")
-    options = ["--strict", "--follow-imports=silent", "--config-file=", "--ignore-missing-imports", f"--cache-dir={tmp_path}"]
-    package = Path(convpool.__file__).parents[1]
-    path = {} if package.name == "site-packages" else {"MYPYPATH": str(package)}  # mypy finds what is installed by itself
-    command = [sys.executable, "-m", "mypy", *options, *map(str, SCRIPTS)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env={"PATH": "", **path})
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_gan_is_trained(tmp_path):
