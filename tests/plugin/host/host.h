@@ -65,6 +65,11 @@ struct Attributes {
     const char *core() const { return upsample.empty() ? "ConvAvgPool" : "UpsampleConv"; }
     bool plain() const { return !around.affine && !around.before && !around.residual && !around.after; }
     std::string op_type() const;
+    int parts_apart(const Attributes &other) const {
+        const Around &there = other.around;
+        return (upsample.empty() != other.upsample.empty()) + (around.affine != there.affine) + (around.before != there.before) +
+               (around.residual != there.residual) + (around.after != there.after);
+    }
     // X, W, B and what the operator has beside them: scale and shift, of as many channels, and R, as Y.
     int input_count() const { return 3 + 2 * (around.affine != 0) + around.residual; }
     template <typename Desc> std::vector<Desc> inputs(Desc x, Desc w, Desc b, Desc scale, Desc y) const {
