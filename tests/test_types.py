@@ -123,8 +123,9 @@ def python(code: str) -> str:
     return done.stdout
 
 
-def test_convpool_does_not_import_torch():
-    assert python("import sys, convpool, convpool.cuda; print('torch' in sys.modules)").strip() == "False"
+def test_convpool_imports_neither_torch_nor_tensorrt():
+    found = "[name for name in ('torch', 'tensorrt', 'pycuda') if name in sys.modules]"
+    assert python(f"import sys, convpool, convpool.cuda, convpool.tensorrt; print({found})").strip() == "[]"
 
 
 def test_convpool_torch_names_the_extra():

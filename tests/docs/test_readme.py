@@ -64,9 +64,8 @@ def test_command(command, folder, monkeypatch):
     assert made == wanted
 
 
-def test_output_shown_is_what_the_command_prints(folder):
-    words = [sys.executable, "-m", "convpool", "optimize", "lenet5_digits.onnx"]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
+def test_output_shown_is_what_the_command_prints(folder, capsys):
+    assert run(group, "convpool", ["optimize", "lenet5_digits.onnx"]) == 0
     shown = README.split("$ convpool optimize lenet5_digits.onnx\n")[1].split("```")[0]
 
     def settled(text: str) -> list[str]:
@@ -74,7 +73,7 @@ def test_output_shown_is_what_the_command_prints(folder):
         lines = (re.sub(r"[\d.]+(e-\d+)? (absolute|relative|s$)", r"\2", line) for line in text.strip().splitlines())
         return [" ".join(line.split()) for line in lines]
 
-    assert settled(done.stdout) == settled(shown)
+    assert settled(capsys.readouterr().out) == settled(shown)
 
 
 @pytest.mark.parametrize("code", PYTHON)
