@@ -442,7 +442,7 @@ def weight_of(resample: Resample, rank: int) -> float:
 
 
 def _weight_now(plan: ResizePlan, resample: Resample) -> float:
-    """That of the map as the model has it: with three axes Tile, Expand and others copy faster than a Resize picks."""
+    """The cost of an element as the model has it: with three axes Tile, Expand and others copy faster than a Resize picks."""
     weight = weight_of(resample, plan.leaf.conv.rank)
     return weight if is_op(plan.scope.nodes[resample.node], "Resize", "Upsample") else min(weight, expand.COPY_WEIGHT)
 
