@@ -13,7 +13,7 @@ A model may also be in a form in which the rules find no pair; another one, that
 | local functions with a part of a pair | their calls are replaced by their nodes, see `ir.inlining` |
 | Transposes | they are moved out of the way, see `rules.cuda_chain.channels_last` |
 
-A change is tried on a copy, and made again only for the pairs that have appeared; without any the model stays as it is.
+A change is tried on a copy; without a pair that appears by it the model stays as it is.
 """
 
 from __future__ import annotations
@@ -413,31 +413,17 @@ def _parts(origins: dict[str, set[Call]], scope: Scope, nodes: Iterable[int], le
 
 
 def _without_transposes(model: LoadedModel, options: OptimizeOptions) -> Reached:
-    """Without the Transposes between the parts of a pair."""
-    wanted: frozenset[tuple[str, str]] | None = None
-    stays: Stays = ()
-    while (moved := _with_channels_first(model, options, wanted)) is not None:
-        before, found = (_planned(_pairs_of(one, options)[0]) for one in (model, moved))
-        if wanted is None:
-            stays = _pairs_of(moved, options)[1]
-        if found - before == wanted:
-            return Reached(moved, stays)
-        if not before < found:
-            break
-        wanted = found - before
-    return Reached(model, stays)
-
-
-def _with_channels_first(
-    model: LoadedModel, options: OptimizeOptions, convolutions: frozenset[tuple[str, str]] | None
-) -> LoadedModel | None:
-    """A copy with Transposes moved away from behind these convolutions, None for all; None where none can be."""
+    """Without the Transposes around averages, where pairs appear by that and none goes."""
     if not ops_of(model_nodes(model.proto), "Transpose"):
-        return None
-    result = replace(model, proto=deepcopy(model.proto), source=None)
-    run = Pipeline(result, result.inferred, options)
-    run.run((Stage((ChannelsFirst(convolutions),)),))
-    return replace(result, inferred=infer_shapes(result.proto)) if run.changed else None
+        return Reached(model)
+    moved = replace(model, proto=deepcopy(model.proto), source=None)
+    run = Pipeline(moved, moved.inferred, options)
+    run.run((Stage((ChannelsFirst(),)),))
+    if not run.changed:
+        return Reached(model)
+    moved = replace(moved, inferred=infer_shapes(moved.proto))
+    (before, _), (found, stays) = (_pairs_of(one, options) for one in (model, moved))
+    return Reached(moved if _planned(before) < _planned(found) else model, stays)
 
 
 def _pairs_of(model: LoadedModel, options: OptimizeOptions) -> tuple[list[PairPlan], Stays]:

@@ -14,8 +14,8 @@ Before that, tensors between a convolution and an average get their channels fir
     x - Conv - Transpose - Add - Transpose - AveragePool        x - Conv - Add - AveragePool
 
 Converters from TensorFlow write so.  All tensors that are laid out alike (`layouts`) change together.  Conditions: (1) fewer
-Transposes stand there afterwards, or as many, and they move less; (2) `pipeline.in_reach` asks for the convolution, since a
-pair appears."""
+Transposes stand there afterwards, or as many, and they move less; (2) a pair appears in the model by that, as
+`pipeline.in_reach` sees."""
 
 from __future__ import annotations
 
@@ -207,18 +207,13 @@ class GroupSite(Site):
 
 
 class ChannelsFirst(Rule):
-    """Every group of tensors between one of the convolutions asked for and an average."""
+    """Every group of tensors between a convolution and an average."""
 
     names = ("pool_first",)
 
-    def __init__(self, convolutions: Collection[tuple[str, str]] | None) -> None:
-        """convolutions: what they give, each with its scope's path; None for all."""
-        self._convolutions = convolutions
-
     def sites(self, scope: Scope, context: Context) -> Iterator[GroupSite]:
         """The groups that save Transposes."""
-        wanted = self._convolutions
-        sites = [s for s in pair_sites(scope) if wanted is None or (scope.path, scope.nodes[s.conv].output[0]) in wanted]
+        sites = list(pair_sites(scope))
         groups = layouts.groups_of(scope, {}, to_channels_first) if sites else {}
         given, read = layouts.fixed_ends(scope, (), to_channels_first) if sites else (set(), set())
         seen: set[int] = set()
