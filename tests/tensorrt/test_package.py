@@ -186,6 +186,14 @@ def test_names_left_out_at_the_end_go_when_functions_are_inlined():
     assert prepare.inline_own_functions(inlined) is inlined
 
 
+def test_a_default_of_a_function_s_attribute_and_a_result_that_is_an_input_stay_when_it_is_inlined():
+    functions = """<domain: "local", opset_import: ["": 17]> net <p: ints = [1,1,1,1]> (a, b) => (c, a) {
+        c = Conv<pads: ints = @p>(a, b) }"""
+    nodes = prepare.inline_own_functions(graph("y, z = local.net(x, w)", functions=functions)).graph.node
+    assert [node.op_type for node in nodes] == ["Conv", "Identity"] and list(nodes[0].attribute[0].ints) == [1, 1, 1, 1]
+    assert [*nodes[1].input, *nodes[1].output] == ["x", "z"]
+
+
 def test_a_model_without_layers_has_its_own_outputs_alone():
     model = load(graph(PAIR))
     for lowering in ("none", "direct", "convavgpool"):

@@ -30,6 +30,7 @@ from convpool.cuda import current_device
 from convpool.errors import ConvpoolError, ModelError
 from convpool.ir import schema
 from convpool.ir.inference import infer_shapes, mark_layers
+from convpool.ir.inlining import inlined
 from convpool.ir.model import TYPE_ATTRIBUTES, LoadedModel, feeds, fitting
 from convpool.ir.protos import all_nodes, graphs_within, is_op
 from convpool.ir.save import self_contained
@@ -94,8 +95,8 @@ def is_plugin_node(node: NodeProto) -> bool:
 
 def inline_own_functions(model: ModelProto) -> ModelProto:
     """The model without local functions but those of convpool's operators, so that pairs inside them go to the plugin too."""
-    own = [(function.domain, function.name) for function in model.functions if not schema.is_own(function)]
-    return _without_trailing_blanks(onnx.inliner.inline_selected_functions(model, own)) if own else model
+    found = inlined(model)  # onnx.inliner forgets defaults of a function's attributes, and results that are inputs
+    return model if found is None else _without_trailing_blanks(found.model)
 
 
 def for_parser(model: ModelProto, major: int, *, plugin: bool, allow_tf32: bool, accumulation: str | None = None) -> ModelProto:
