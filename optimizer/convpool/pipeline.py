@@ -224,8 +224,7 @@ class Pipeline:
         if scope.opset < MIN_OPSET:
             return Reject("model", "opset", str(scope.opset), f"at least {MIN_OPSET}")
         if scope.is_bound:
-            expected = f"one for both branches, before opset {BRANCHES_OPSET}"
-            return reject(scope, site.root, "shape of the branch's result", "unknown, or not that of the other branch", expected)
+            return reject(scope, site.root, "branch of an If", f"opset {scope.opset}", f"at least {BRANCHES_OPSET}")
         try:
             verdict = rule.check(site, self._context)
         except AttributeReference as error:

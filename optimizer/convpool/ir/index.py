@@ -173,8 +173,6 @@ class Scope:
     """Bodies around it; a function's are those around its calls, the most of them."""
     owner: int = -1
     """The node of the scope around a body that has it."""
-    is_bound: bool = False
-    """True in a branch of an If whose results must not become better known (`inference.BRANCHES_OPSET`)."""
     trained: set[str] = field(default_factory=set)
     """Tensors that the model's training information reads or assigns to."""
     captured: set[str] = field(default_factory=set)
@@ -185,6 +183,13 @@ class Scope:
         self.is_own = isinstance(self.proto, FunctionProto) and is_own(self.proto)
         """True for the function of one of convpool's operators."""
         self.reload()
+
+    @property
+    def is_bound(self) -> bool:
+        """True in a branch of an If whose results must not become better known."""
+        around = self.parent
+        old = around is not None and self.opset < BRANCHES_OPSET and is_op(around.nodes[self.owner], "If")
+        return old or around is not None and around.is_bound
 
     def reload(self) -> None:
         """Read the nodes anew: they have changed, and shapes hold."""
@@ -472,8 +477,6 @@ def index_model(
                 child.owner = index
                 scope.children.append(child)
                 scope.captured |= child.free_names()
-            if opset < BRANCHES_OPSET and is_op(node, "If"):
-                _bind(scope.children[-2:])
         return scope
 
     visit(model.graph, inferred.graph if inferred is not None else None, None, protos.opset_of(model.opset_import), "")
@@ -488,17 +491,6 @@ def index_model(
         scope = visit(function, typed, None, protos.opset_of(function.opset_import), f"function {function.name}", depth)
         scope.infos = {**arguments, **scope.infos}
     return scopes
-
-
-def _bind(branches: Sequence[Scope]) -> None:
-    """Note of the branches of an If that their results do not surely have one shape."""
-    results = zip(*([branch.info(value.name).shape for value in branch.proto.output] for branch in branches), strict=False)
-    if any(len(set(shapes)) > 1 or not all(isinstance(n, int) for n in shapes[0] or (None,)) for shapes in results):
-        pending = list(branches)
-        while pending:
-            scope = pending.pop()
-            scope.is_bound = True
-            pending += scope.children
 
 
 def _argument_infos(function: FunctionProto, calls: list[tuple[Scope, NodeProto]]) -> dict[str, TensorInfo]:

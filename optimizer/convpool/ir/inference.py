@@ -44,6 +44,8 @@ MADE_UP = "unk__"
 """How names of sizes begin that shape inference makes up."""
 WITHOUT_INFERENCE = ("GroupNormalization", "MeanVarianceNormalization")
 """Operators whose result has the shape of X, and whose shape onnx does not infer: an Identity stands for each meanwhile."""
+BRANCHES_OPSET = 11
+"""The first opset in which the branches of an If may have results of different shapes; before, onnx takes the better known one."""
 INFERENCE_ERRORS = (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, RuntimeError, ValueError, EncodeError)
 """The exceptions of onnx's checker and shape inference."""
 
@@ -54,14 +56,16 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
     process."""
     probe = without_large_values(model)
     taken = take(probe)
-    for node in ops_of((node for graph, _ in taken for node in graph.node), *WITHOUT_INFERENCE):
+    nodes = [node for graph, _ in taken for node in graph.node]
+    for node in ops_of(nodes, *WITHOUT_INFERENCE):
         node.op_type = "Identity"
+    for node in ops_of(nodes, "If") if opset_of(model.opset_import) < BRANCHES_OPSET else ():
+        node.op_type = "IfOfSeveralShapes"
     result = None
     try:
         result = infer_elsewhere(probe)
-        for changes in (part_branches, drop_windows):
-            while changes(probe, result):
-                result = infer_elsewhere(probe)
+        while drop_windows(probe, result):
+            result = infer_elsewhere(probe)
         if fill_in(probe, result, taken):
             result = infer_elsewhere(probe)
     except INFERENCE_ERRORS:
@@ -213,31 +217,6 @@ def drop_windows(model: ModelProto, inferred: ModelProto) -> bool:
                 give(node, {"pads": [*pads[:rank], *ends]}, ("ceil_mode",))
                 found = True
     return found
-
-
-BRANCHES_OPSET = 11
-"""The first opset in which the branches of an If may have results of different shapes."""
-APART = "IfOfSeveralShapes"
-
-
-def part_branches(model: ModelProto, inferred: ModelProto) -> bool:
-    """Rename each old If whose branches differ in shape, of which onnx takes the better known one; whether there are any."""
-    found = False
-    for graph, typed, _ in side_by_side(model, inferred) if opset_of(model.opset_import) < BRANCHES_OPSET else ():
-        for node, done in zip(graph.node, typed.node, strict=True):
-            if is_op(node, "If") and not _agree([branch for _, _, branch in subgraphs(done)]):
-                node.op_type, found = APART, True
-    return found
-
-
-def _agree(branches: Sequence[GraphProto]) -> bool:
-    """Return True if each result has one static shape."""
-    for results in zip(*(branch.output for branch in branches), strict=False):
-        shapes = [value.type.tensor_type.shape for value in results if value.type.tensor_type.HasField("shape")]
-        sizes = {tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in shape.dim) for shape in shapes}
-        if len(shapes) < len(branches) or len(sizes) > 1 or any(None in size for size in sizes):
-            return False
-    return True
 
 
 def has_open_sizes(model: ModelProto) -> bool:
