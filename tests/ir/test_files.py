@@ -3,7 +3,6 @@
 
 import os
 import subprocess
-import tempfile
 from itertools import product
 
 import numpy as np
@@ -16,7 +15,7 @@ import convpool
 from convpool.cli.group import run
 from convpool.cli.optimize import command
 from convpool.cli.verify import verify_command
-from convpool.errors import ModelError, OutputError
+from convpool.errors import ModelError
 from convpool.ir import files as external
 from convpool.ir.files import place_of
 from convpool.ir.model import LoadedModel, check_tensors
@@ -62,16 +61,6 @@ def test_links_in_a_circle_are_replaced_by_a_file(tmp_path, option, layout):
     assert run(command, "convpool-optimize", words) == 0 and not out.is_symlink()
     if option == "-o":
         assert convpool.verify(source, out).passed
-
-
-def test_a_temporary_folder_that_takes_nothing_is_named(tmp_path, monkeypatch, capsys):
-    source = make(tmp_path)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
-    assert run(command, "convpool-optimize", [str(source), "-q"]) == 2
-    reason = "temporary file: cannot be written; No such file or directory; name another folder in TMPDIR"
-    assert capsys.readouterr().err == f"convpool-optimize: {reason}\n"
-    with pytest.raises(OutputError, match="temporary file"):
-        convpool.optimize(source)
 
 
 @pytest.mark.parametrize(("option", "name"), [*product(("-o", "--report", "verify"), ("w.bin", "data.npz"))])

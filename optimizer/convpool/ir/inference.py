@@ -45,7 +45,7 @@ MADE_UP = "unk__"
 WITHOUT_INFERENCE = ("GroupNormalization", "MeanVarianceNormalization")
 """Operators whose result has the shape of X, and whose shape onnx does not infer: an Identity stands for each meanwhile."""
 BRANCHES_OPSET = 11
-"""The first opset in which the branches of an If may have results of different shapes; before, onnx takes the better known one."""
+"""The first opset whose Ifs may have branches of different shapes; before, onnx takes the better known one."""
 INFERENCE_ERRORS = (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, RuntimeError, ValueError, EncodeError)
 """The exceptions of onnx's checker and shape inference."""
 
