@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -22,17 +21,16 @@ from convpool.check.session import evaluate, prepare
 from convpool.check.verify import NO_MEMORY, compare_models, unchanged
 from convpool.errors import ModelError, OptionError, OutputError, VerificationError
 from convpool.ir import schema
-from convpool.ir.files import external_size
 from convpool.ir.model import LoadedModel, load, passes_full_check, tensor_shapes, with_fixed
 from convpool.ir.model import check as check_model
-from convpool.ir.protos import all_nodes, is_op, known_attributes, label, model_nodes, opset_of, sparse_values
+from convpool.ir.protos import sparse_values
 from convpool.ir.save import save, self_contained, serialize
 from convpool.options import PASS_OF_SWITCH, OptimizeOptions, check_arguments, ended, options_for
 from convpool.pipeline import Pipeline, Reached, Stays, Tuner, in_reach
-from convpool.report import Log, Report, SiteReport, Summary
+from convpool.report import Log, Report, SiteReport
 from convpool.rules.pool_first.rule import PoolFirst
-from convpool.rules.seen import Seen, notes, unmatched
-from convpool.summary import next_steps, recount, time_models, with_macs
+from convpool.rules.seen import Seen, notes, survey, unmatched
+from convpool.summary import count, misread, next_steps, recount, time_models, totals, with_macs
 from convpool.types import Accumulation, Layout, Lowering, Model, Target, Upsampling
 
 
@@ -207,8 +205,8 @@ def optimize(
     original = load(model, None if base_dir is None else Path(base_dir))
     loaded, shapes = with_fixed(original, fix_shapes or {}, input_shapes or {})
     options = replace(options, accumulation=accumulation, upsampling=upsampling)
-    InputMaker(loaded.proto, arrays, shapes, seed)  # before any work too
     sizes = tensor_shapes(loaded, shapes, evaluate) if autotune or "plain_conv" in options.passes else {}
+    InputMaker(loaded.proto, arrays, shapes, seed)  # before any work too
     result = rewrite(loaded, options, sizes, Tuner(seed, progress) if autotune else None, in_reach(loaded, options))
     report = result.report
     report.options |= {"target": target, "seed": seed, "fix_shapes": {n: list(s) for n, s in (fix_shapes or {}).items()}}
@@ -275,7 +273,11 @@ def rewrite(
     result = LoadedModel(deepcopy(reached.model.proto), original.base_dir, 0, path=original.path, data_files=original.data_files)
     moved = options.lowering != "convavgpool" and schema.move_back(result.proto)
     run = Pipeline(result, reached.model.inferred, options, sizes=sizes, tuner=tuner)
+    scopes = run.scopes()
+    before, seen = count(scopes), survey(scopes)
     run.run()
+    after = count(run.scopes()) if run.changed else before
+    run.finish()
     if run.changed:
         # Every check that the original passes.
         check_model(result, "the result", full=passes_full_check(original), inferred=original.inferred)
@@ -284,32 +286,20 @@ def rewrite(
         if moved or reached.model is not original:
             result.proto.CopyFrom(original.proto)
     sites = _with_clearer_reasons(run.log, reached.stays)
-    summary = _summary(original, result, sites, run)
-    report = Report(sites, summary, notes=notes(run.seen, sites, run.int8), changed=run.changed)
+    summary = with_macs(totals(original, result, sites, run.log, seen), sites, before, after, {})
+    report = Report(sites, summary, notes=notes(seen, sites, run.int8), changed=run.changed)
     report.options |= {"lowering": options.lowering, "accumulation": options.accumulation, "rules": sorted(options.passes)}
     report.warnings += unmatched(options.exclude, run.matched)
     if tuner is not None and "cpu" not in options.devices:
         report.warnings.append("autotune: timed on this machine's CPU, which says little of a GPU")
     if (dense := len(sparse_values(original.proto)) - len(sparse_values(result.proto))) > 0:
         report.warnings.append(f"sparse constants: {dense} dense in the result, since the rewrite changes their numbers")
-    for name in sorted(_misread(result.proto) - _misread(original.proto)):
+    for name in sorted(misread(result.proto) - misread(original.proto)):
         text = "its pads are misread by onnxruntime 1.24 and earlier at opset 19 and later; run the result in 1.25 or later"
         report.warnings.append(f"AveragePool of {name!r}: {text}")
     if options.accumulation == "packed" and not summary.packed:
         report.warnings.append("accumulation packed changes nothing: the result has no node of convpool's operators")
-    return OptimizeResult(result.proto, report, run.changed, result, run.new_constants, run.seen)
-
-
-def _misread(model: ModelProto) -> set[str]:
-    """The poolings whose pads onnxruntime misreads before 1.25: as if the begin and the end of each axis stood side by side."""
-    found = set()
-    for node in model_nodes(model) if opset_of(model.opset_import) >= schema.POOL_DILATIONS_OPSET else ():
-        values = known_attributes(node) or {}
-        pads = list(values.get("pads", ()) if is_op(node, "AveragePool") and values.get("count_include_pad") else ())
-        pads = pads or list(values.get("pool_pads", ()) if schema.is_operator(node) else ())
-        if pads[1::2] != pads[len(pads) // 2 :]:
-            found.add(label(node))
-    return found
+    return OptimizeResult(result.proto, report, run.changed, result, run.new_constants, seen)
 
 
 def _with_clearer_reasons(log: Log, stays: Stays) -> list[SiteReport]:
@@ -320,32 +310,3 @@ def _with_clearer_reasons(log: Log, stays: Stays) -> list[SiteReport]:
     done = {(site.scope, site.conv) for site in sites if site.status != "rejected"}
     found = {(site.scope, site.conv, site.pool): site for site in clearer.reports() if (site.scope, site.conv) not in done}
     return [*(found.pop((site.scope, site.conv, site.pool), site) for site in sites), *found.values()]
-
-
-def _summary(original: LoadedModel, result: LoadedModel, sites: list[SiteReport], run: Pipeline) -> Summary:
-    status = Counter(site.status for site in sites)
-    summary = Summary(
-        rewritten=status["rewritten"],
-        rejected=status["rejected"],
-        excluded=status["excluded"],
-        macs_before=sum(site.macs_before or 0 for site in sites),
-        macs_after=sum(site.macs_after or 0 for site in sites),
-        operators_before=_operators(original.proto),
-        operators_after=_operators(result.proto),
-        bytes_before=original.size_bytes,
-        bytes_after=result.proto.ByteSize() + external_size(result.proto),
-        seconds=0.0,
-        concats=run.log.concats,
-        channels_last=run.log.channels_last,
-        packed=sum(map(bool, map(schema.accumulation_of, filter(schema.is_operator, model_nodes(result.proto))))),
-        averages=run.seen.averages,
-        resizes=run.seen.resizes,
-        between=dict(run.seen.between.most_common()),
-    )
-    return with_macs(summary, sites, run.macs_before, run.macs_after, {})
-
-
-def _operators(model: ModelProto) -> dict[str, int]:
-    """How often each operator occurs, the bodies of convpool's own left out."""
-    holders = (model.graph, *(function for function in model.functions if function.domain != schema.DOMAIN))
-    return dict(sorted(Counter(node.op_type for holder in holders for node in all_nodes(holder)).items()))

@@ -48,8 +48,6 @@ from convpool.rules.convs import is_int8
 from convpool.rules.cuda_chain.channels_last import ChannelsFirst
 from convpool.rules.pool_first.pairs import PairPlan, PairSite
 from convpool.rules.pool_first.rule import PoolFirst
-from convpool.rules.seen import Seen, survey
-from convpool.summary import ModelMacs, count
 
 MIN_OPSET = 7
 """The first opset whose AveragePool can count its padding."""
@@ -133,19 +131,18 @@ class Pipeline:
         """Patterns of `options.exclude` that match a name."""
         self.changed = False
         """True if anything was rewritten."""
-        self.seen = Seen()
         self.int8 = 0
         """Convolutions rewritten that TensorRT would run in INT8."""
-        self.macs_before = self.macs_after = ModelMacs(())
-        """Multiply-adds of the model, as it was and as it is, where its own sizes tell."""
         self._context = Context(options, opset_of(model.proto.opset_import), self._excluded, sizes or {})
 
-    def run(self, stages: tuple[Stage, ...] = STAGES) -> None:
-        """Rewrite the model."""
-        scopes = self._graphs.scopes()
-        self.macs_before, self.seen = count(scopes), survey(scopes)
+    def scopes(self) -> list[Scope]:
+        """The index of the model as it is, until `finish`."""
+        return self._graphs.scopes()
+
+    def run(self, stages: tuple[Stage, ...] = STAGES) -> Pipeline:
+        """Rewrite the model, but for `finish`."""
         if any(map(self._context.enabled, ("image_conv", "plain_conv", "chain_conv", "chain_upsample"))):
-            convolutions = ((scope.path, node.output[0]) for scope in scopes for node in scope.nodes if is_op(node, "Conv"))
+            convolutions = ((scope.path, node.output[0]) for scope in self.scopes() for node in ops_of(scope.nodes, "Conv"))
             self._context = replace(self._context, originals=frozenset(convolutions))
         for stage in stages:
             rules = [rule for rule in stage.rules if self._runs(rule)]
@@ -154,7 +151,10 @@ class Pipeline:
         wanted = self._context.options.accumulation
         if wanted is not None and self._editor.accumulate(wanted, self._excluded):
             self.changed = True
-        self.macs_after = count(self._graphs.scopes()) if self.changed else self.macs_before
+        return self
+
+    def finish(self) -> None:
+        """Leave the model complete and consistent, where it has changed."""
         if self.changed:
             self._editor.finish(self._graphs.scopes(), self._graphs.inferred, self._context.options.metadata)
 
@@ -341,7 +341,7 @@ def _lowered(model: ModelProto, rule: Rule, lowering: str) -> ModelProto:
         lowering=lowering if lowering in LOWERINGS else "auto",
         upsampling=lowering if lowering in FORMS else None,
     )
-    Pipeline(result, infer_shapes(result.proto), options).run((Stage((rule,), repeats=False),))
+    Pipeline(result, infer_shapes(result.proto), options).run((Stage((rule,), repeats=False),)).finish()
     return result.proto
 
 
@@ -416,10 +416,10 @@ def _without_transposes(model: LoadedModel, options: OptimizeOptions) -> Reached
     if not ops_of(model_nodes(model.proto), "Transpose"):
         return Reached(model)
     moved = replace(model, proto=deepcopy(model.proto), source=None)
-    run = Pipeline(moved, moved.inferred, options)
-    run.run((Stage((ChannelsFirst(),)),))
+    run = Pipeline(moved, moved.inferred, options).run((Stage((ChannelsFirst(),)),))
     if not run.changed:
         return Reached(model)
+    run.finish()
     moved = replace(moved, inferred=infer_shapes(moved.proto))
     (before, _), (found, stays) = (_pairs_of(one, options) for one in (model, moved))
     return Reached(moved if _planned(before) < _planned(found) else model, stays)

@@ -14,6 +14,7 @@ import math
 import os
 import re
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -27,12 +28,14 @@ from convpool.algebra.parts import LAYOUTS
 from convpool.check.inputs import Arrays, InputMaker, shapes_of
 from convpool.check.session import OnnxruntimeRunner, Session, evaluate, time_sessions
 from convpool.errors import ModelError
+from convpool.ir import schema
+from convpool.ir.files import external_size
 from convpool.ir.index import Scope
-from convpool.ir.model import LoadedModel, feeds, load, scopes_at, with_sizes
-from convpool.ir.protos import STANDARD_DOMAINS, known_attributes, label
+from convpool.ir.model import LoadedModel, batches_of_one, load, scopes_at, suggested, with_sizes
+from convpool.ir.protos import STANDARD_DOMAINS, all_nodes, is_op, known_attributes, label, model_nodes, opset_of
 from convpool.ir.schema import OP_TYPES, UPSAMPLE, is_own, layout_of, specs_of
 from convpool.options import TARGETS, OptimizeOptions
-from convpool.report import Report, SiteReport, Speed, Summary
+from convpool.report import Log, Report, SiteReport, Speed, Summary
 from convpool.rules.seen import Seen
 
 Sizes = tuple[int | None, ...]
@@ -148,6 +151,47 @@ BUDGET_S = 5.0
 """The timing stops after so many seconds, though not before three rounds."""
 
 
+def totals(original: LoadedModel, result: LoadedModel, sites: list[SiteReport], log: Log, seen: Seen) -> Summary:
+    """The totals of a rewrite, but for multiply-adds of the model.  result: with its functions and sizes complete."""
+    status = Counter(site.status for site in sites)
+    return Summary(
+        rewritten=status["rewritten"],
+        rejected=status["rejected"],
+        excluded=status["excluded"],
+        macs_before=sum(site.macs_before or 0 for site in sites),
+        macs_after=sum(site.macs_after or 0 for site in sites),
+        operators_before=_operators(original.proto),
+        operators_after=_operators(result.proto),
+        bytes_before=original.size_bytes,
+        bytes_after=result.proto.ByteSize() + external_size(result.proto),
+        seconds=0.0,
+        concats=log.concats,
+        channels_last=log.channels_last,
+        packed=sum(map(bool, map(schema.accumulation_of, filter(schema.is_operator, model_nodes(result.proto))))),
+        averages=seen.averages,
+        resizes=seen.resizes,
+        between=dict(seen.between.most_common()),
+    )
+
+
+def _operators(model: ModelProto) -> dict[str, int]:
+    """How often each operator occurs, the bodies of convpool's own left out."""
+    holders = (model.graph, *(function for function in model.functions if function.domain != schema.DOMAIN))
+    return dict(sorted(Counter(node.op_type for holder in holders for node in all_nodes(holder)).items()))
+
+
+def misread(model: ModelProto) -> set[str]:
+    """The poolings whose pads onnxruntime misreads before 1.25: as if the begin and the end of each axis stood side by side."""
+    found = set()
+    for node in model_nodes(model) if opset_of(model.opset_import) >= schema.POOL_DILATIONS_OPSET else ():
+        values = known_attributes(node) or {}
+        pads = list(values.get("pads", ()) if is_op(node, "AveragePool") and values.get("count_include_pad") else ())
+        pads = pads or list(values.get("pool_pads", ()) if schema.is_operator(node) else ())
+        if pads[1::2] != pads[len(pads) // 2 :]:
+            found.add(label(node))
+    return found
+
+
 def with_macs(
     summary: Summary, sites: Sequence[SiteReport], before: ModelMacs, after: ModelMacs, shapes: Mapping[str, Sequence[int]]
 ) -> Summary:
@@ -171,7 +215,7 @@ def with_macs(
 
 def recount(report: Report, original: LoadedModel, result: LoadedModel, given: Mapping[str, Sequence[int]]) -> None:
     """Count a model that leaves sizes open: with those of the check, else with those given, else with a batch of 1."""
-    batches = _batches_of_one(original.proto)
+    batches = batches_of_one(original.proto)
     shapes: Mapping[str, Sequence[int]] = report.checked_shapes or batches | dict(given)
     if report.summary.model_macs_before is not None and report.summary.model_macs_after is not None:
         counted = {name: list(shape) for name, shape in shapes.items()} if batches else {}
@@ -180,16 +224,6 @@ def recount(report: Report, original: LoadedModel, result: LoadedModel, given: M
         before = count(scopes_at(original, shapes, evaluate))
         after = before if result.proto == original.proto else count(scopes_at(result, shapes, evaluate))
         report.summary = with_macs(report.summary, report.sites, before, after, shapes)
-
-
-def _batches_of_one(model: ModelProto) -> dict[str, Sequence[int]]:
-    """Shapes of the inputs whose first axis alone is open, with 1 there."""
-    shapes: dict[str, Sequence[int]] = {}
-    for value in feeds(model):
-        dims = value.type.tensor_type.shape.dim
-        if dims and not dims[0].dim_value > 0 and all(dim.dim_value > 0 for dim in dims[1:]):
-            shapes[value.name] = [1, *(dim.dim_value for dim in dims[1:])]
-    return shapes
 
 
 def time_models(
@@ -235,8 +269,6 @@ Rewrite = Callable[[LoadedModel, OptimizeOptions], int]
 """How many sites of a model are rewritten."""
 SAVED = "the model was saved by onnxruntime, with operators of its own: optimize the original"
 QUANTIZE_LATER = "run convpool with --lowering auto on the float model, and quantize the result"
-SUGGESTED_SIZE = 224
-"""Stands for open sizes but the first in a command that is suggested."""
 
 
 def next_steps(
@@ -254,17 +286,16 @@ def next_steps(
         found.append(SAVED)
     elif seen.quantized:
         found.append(QUANTIZE_LATER)
-    on_cpu = replace(options, devices=TARGETS["cpu"].devices)
+    on_cpu, given = replace(options, devices=TARGETS["cpu"].devices), suggested(model.proto, shapes)
     if not found and any(re.search(r"\bunknown\b|computed tensor|not provably|for every size", reason) for reason in stay):
-        found += _preparing(report, model, options, suggested(model.proto, shapes), rewrite)
+        found += _preparing(report, model, options, given, rewrite)
         if not found and report.options["target"] == "any" and any("for every size" in reason for reason in stay):
-            found += _preparing(report, model, on_cpu, suggested(model.proto, shapes), rewrite)
+            found += _preparing(report, model, on_cpu, given, rewrite)
     if report.options["target"] == "any" and any(reason.endswith("for this target") for reason in stay):
         more = rewrite(model, on_cpu) - report.summary.rewritten
         if more > 0:
             found.append(f"{more} more for onnxruntime on a CPU: convpool optimize {name_of(model)} --target cpu")
     if report.summary.rewritten and report.summary.model_macs_before is None:
-        given = suggested(model.proto, shapes)
         if given and count(scopes_at(model, given, evaluate)).total is not None:
             words = _words("--input-shape", given)
             found.append(f"to count multiply-adds, with your sizes: convpool inspect {name_of(model)} {words}")
@@ -295,19 +326,6 @@ def _asked(report: Report, tried: OptimizeOptions) -> str:
     target = "cpu" if tried.devices == TARGETS["cpu"].devices else given
     words = [] if target == "any" else ["--target", target]
     return " ".join(words if lowering == TARGETS[given].lowering else [*words, "--lowering", str(lowering)])
-
-
-def suggested(model: ModelProto, known: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
-    """Shapes for inputs with open sizes: those known, else 1 for the first and its name; none for an input of size 0."""
-    shapes = {value.name: value.type.tensor_type.shape.dim for value in feeds(model)}
-    batches = {dims[0].dim_param for dims in shapes.values() if dims} - {""}
-    found = {}
-    for name, dims in shapes.items():
-        is_empty = any(dim.HasField("dim_value") and dim.dim_value == 0 for dim in dims)
-        if any(dim.dim_value <= 0 for dim in dims) and not is_empty:
-            sizes = [1 if not axis or dim.dim_param in batches else SUGGESTED_SIZE for axis, dim in enumerate(dims)]
-            found[name] = list(known.get(name) or [max(dim.dim_value, 0) or n for dim, n in zip(dims, sizes, strict=True)])
-    return found
 
 
 def name_of(model: LoadedModel, suffix: str = "") -> str:

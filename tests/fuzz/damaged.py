@@ -23,8 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import convpool
-from convpool.ir.model import load
-from convpool.summary import suggested
+from convpool.ir.model import load, suggested
 from tests.support.damage import damaged
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,8 +13,7 @@ import convpool
 from convpool.check.inputs import InputMaker
 from convpool.cli.group import command, run
 from convpool.errors import ModelError, VerificationError
-from convpool.ir.model import load, passes_full_check, with_sizes
-from convpool.summary import SUGGESTED_SIZE, suggested
+from convpool.ir.model import SUGGESTED_SIZE, load, passes_full_check, suggested, with_sizes
 from tests.support import noted_models, sessions
 from tests.support.data_files import assert_same_outputs
 from tests.support.models import graph, index, random_feeds

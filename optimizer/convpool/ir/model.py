@@ -43,6 +43,8 @@ from convpool.ir.files import Stamp, check_external_data, check_unchanged, exter
 from convpool.ir.index import Dim, Evaluate, Scope, index_with_shapes
 from convpool.ir.inference import INFERENCE_ERRORS, infer_elsewhere, infer_shapes, side_by_side, take, without_large_values
 
+SUGGESTED_SIZE = 224
+"""Stands for open sizes but the first in a command that is suggested."""
 MAX_NODES = 500_000
 """Most nodes once functions are expanded.  onnx's checker takes half a minute for these; large models have 20,000."""
 
@@ -475,6 +477,29 @@ def static_shapes(inputs: Sequence[ValueInfoProto]) -> dict[str, list[int]]:
     kinds = {value.name: value.type.tensor_type for value in inputs}
     shapes = {name: [dim.dim_value for dim in kind.shape.dim] for name, kind in kinds.items() if kind.HasField("shape")}
     return {name: sizes for name, sizes in shapes.items() if all(size > 0 for size in sizes)}
+
+
+def suggested(model: ModelProto, known: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
+    """Shapes for inputs with open sizes: those known, else 1 for the first and its name; none for an input of size 0."""
+    shapes = {value.name: value.type.tensor_type.shape.dim for value in feeds(model)}
+    batches = {dims[0].dim_param for dims in shapes.values() if dims} - {""}
+    found = {}
+    for name, dims in shapes.items():
+        is_empty = any(dim.HasField("dim_value") and dim.dim_value == 0 for dim in dims)
+        if any(dim.dim_value <= 0 for dim in dims) and not is_empty:
+            sizes = [1 if not axis or dim.dim_param in batches else SUGGESTED_SIZE for axis, dim in enumerate(dims)]
+            found[name] = list(known.get(name) or [max(dim.dim_value, 0) or n for dim, n in zip(dims, sizes, strict=True)])
+    return found
+
+
+def batches_of_one(model: ModelProto) -> dict[str, Sequence[int]]:
+    """Shapes of the inputs whose first axis alone is open, with 1 there."""
+    shapes: dict[str, Sequence[int]] = {}
+    for value in feeds(model):
+        dims = value.type.tensor_type.shape.dim
+        if dims and not dims[0].dim_value > 0 and all(dim.dim_value > 0 for dim in dims[1:]):
+            shapes[value.name] = [1, *(dim.dim_value for dim in dims[1:])]
+    return shapes
 
 
 def with_sizes(model: ModelProto, shapes: Shapes) -> ModelProto:
