@@ -8,10 +8,9 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import onnx
 import pytest
-from google.protobuf.message import EncodeError
 from onnx import TensorProto, helper, numpy_helper
 
-from convpool.errors import LibraryError, ModelError, TensorRTError
+from convpool.errors import LibraryError, TensorRTError
 from convpool.ir import schema
 from convpool.ir.model import load
 from convpool.tensorrt import BuildOptions, package, prepare
@@ -199,15 +198,6 @@ def test_a_model_without_layers_has_its_own_outputs_alone():
     for lowering in ("none", "direct", "convavgpool"):
         assert [value.name for value in prepare.lowered(model, lowering).graph.output] == ["y"]
     assert len(prepare.lowered(model, "direct", layers=True).graph.output) == 2
-
-
-def test_a_model_beyond_what_protobuf_serialises():
-    class Model:
-        def SerializeToString(self):
-            raise EncodeError("Failed to serialize proto")
-
-    with pytest.raises(ModelError, match="model: more than 2 GiB with its weights; TensorRT cannot read it from memory"):
-        prepare.serialized(Model())
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,10 @@ import click
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from convpool.check.inputs import load_arrays
 from convpool.cli import group
-from convpool.cli.table import make_console, show_verification
+from convpool.cli.table import make_console, print_table, show_verification
 from convpool.errors import OptionError
 from convpool.ir.files import check_output
 from convpool.options import DEFAULT_LIMITS
@@ -209,7 +208,7 @@ def _counted(nodes: dict[str, int]) -> str:
 def _show(report: BuildReport, console: Console) -> None:
     """Print what was timed and compared."""
     if report.autotune:
-        console.print(_times_table(report.autotune))
+        _show_times(report.autotune, console)
     if report.verification:
         show_verification(report.verification, console)
 
@@ -221,17 +220,11 @@ def _show_written(output: str, report: BuildReport, console: Console) -> None:
     console.print(f"written   {Path(output)} ({size})", soft_wrap=True, markup=False)
 
 
-def _times_table(tuning: Tuning) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("lowering", "us", "over MODEL", ""):
-        table.add_column(column, justify="right" if column in ("us", "over MODEL") else "left")
-    original = tuning.times_us.get("none")
-    for lowering, value in tuning.times_us.items():
-        over = f"{original / value:.2f}" if original else ""
-        left_out = escape(tuning.left_out.get(lowering, ""))
-        outcome = f"left out: {left_out}" if left_out else "kept" if lowering == tuning.lowering else ""
-        table.add_row(lowering, f"{value:.1f}", over, outcome)
-    for lowering, reason in tuning.left_out.items():
-        if lowering not in tuning.times_us:
-            table.add_row(lowering, "", "", escape(f"left out: {reason}"))
-    return table
+def _show_times(tuning: Tuning, console: Console) -> None:
+    original, rows = tuning.times_us.get("none"), []
+    for lowering in dict.fromkeys((*tuning.times_us, *tuning.left_out)):
+        us, why = tuning.times_us.get(lowering), tuning.left_out.get(lowering)
+        over = f"{original / us:.2f}" if original and us else ""
+        outcome = f"left out: {why}" if why else "kept" if lowering == tuning.lowering else ""
+        rows.append([lowering, "" if us is None else f"{us:.1f}", over, escape(outcome)])
+    print_table(console, ("lowering", "us", "over MODEL", ""), rows, right=(1, 2))

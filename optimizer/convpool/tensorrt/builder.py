@@ -34,6 +34,7 @@ from onnx import ModelProto
 from convpool import interrupt
 from convpool.errors import ModelError, OptionError, TensorRTError
 from convpool.ir.files import write_atomically
+from convpool.ir.save import serialize
 from convpool.tensorrt import prepare
 from convpool.tensorrt.build_options import BuildOptions, Profile, Progress
 from convpool.tensorrt.engine import Engine
@@ -96,7 +97,7 @@ def _parse(trt: ModuleType, builder: Any, model: ModelProto) -> tuple[Any, Any]:
     log = logger(trt)
     network = builder.create_network(_network_flags(trt))
     parser = trt.OnnxParser(network, log)
-    if not parser.parse(prepare.serialized(model)):
+    if not parser.parse(serialize(model)):
         errors = "; ".join(parser.get_error(i).desc() for i in range(parser.num_errors))
         raise ModelError(f"TensorRT {trt.__version__} cannot read the model; got {log.explain(errors)}")
     return network, parser

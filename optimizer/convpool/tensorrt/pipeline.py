@@ -36,6 +36,7 @@ from convpool.check.verify import compare_runners
 from convpool.errors import ConvpoolError, OptionError, OutputError, TensorRTError, VerificationError, first_line
 from convpool.ir import schema
 from convpool.ir.model import LoadedModel, load
+from convpool.ir.save import serialize
 from convpool.tensorrt import prepare
 from convpool.tensorrt.build_options import BuildOptions
 from convpool.tensorrt.builder import build_plan
@@ -272,7 +273,7 @@ def _build_all(model: LoadedModel, options: BuildOptions, left_out: dict[str, st
         options = replace(options, timing_cache=cache, configure=configure)
         for lowering in TRIED if options.plugin else [name for name in TRIED if name != "convavgpool"]:
             prepared = prepare.lowered(model, lowering, **keywords)
-            same = seen.setdefault(hashlib.sha256(prepare.serialized(prepared)).digest(), lowering)
+            same = seen.setdefault(hashlib.sha256(serialize(prepared)).digest(), lowering)
             if same != lowering:
                 left_out[lowering] = f"the same as {same}"
                 continue

@@ -22,7 +22,6 @@ import ml_dtypes
 import numpy as np
 import onnx
 import onnx.inliner
-from google.protobuf.message import EncodeError
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from convpool.api import optimize, rewrite
@@ -241,14 +240,6 @@ def _cast_ends(graph: GraphProto, kind: int) -> None:
     nodes = [*first, *graph.node, *last]
     del graph.node[:]
     graph.node.extend(nodes)
-
-
-def serialized(model: ModelProto) -> bytes:
-    """The model's bytes.  Raises ModelError past protobuf's 2 GiB."""
-    try:
-        return model.SerializeToString()
-    except (EncodeError, ValueError) as error:
-        raise ModelError("model: more than 2 GiB with its weights; TensorRT cannot read it from memory") from error
 
 
 def default_lowering(model: LoadedModel, options: BuildOptions, trt: ModuleType | None = None) -> str:

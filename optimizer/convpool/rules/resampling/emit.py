@@ -22,9 +22,10 @@ from convpool.ir.protos import attributes, is_op, label, stand_for
 from convpool.report import Log, SiteReport
 from convpool.rules.base import Reject, Rule
 from convpool.rules.convs import WINDOW, macs
+from convpool.rules.linear import WHOLE_AXIS
 from convpool.rules.resampling import plans
 from convpool.rules.resampling.maps import Applied, Source, sliced
-from convpool.rules.resampling.resize import WHOLE, Resample
+from convpool.rules.resampling.resize import Resample
 from convpool.rules.seen import verdict_of
 
 DOMAIN_OF_TORCH = "ai.convpool.torch"
@@ -325,7 +326,7 @@ class Emitter:
     def _crop(self, x: str, crop: Crop) -> str:
         if crop.is_empty:
             return x
-        starts, ends, axes = crop.begins, [-n if n else WHOLE for n in crop.ends], range(2, self._rank + 2)
+        starts, ends, axes = crop.begins, [-n if n else WHOLE_AXIS for n in crop.ends], range(2, self._rank + 2)
         if self._scope.opset < 10:
             return self.add("Slice", [x], "cropped", starts=starts, ends=ends, axes=list(axes))
         names = [self.constant(np.array(values, np.int64), "crop") for values in (starts, ends, axes)]

@@ -31,13 +31,11 @@ from convpool.algebra.geometry import Ints
 from convpool.ir.index import FOLDABLE, Dim, Scope
 from convpool.ir.protos import attributes, is_op
 from convpool.rules.base import Reject, reject
-from convpool.rules.linear import axes_of
+from convpool.rules.linear import WHOLE_AXIS, axes_of
 from convpool.rules.sizes import rough_scales, scales_of, unknown_ratios
 
 CENTRED = ("half_pixel", "pytorch_half_pixel", "half_pixel_symmetric")
 """Coordinates for which each element of an upsampled map lies nearest to one of the input, for every whole factor."""
-WHOLE = 2**31 - 1
-"""A Slice end that is the end of any axis."""
 POSITIONS = (*CENTRED, "asymmetric", "align_corners")
 """Coordinates that lie in the map, or are moved to its border."""
 
@@ -368,6 +366,6 @@ def _pieces(scope: Scope, first: str, rest: str, axis: int) -> tuple[str | None,
     begins, ends = [cut[0] for cut in cuts], [cut[1] for cut in cuts]
     last = ends[1][0] if ends[1] is not None and len(ends[1]) == 1 else 0
     size = (scope.info(one.input[0]).shape or (None,) * (axis + 1))[axis]
-    whole = last >= (size if isinstance(size, int) else WHOLE)
+    whole = last >= (size if isinstance(size, int) else WHOLE_AXIS)
     fits = begins == [(0,), (1,)] and ends[0] == (1,) and whole
     return (one.input[0] if fits else None), {index for index in indices if index is not None}
