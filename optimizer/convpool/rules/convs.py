@@ -31,8 +31,7 @@ class Pooling:
     """An average over windows of the tensor `input`, written to `output` by the nodes `nodes`, `root` the last.
 
     spec, without pads, is None for a mean over all of the feature map.  squeeze: axes that vanish (ReduceMean, keepdims = 0);
-    factor: what the average is multiplied by (ReduceSum); batch: whether it is also over the batch.  split: the Split whose
-    results are averaged alike, as the tensors `parts` in its order, "" for one that nothing reads; None without one.
+    factor: what the average is multiplied by (ReduceSum); batch: whether it is also over the batch.
     Without an average (`image_conv`), `nodes` is empty, `root` the convolution and the window of `spec` one element.
     """
 
@@ -45,8 +44,6 @@ class Pooling:
     squeeze: Ints = ()
     factor: float = 1.0
     batch: bool = False
-    split: int | None = None
-    parts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

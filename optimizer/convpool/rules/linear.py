@@ -434,7 +434,7 @@ def _split(scope: Scope, index: int, rank: int) -> Step | Reject:
     used = [number for number, name in enumerate(names) if is_used(scope, name)]
     axes = {attributes(scope.nodes[index]).get("axis", 0) % (rank + 2)} if len(names) > 1 else set()
     if len(used) > 1 and max(axes) < 2:
-        return reject(scope, index, "results of Split that are read", len(used), "one, or all by averages that are alike")
+        return reject(scope, index, "results of Split that are read", len(used), "one")
     return _along(scope, index, axes, used[0])
 
 

@@ -270,36 +270,6 @@ def test_scores_of_patches_of_an_open_size(form):
         assert "saves too little" in site.reason
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
-def test_parts_of_a_split_that_are_averaged_alike_are_averaged_before_it(seed):
-    net = Net(seed)
-    count = int(net.rng.choice([2, 4]))
-    parts = net.told("Split", net.name, 13, count, "split", values=[8 // count] * count, axis=net.axis(int(seed % 5 > 0)))
-    if seed % 5 == 0:  # the batch
-        net.batch, net.first = 8, "n"
-    unread = int(net.rng.integers(count)) if net.rng.integers(3) == 0 else None
-    state = net.rng.bit_generator.state
-    averages = []
-    for number, part in enumerate(parts):
-        net.rng.bit_generator.state = state  # each alike
-        averages += [net.average(part)] if number != unread else []
-    model, feeds = net.finish(*averages)
-    check(model, feeds)
-    result = convpool.optimize(model, check=0, lowering="direct")
-    found = operators(result.model.graph)
-    if any(site.status == "rewritten" for site in result.report.sites):
-        assert found.get("AveragePool", 0) + found.get("GlobalAveragePool", 0) == found["Split"] == len(result.report.sites) == 1
-    else:
-        assert all(any(word in site.reason for word in COSTS) for site in result.report.sites), result.report.sites
-
-
-def test_averages_of_parts_stand_where_their_readers_find_them():
-    """A reader of the first average may stand before the second."""
-    body = f"c = Conv<pads=[1,1,1,1]>(x, w)\nd, e = Split<axis=-3>(c)\np = {POOL}(d)\nr = Relu(p)\nq = {POOL}(e)\ny = Add(r, q)"
-    result = rewrite(graph(body), 1)
-    assert [node.op_type for node in result.graph.node] == ["AveragePool", "Conv", "Split", "Relu", "Add"]
-
-
 def test_a_cast_to_the_same_type_does_not_keep_neighbours_apart():
     body = "s = Mul(x, k)\nt = Cast<to=1>(s)\nh = Conv<pads=[1,1,1,1]>(t, w)\nc = Cast<to=1>(h)\n"
     body += f"p = {POOL}(c)\nd = Cast<to=1>(p)\ny = Relu(d)"
@@ -308,11 +278,10 @@ def test_a_cast_to_the_same_type_does_not_keep_neighbours_apart():
 
 SLICE = {"one": [1], "two": [2], "end": [9], "last": [3], "rows": [2], "minus": [-1], "begin": [-(2**31)]}
 SLICE |= {"ids": [1, 0], "id": np.int64(1)}
-SPLIT = "c = Conv<pads=[1,1,1,1]>(x, w)\nd, e = Split<axis=1>(c)\n"
 LINEAR = "between convolution and pooling; got {}, expected linear operators only"
 VIEWS = "between convolution and pooling; got {}, expected views that cancel, or shuffle channels"
 ALONE = "expected 0 and 1, batch and channels, alone"
-READ = "Split 'd': results of Split that are read; got 2, expected one, or all by averages that are alike"
+READ = "Split 'd': results of Split that are read; got 2, expected one"
 READERS = "output '{}' has 2 readers; got other readers, expected only the pooling"
 STAYS: dict[str, tuple] = {  # nodes from c to the average or what POOL reads, the reason, and what `graph_of` is given
     "Cast to another type": (
@@ -392,19 +361,6 @@ def test_reason(name):
     result = convpool.optimize(model, check=0)
     assert [(site.status, site.reason) for site in result.report.sites][:1] == [("rejected", expected)]
     assert result.model.SerializeToString() == model.SerializeToString()
-
-
-def test_averages_of_parts_of_which_one_is_excluded_stay():
-    body = f"{SPLIT}p = {POOL}(d)\nq = {POOL}(e)\ny = Add(p, q)"
-    (site, other) = convpool.optimize(graph(body), check=0, exclude=["q"]).report.sites
-    assert site.reason == "Split 'd': averages of its results; got one excluded by name, expected none"
-    assert other.status == "excluded"
-
-
-def test_averages_of_parts_that_differ_stay():
-    body = f"{SPLIT}p = {POOL}(d)\nq = GlobalAveragePool(e)\ny = Add(p, q)"
-    for site in convpool.optimize(graph(body), check=0).report.sites:
-        assert site.reason == READ
 
 
 def test_pads_of_channels_in_front_of_a_convolution_stay():

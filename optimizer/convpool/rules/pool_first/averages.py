@@ -266,19 +266,6 @@ def recognise(scope: Scope, chain: Sequence[Candidate], rank: int) -> Pooling | 
     return found
 
 
-def average_of(scope: Scope, name: str, rank: int) -> Pooling | None:
-    """The average that one node alone makes of a tensor, which nothing else reads; None where there is none."""
-    if scope.other_readers(name) is not None:
-        return None
-    root = scope.readers[name][0]
-    node = scope.nodes[root]
-    for form in FORMS_OF.get(node.op_type, ()) if node.domain in STANDARD_DOMAINS else ():
-        if form.may_be(scope, root) == name:
-            found = _single(scope, Candidate(form, root, name), rank, spatial_size(scope, name, rank))
-            return found if isinstance(found, Pooling) and found.nodes == (root,) else None
-    return None
-
-
 def _before(scope: Scope, item: Candidate) -> int | None:
     """The node that gives what is averaged to that average alone; no Conv, which takes another average in front of itself."""
     producer = scope.producer.get(item.input)

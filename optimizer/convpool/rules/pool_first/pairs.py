@@ -93,8 +93,7 @@ class PairRule(Rule):
     def apply(self, plan: PairPlan, edit: Edit) -> None:
         Emitter(edit, plan.pooling, plan.lowerings).run(plan.tree)
         gone = {*plan.pooling.nodes, *tree_nodes(plan.tree)}
-        split = plan.pooling.split
-        edit.replace(max(plan.pooling.root, *tree_nodes(plan.tree)) if split is None else split, gone)
+        edit.replace(max(plan.pooling.root, *tree_nodes(plan.tree)), gone)
         rewire(plan.shapes, edit)
         edit.drop_unread(index for leaf in plan.leaves for index in leaf.passed)
 
@@ -144,11 +143,8 @@ class Emitter:
             name = self._with_axes("ReduceMean", 18, name, [0])
         if self._pooling.squeeze:
             name = self._with_axes("Squeeze", 13, name, list(self._pooling.squeeze))
-        if self._pooling.split is None:
-            outputs = self._nodes[-1].output
-            outputs[list(outputs).index(name)] = self._pooling.output
-        else:
-            self._split(self._pooling.split, name, conv_leaves(tree)[0].conv.rank)
+        outputs = self._nodes[-1].output
+        outputs[list(outputs).index(name)] = self._pooling.output
 
     def _tree(self, tree: Tree) -> str:
         if isinstance(tree, str):
@@ -249,17 +245,6 @@ class Emitter:
             node.output[number] = name and self._edit.fresh(f"{name}_pooled")
         self._nodes.append(node)
         return node.output[moved.result]
-
-    def _split(self, index: int, data: str, rank: int) -> None:
-        """The Split behind the one average of what it split."""
-        node = deepcopy(self._scope.nodes[index])
-        node.input[0] = data
-        for attribute in node.attribute:
-            if attribute.name == "axis":
-                attribute.i %= rank + 2
-        for number, name in enumerate(self._pooling.parts):
-            node.output[number] = name or self._edit.fresh(f"{node.output[number]}_pooled")
-        self._nodes.append(node)
 
     def _scale(self, name: str) -> str:
         dtype = helper.tensor_dtype_to_np_dtype(self._scope.info(self._pooling.input).elem_type)

@@ -24,11 +24,10 @@ from convpool.algebra import lowering as forms
 from convpool.algebra.geometry import PoolSpec, Refusal, fills_window, whole_map
 from convpool.algebra.parts import IDENTITY, holds, keeps, outside
 from convpool.ir.index import Scope
-from convpool.ir.protos import AttributeReference, attributes, is_op, label
+from convpool.ir.protos import AttributeReference, is_op, label
 from convpool.rules import convs
 from convpool.rules.base import BETWEEN, Context, Plan, Reject, reject, rejection, spatial_size
-from convpool.rules.linear import is_used
-from convpool.rules.pool_first.averages import average_of, candidates, recognise
+from convpool.rules.pool_first.averages import candidates, recognise
 from convpool.rules.pool_first.pairs import PairPlan, PairRule, PairSite
 from convpool.rules.pool_first.trace import conv_upstream, shape_nodes_of, trace
 
@@ -50,9 +49,6 @@ class PoolFirst(PairRule):
         if not isinstance(found, tuple):
             return found
         scope, (pooling, tree) = site.scope, found
-        if any(context.excluded(label(scope.nodes[node])) for node in pooling.nodes if pooling.split is not None):
-            assert pooling.split is not None
-            return reject(scope, pooling.split, "averages of its results", "one excluded by name", "none")
         shapes = shape_nodes_of(scope, pooling, tree)
         if isinstance(shapes, Reject):
             return shapes
@@ -116,36 +112,11 @@ def _traced(site: PairSite) -> tuple[convs.Pooling, convs.Tree] | Reject | None:
         return tree if isinstance(tree, Reject) and tree.condition == BETWEEN else pooling
     if pooling is None:
         return None
-    pooling = _before_split(scope, pooling, rank)
     tree = trace(scope, pooling.input, rank, frozenset(pooling.nodes))
     if isinstance(tree, Reject):
         return tree
     merged = _pad_of_opaque(scope, tree, pooling.spec)
     return (pooling, tree) if merged is None else merged
-
-
-def _before_split(scope: Scope, pooling: convs.Pooling, rank: int) -> convs.Pooling:
-    """The one average of a tensor that a Split divides into parts, all averaged alike; else `pooling` as it is.
-
-    conv - Split +- average         conv - average - Split +-
-                 +- average                                +-
-    """
-    index = scope.made_by(pooling.input, "Split")
-    if index is None or pooling.batch or {0, 1} & set(pooling.squeeze):
-        return pooling
-    node = scope.nodes[index]
-    names = [name if is_used(scope, name) else "" for name in node.output]
-    if attributes(node).get("axis", 0) % (rank + 2) > 1 or sum(map(bool, names)) < 2:
-        return pooling
-    found = [average_of(scope, name, rank) if name else None for name in names]
-    for item in filter(None, found):
-        if replace(item, root=pooling.root, nodes=pooling.nodes, input=pooling.input, output=pooling.output) != pooling:
-            return pooling
-    if any(name and item is None for name, item in zip(names, found, strict=True)):
-        return pooling
-    nodes = (index, *(node for item in found if item is not None for node in item.nodes))
-    parts = tuple("" if item is None else item.output for item in found)
-    return replace(pooling, nodes=nodes, input=node.input[0], split=index, parts=parts)
 
 
 def _pad_of_opaque(scope: Scope, tree: convs.Tree, pool: PoolSpec | None) -> Reject | None:

@@ -195,7 +195,7 @@ class ShapeNodes:
 def shape_nodes_of(scope: Scope, pooling: convs.Pooling, tree: convs.Tree) -> ShapeNodes | Reject:
     """Plan Shapes that read what a rewrite removes; a Reject if the open size is only there."""
     own = {*pooling.nodes, *convs.tree_nodes(tree)}
-    gone = {name for node in own for name in scope.nodes[node].output} - {pooling.output, *pooling.parts}
+    gone = {name for node in own for name in scope.nodes[node].output} - {pooling.output}
     readers = {reader for name in gone for reader in scope.readers.get(name, ())} - own
     found = sorted(reader for reader in readers if _replaceable(scope, reader))
     if not found:
