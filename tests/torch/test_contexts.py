@@ -18,6 +18,7 @@ from torch.nn.utils.parametrizations import spectral_norm, weight_norm  # noqa: 
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from convpool.torch import compile_options, optimize  # noqa: E402
+from tests.support.torch_modules import Forward  # noqa: E402
 
 
 def compiled(function, by_inductor=False):
@@ -270,6 +271,30 @@ def test_changes_of_buffers(name, when):
         results.append([module(given).detach(), module(given).detach(), given, *module.state_dict().values()])
     check_same(*results)
     assert when != 1 or statuses(rewrite)[0] == wanted
+
+
+@pytest.mark.parametrize("change", [lambda b: b.zero_(), lambda b: b[:1].zero_(), lambda b: b.detach().zero_()])
+@pytest.mark.parametrize("which", ["the input", "the weight"])
+def test_an_argument_in_the_memory_of_a_buffer(which, change):
+    """Of a buffer that forward changes, or of the weight where it changes the argument."""
+
+    def forward(m, x):
+        x, y = x
+        return pair_and_change(
+            lambda: change(m.buffer if which == "the input" else y), 1, x if which == "the input" else x.tanh(), m.weight
+        )
+
+    net, x, weight = Forward(forward), torch.randn(2, 3, 10, 10), torch.randn(8, 3, 3, 3)
+    net.register_buffer("buffer", x.clone())
+    net.register_buffer("weight", weight)
+    copied = copy.deepcopy(net)
+    changed, report = optimize(copied, ([x, weight.clone()],))
+    assert report.summary.rewritten == 1
+    results = []
+    for run, module in ((changed, copied), (net, net)):
+        shared = module.buffer.view(x.shape), module.weight.view(weight.shape)
+        results.append([run([shared[0], weight.clone()] if which == "the input" else [x, shared[1]])])
+    check_same(*results)
 
 
 @pytest.mark.parametrize("when", [0, 1, 2])

@@ -26,7 +26,7 @@ from convpool.errors import ModelError, OptionError
 from convpool.options import OptimizeOptions
 from convpool.report import Report
 from convpool.torch import eager, gpu, spectral
-from convpool.torch.changes import changes, is_of_module, value_of
+from convpool.torch.changes import changes, is_of_module, memories, value_of
 from convpool.torch.functional import checked
 from convpool.torch.plan import Unmapped, plan
 from convpool.types import Accumulation
@@ -148,11 +148,14 @@ def _rewrite_in_place(graph: fx.Graph, options: OptimizeOptions, seen: Captured)
 
 
 def _guarded(graph: fx.Graph, run: Callable, original: Callable) -> Callable:
-    """`run`, but `original` where an argument shares memory with a tensor of the module's that the graph changes."""
+    """`run`, but `original` where an argument shares memory with a tensor of the module's, and the graph changes one of them."""
+    inputs = [node for node in graph.find_nodes(op="placeholder") if isinstance(value_of(node), torch.Tensor)]
     places = {node: number for number, node in enumerate(graph.find_nodes(op="placeholder"))}
-    changed = {item for node in graph.nodes for item in changes(node) if item in places and is_of_module(item)}
-    own = [places[item] for item in changed]
-    arguments = [number for node, number in places.items() if not is_of_module(node) and isinstance(value_of(node), torch.Tensor)]
+    memory = {memory for node in graph.nodes for item in changes(node) for memory in (item, *memories(item))}
+    changed = [node for node in inputs if memory.intersection((node, *memories(node)))]
+    arguments = [places[node] for node in inputs if not is_of_module(node)]
+    any_own = any(not is_of_module(node) for node in changed)
+    own = [places[node] for node in (inputs if any_own else changed) if is_of_module(node)]
     if not own or not arguments:
         return run
 

@@ -122,7 +122,7 @@ def _groups(nodes: list[fx.Node], changed: dict[fx.Node, list[fx.Node]]) -> list
 
     for node in nodes:
         unknown = node.all_input_nodes if value_of(node) is None and node.op in ("call_function", "call_method") else ()
-        for other in [*_memories(node), *changed.get(node, unknown)]:
+        for other in [*memories(node), *changed.get(node, unknown)]:
             group[root_of(node)] = root_of(other)
     found: dict[Any, list[fx.Node]] = {}
     for node in nodes:
@@ -130,7 +130,7 @@ def _groups(nodes: list[fx.Node], changed: dict[fx.Node, list[fx.Node]]) -> list
     return list(found.values())
 
 
-def _memories(node: fx.Node) -> Iterator[Any]:
+def memories(node: fx.Node) -> Iterator[Any]:
     """What tells the memories of a node's tensors from others; the arguments of a call may all have the same."""
     if node.op == "placeholder" and not is_of_module(node):
         yield "arguments"
