@@ -31,6 +31,13 @@ template <class T> void identity(const Attributes &a) {
     static const std::vector<Attributes> all = every_operator();
     for (const Attributes &other : all)  // a check that forgets a part takes an operator that differs in that one
         if (a.parts_apart(other) == 1) REFUSES(T::load(creator_of<T>(other), saved) == nullptr, "got ");
+}
+
+// Without memory at any place: nothing is made, and nothing else happens.
+template <class T> void short_of_memory(const Attributes &a) {
+    Owner<T> plugin = make<T>(a);
+    typename T::Creator &creator = creator_of<T>(a);
+    const typename T::Saved saved = T::saved(*plugin);
     starve([&] { return T::clone(*plugin) != nullptr; });
     starve([&] { return T::load(creator, saved) != nullptr; });
     starve([&] { return T::create(creator, nullptr) == nullptr && !logged.empty(); });
@@ -521,6 +528,8 @@ template <class T> void lives(bool has_device, void (*check_built)(typename T::P
 
 // All of the above.
 template <class T> void check_all(bool has_device) {
+    for (const Attributes &a : some_variants()) short_of_memory<T>(a);
+    short_of_memory<T>({});
     identity<T>(packed());
     for (const Attributes &a : every_operator()) {
         identity<T>(a);
