@@ -276,7 +276,7 @@ def test_changes_of_buffers(name, when):
 @pytest.mark.parametrize("change", [lambda b: b.zero_(), lambda b: b[:1].zero_(), lambda b: b.detach().zero_()])
 @pytest.mark.parametrize("which", ["the input", "the weight"])
 def test_an_argument_in_the_memory_of_a_buffer(which, change):
-    """Of a buffer that forward changes, or of the weight where it changes the argument."""
+    """A buffer that forward changes, or the weight where it changes the argument."""
 
     def forward(m, x):
         x, y = x
