@@ -197,7 +197,7 @@ class LoadedModel:
             return None
         try:
             data = self.source if isinstance(self.source, bytes) else _read_file(self.source)
-            same = protos.in_order(_parse(data, str(self.path))) == self.proto
+            same = protos.in_order(protos.in_default_domain(_parse(data, str(self.path)))) == self.proto
         except ModelError:
             return None
         return data if same else None
@@ -251,13 +251,11 @@ def load(source: object, base_dir: Path | None = None) -> LoadedModel:
             raise ModelError(f"model: got {type(source).__name__}, expected a path, bytes, ModelProto or gs.Graph")
         model = LoadedModel(graphsurgeon.export_onnx(source), base_dir, 0)
     check_strings(model.proto)
+    model.proto = protos.in_default_domain(model.proto)
     newest = onnx.defs.onnx_opset_version()
     for part in (model.proto, *model.proto.functions):
-        opsets = {entry.version for entry in part.opset_import if entry.domain in protos.STANDARD_DOMAINS}
-        if max(opsets, default=0) > newest:
-            raise ModelError(f"model: opset; got {max(opsets)}, expected at most {newest}; update onnx")
-        if len(opsets) > 1:
-            raise ModelError(f"model: opset; got {sorted(opsets)}, expected one version")
+        if protos.opset_of(part.opset_import) > newest:
+            raise ModelError(f"model: opset; got {protos.opset_of(part.opset_import)}, expected at most {newest}; update onnx")
     check_functions(model.proto)
     schema.check_meaning(model.proto)
     check_types(model.proto)

@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, helper
 
+from convpool.errors import ModelError
+
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
 """Types that convolutions and averages have."""
 HALF_TYPES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -224,3 +226,28 @@ def _read_names(node: NodeProto) -> set[str]:
             read |= _read_names(inner)
         names |= read - made
     return names
+
+
+def in_default_domain(model: ModelProto) -> ModelProto:
+    """The model, as a copy with "" in place of `ai.onnx` where a node, a function or its imports have that.  onnxruntime takes
+    both for one, but in branches and as a function's import; onnx's checker refuses nodes of `ai.onnx`. Raises ModelError where
+    both are imported, and differ."""
+    name, alias = STANDARD_DOMAINS
+    holders = (model, *model.functions)
+    for holder in holders:
+        versions = {entry.version for entry in holder.opset_import if entry.domain in STANDARD_DOMAINS}
+        if len(versions) > 1:
+            raise ModelError(f"model: opset of '{name}', which is '{alias}' too; got {sorted(versions)}, expected one version")
+    used = {node.domain for node in model_nodes(model)}
+    used |= {entry.domain for function in model.functions for entry in function.opset_import}
+    if alias not in used or any(function.domain == alias for function in model.functions):
+        return model
+    result = deepcopy(model)
+    for node in model_nodes(result):
+        node.domain = name if node.domain == alias else node.domain
+    for holder in (result, *result.functions):
+        version = opset_of(holder.opset_import)
+        kept = [entry for entry in holder.opset_import if entry.domain not in STANDARD_DOMAINS]
+        del holder.opset_import[:]
+        holder.opset_import.extend([helper.make_opsetid(name, version), *kept] if version else kept)
+    return result

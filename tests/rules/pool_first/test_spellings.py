@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pairs as other exporters write them: with Transposes between, in functions, with sparse weights.
+"""Pairs as other exporters write them: with Transposes between, in functions, in the domain ai.onnx, with sparse weights.
 
 The random models are right, stable, and have the pairs that the plain model has.  Their bound is that of `test_property`, once
 for each of the two models.  CONVPOOL_PROPERTY_CASES sets the number of cases.
@@ -18,8 +18,10 @@ from onnx import AttributeProto, helper, numpy_helper
 
 import convpool
 from convpool.algebra.parts import to_channels_first, to_channels_last
+from convpool.errors import ModelError
 from convpool.ir.inference import infer_shapes
 from convpool.ir.inlining import inlined
+from convpool.ir.protos import model_nodes
 from tests.support import sessions
 from tests.support.error_bounds import UNIT_ROUNDOFF, evaluate, gamma
 from tests.support.models import TYPES, graph, operators, random_feeds, sparse_of, weights
@@ -27,6 +29,16 @@ from tests.support.random_pooling import make_case
 from tests.support.rewriting import IF_BODY, IF_INPUTS, PAIR, POOL, assert_stable, rewrite
 
 ELEMENTWISE = ("Add", "Sub", "Mul", "Div", "Relu", "Identity", "Tanh", "Sigmoid", "LeakyRelu")
+
+
+def in_long_domain(model: onnx.ModelProto, rng: np.random.Generator) -> onnx.ModelProto:
+    """Some nodes, and perhaps the import, by the domain's long name."""
+    result = copy.deepcopy(model)
+    for node in model_nodes(result):
+        node.domain = "ai.onnx" if not node.domain and rng.random() < 0.8 else node.domain
+    for entry in result.opset_import:
+        entry.domain = "ai.onnx" if not entry.domain and rng.random() < 0.5 else entry.domain
+    return result
 
 
 class _Turner:
@@ -170,8 +182,9 @@ SPELLINGS = {
     "channels last": lambda model, rng: with_channels_last(model),
     "functions": in_functions,
     "functions with channels last": lambda model, rng: in_functions(with_channels_last(model), rng),
+    "long domain": in_long_domain,
 }
-LEAST = {"channels last": 0.85, "functions": 0.9, "functions with channels last": 0.8}
+LEAST = {"channels last": 0.85, "functions": 0.9, "functions with channels last": 0.8, "long domain": 1.0}
 """Shares of the plain model's pairs that are found.  Slices and Resizes keep their Transposes, and constants of other functions
 stay unknown."""
 
@@ -436,11 +449,52 @@ def test_a_function_of_the_standard_domain_or_that_has_nodes_of_a_domain_in_anot
     assert (inlined(model) is not None) == fits
 
 
-def test_opsets_of_both_names_of_the_standard_domain_must_agree():
+LONG = "ai.onnx"
+PLACES = {
+    "the convolution": (PAIR, {"Conv"}, ""),
+    "the pooling": (PAIR, {"AveragePool"}, ""),
+    "all": (PAIR, {"Conv", "AveragePool"}, ""),
+    "branches": (IF_BODY, {"Conv", "AveragePool"}, ""),
+    "the If": (IF_BODY, {"If"}, ""),
+    "a function": (
+        "y = local.both(x, w)",
+        {"Conv"},
+        CONV.replace(" conv ", " both ").replace("}", f"c = {POOL}(b) }}").replace("(b)", "(c)", 1),
+    ),
+}
+
+
+@pytest.mark.parametrize(("place", "imported", "lowering"), product(PLACES, ("", LONG, "both"), ("direct", "convavgpool")))
+def test_nodes_of_the_long_domain(place, imported, lowering):
+    body, op_types, functions = PLACES[place]
+    inputs = IF_INPUTS if "If" in body else "float[1,16,12,12] x"
+    model = graph(body, {"v": (32, 16, 3, 3)}, inputs=inputs, functions=functions, imports=', "local": 1' if functions else "")
+    plain = rewrite(model, 2 if "If" in body else 1, lowering)
+    for node in model_nodes(model):
+        node.domain = LONG if node.op_type in op_types else node.domain
+    for holder in (model, *model.functions):
+        if imported == "both":
+            holder.opset_import.append(helper.make_opsetid(LONG, 17))
+        else:
+            holder.opset_import[0].domain = imported
+    before = model.SerializeToString(deterministic=True)
+    assert convpool.optimize(model, check=1, lowering=lowering).model == plain
+    assert model.SerializeToString(deterministic=True) == before
+
+
+def test_opsets_of_both_names_must_agree():
     model = graph(PAIR)
-    model.opset_import.append(helper.make_opsetid("ai.onnx", 11))
-    with pytest.raises(convpool.ModelError, match=r"model: opset; got \[11, 17\], expected one version"):
+    model.opset_import.append(helper.make_opsetid(LONG, 11))
+    with pytest.raises(ModelError, match=r"opset of '', which is 'ai.onnx' too; got \[11, 17\], expected one version"):
         convpool.optimize(model)
+
+
+def test_an_unchanged_file_keeps_the_long_domain(tmp_path):
+    model = graph("y = Relu(x)")
+    model.graph.node[0].domain = LONG
+    onnx.save(model, tmp_path / "in.onnx")
+    convpool.optimize(tmp_path / "in.onnx").save(tmp_path / "out.onnx")
+    assert (tmp_path / "in.onnx").read_bytes() == (tmp_path / "out.onnx").read_bytes()
 
 
 @pytest.mark.parametrize(
