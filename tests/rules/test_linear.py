@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading of nodes by the rules: nodes that are linear, pads, and equal open sizes."""
+"""Reading of nodes by the rules: linear ones, pads, and equal open sizes; pool_first/test_rejects.py has most refusals."""
 
 import numpy as np
 import pytest
@@ -28,9 +28,6 @@ def test_a_linear_node_by_an_attribute_of_the_function():
         ("Pad(x, four, , axes)", 18, ((0, 0, 2, 1, 0, 0, 4, 3), 0.0)),
         ("Pad(x, four, , behind)", 18, ((0, 0, 2, 1, 0, 0, 4, 3), 0.0)),
         ("Pad(x, four, , one)", 18, "pads of Pad"),
-        ("Pad(x, four, , given)", 18, "axes of Pad"),
-        ("Pad(x, four)", 17, "pads of Pad"),
-        ("Pad(x, given)", 17, "pads or value of Pad"),
         ("Pad(x, eight, number)", 17, "pads or value of Pad"),
         ("Pad(x, eight, numbers)", 17, "value of Pad"),
     ],
@@ -59,29 +56,22 @@ def test_what_a_pad_adds(node, opset, wanted):
         ("y = Mul(x, c)", (0, [3.0], [0.0])),
         ("y = Mul(v, x)", (1, [1.0, 2.0], [0.0])),
         ("y = Div(x, c)", (0, [1 / 3], [0.0])),
-        ("y = Div(c, x)", "division by the data"),
-        ("y = Div(x, zero)", "constant operands"),
-        ("y = Mul(x, z)", "operands"),
         ("y = Div(x, z)", "operands"),
         ("y = Add(x, z)", None),
         ("y = Add(x, u)", (0, None, None)),
         ("y = Mul(x, samples)", (0, None, None)),
         ("y = Identity(x)", (0, [1.0], [0.0])),
         ("y = Dropout(x)", (0, [1.0], [0.0])),
-        ("y = Dropout(x, r, t)", "training_mode"),
         ("y = Dropout(x, r, f)", (0, [1.0], [0.0])),
-        ("y = Dropout(x, r, flag)", "training_mode"),
         ("y = BatchNormalization<epsilon = 0.0>(x, v, v, v, v)", (0, [1.0, 2**0.5], [0.0, 2 - 2 * 2**0.5])),
         ("y = BatchNormalization(x, u1, v, v, v)", (0, None, None)),
-        ("y = BatchNormalization<epsilon = 0.0>(x, v, v, v, zeros)", "constant operands"),
         ("y = Relu(x)", None),
     ],
 )
 def test_linear_nodes(body, found):
-    constants = {"c": np.float32(3), "zero": np.float32(0), "zeros": np.zeros(2, np.float32), "r": np.float32(0.5)}
-    constants |= {"samples": np.ones((4, 1, 1, 1), np.float32), "t": np.bool_(True), "f": np.bool_(False)}
+    constants = {"c": np.float32(3), "r": np.float32(0.5), "samples": np.ones((4, 1, 1, 1), np.float32), "f": np.bool_(False)}
     constants["v"] = np.float32([1, 2]) if "Batch" in body else np.float32([[[1]], [[2]]])
-    inputs = "float[4,2,8,8] x, float[4,2,8,8] z, float[1,2,1,1] u, float[2] u1, bool flag"
+    inputs = "float[4,2,8,8] x, float[4,2,8,8] z, float[1,2,1,1] u, float[2] u1"
     (scope,) = index(graph(body, constants, inputs=inputs))
     step = step_or_reject(scope, 0, 2)
     if found is None or isinstance(found, str):
