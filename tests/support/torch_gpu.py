@@ -7,6 +7,8 @@ from tests.support.torch import require_cuda, require_torch
 
 torch = require_torch()
 
+from torch._subclasses.fake_tensor import FakeTensor  # noqa: E402
+
 from benchmarks.torch_layers import captured  # noqa: E402
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -27,13 +29,10 @@ def on_gpu(shape, dtype, last=False, grad=False):
 
 
 def as_on_a_gpu(graph):
-    """A graph whose tensors are said to be a GPU's, of the same shapes and types."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        for node in graph.nodes:
-            if isinstance(value := node.meta.get("example_value"), torch.Tensor):
-                node.meta["example_value"] = torch.empty(value.shape, dtype=value.dtype, device="cuda")
+    """The graph, whose tensors are said to be a GPU's."""
+    for node in graph.nodes:
+        if isinstance(value := node.meta.get("example_value"), FakeTensor):
+            value.fake_device = torch.device("cuda", 0)
     return graph
 
 

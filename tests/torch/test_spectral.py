@@ -12,6 +12,7 @@ import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.utils import spectral_norm as hooked  # noqa: E402
 from torch.nn.utils.parametrizations import spectral_norm  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from convpool.cuda import spectral_norm as of_library  # noqa: E402
 from convpool.torch import kernels, spectral  # noqa: E402
@@ -82,7 +83,34 @@ def in_autocast(conv, x):
         return conv(x)
 
 
+def own(conv, x, with_sigma=torch.enable_grad, dot=torch.dot):
+    """A normalization of one's own."""
+    weight, vectors = conv.parametrizations.weight.original, conv.parametrizations.weight[0]
+    matrix = weight.flatten(1)
+    with torch.no_grad():
+        u = F.normalize(torch.mv(matrix, vectors._v), dim=0, eps=1e-12, out=vectors._u)
+        v = F.normalize(torch.mv(matrix.t(), u), dim=0, eps=1e-12, out=vectors._v)
+    with with_sigma():
+        sigma = dot(u, torch.mv(matrix, v))
+    return F.conv2d(x, weight / sigma)
+
+
+def after(change):
+    """A convolution whose weight is changed before."""
+
+    def run(conv, x):
+        with torch.no_grad():
+            change(conv.parametrizations.weight.original)
+        return conv(x)
+
+    return run
+
+
 LEFT = {
+    "the weight's numbers changed before": of_one(after(lambda weight: weight.data.mul_(0.5))),
+    "a part of the weight changed before": of_one(after(lambda weight: weight[:1].mul_(0.5))),
+    "sigma without derivatives": of_one(lambda conv, x: own(conv, x, torch.no_grad)),
+    "keywords": of_one(lambda conv, x: own(conv, x, dot=lambda u, mv: torch.dot(input=u, tensor=mv))),
     "evaluation": network().eval(),
     "two iterations": network(n_power_iterations=2),
     "two iterations, hooked": network(hooked, n_power_iterations=2),
@@ -100,9 +128,54 @@ def test_what_is_left_to_pytorch(name, monkeypatch):
     net = copy.deepcopy(LEFT[name])
     changed, counts = compiled(copy.deepcopy(net), monkeypatch)
     x = torch.randn(2, 3, 18, 18, dtype=next(net.parameters()).dtype)
-    torch.testing.assert_close(changed(x), net(x))
+    results = changed(x), net(x)
+    torch.testing.assert_close(*results)
     assert counts == [0]
+    torch.testing.assert_close(
+        *(
+            torch.autograd.grad(y.sin().sum(), list(m.parameters()), allow_unused=True)
+            for y, m in zip(results, (changed, net), strict=True)
+        )
+    )
     torch.testing.assert_close(list(changed.state_dict().values()), list(net.state_dict().values()))
+
+
+@pytest.mark.parametrize("behind", [lambda h: checkpoint(torch.tanh, h, use_reentrant=False), lambda h: Doubled.apply(h)])
+def test_graphs_of_graphs(behind, monkeypatch):
+    """A graph whose parts are read behind the normalization."""
+    net = of_one(lambda conv, x: behind(conv(x)))
+    changed, counts = compiled(copy.deepcopy(net), monkeypatch)
+    x = torch.randn(2, 3, 8, 8)
+    torch.testing.assert_close(changed(x), net(x))
+    assert counts == [1]
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * grad
+
+
+def test_parts_have_backward_passes_and_steps_of_their_own(monkeypatch):
+    monkeypatch.setattr(spectral, "unwatched", lambda *given: False)  # for PyTorch's operators
+    weights = [torch.randn(4, 8, requires_grad=True) for _ in range(2)]
+    vectors = [[F.normalize(torch.randn(n), dim=0) for _ in weights] for n in (4, 8)]
+    expected = spectral._original(weights[1].detach(), *(group[1].clone() for group in vectors), True, 1e-12)
+    first, second = spectral._recorded(spectral._by_operator, weights, *vectors, True, 1e-12)
+    torch.testing.assert_close(second.detach(), expected)
+    first.sum().backward()
+    with torch.no_grad():
+        weights[0] -= weights[0].grad
+    second.sum().backward()
+    sigma = (weights[1] / second).detach()[0, 0]
+    both = vectors[0][1][:, None] * vectors[1][1]
+    torch.testing.assert_close(weights[1].grad, (1 - second.detach().sum() * both) / sigma)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        first.sum().backward()
 
 
 def given(dtype, last, shapes=SHAPES):

@@ -23,7 +23,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 
 from convpool.cuda import library, spectral_norm
 from convpool.torch import calls, kernels, plain
-from convpool.torch.changes import changes, contexts_of, is_of_module, value_of
+from convpool.torch.changes import changes, contexts_of, is_of_module, memories, value_of
 from convpool.torch.pairs import LIBRARY, unwatched
 
 
@@ -31,44 +31,50 @@ from convpool.torch.pairs import LIBRARY, unwatched
 class Normalized:
     """One weight's normalization in a graph: `result` is the last of its `nodes`.
 
-    tensors: the weight [M, ...], u [M] and v, inputs of the graph.  u_first: u is computed of the old v, then v of u."""
+    tensors: the weight [M, ...], u [M] and v, inputs of the graph.  u_first: u is computed of the old v, then v of u.
+    recorded: the nodes that have derivatives."""
 
     tensors: tuple[fx.Node, fx.Node, fx.Node]
     u_first: bool
     epsilon: float
     result: fx.Node
     nodes: set[fx.Node]
+    recorded: set[fx.Node]
 
 
-def _is(node: Any, *targets: Any) -> bool:
-    return isinstance(node, fx.Node) and node.target in targets
+def _given(node: Any, count: int, *targets: Any) -> tuple:
+    """The arguments of a call of one of the functions, by position alone; None for each of another call's."""
+    fits = isinstance(node, fx.Node) and node.target in targets and len(node.args) == count and not node.kwargs
+    return node.args if fits else (None,) * count
 
 
 def _found(result: fx.Node) -> Normalized | None:
     """The normalization that a division ends, as `torch.nn.utils` and its parametrizations do it in training."""
     weight, sigma = result.args
-    product: Any = sigma.args[-1] if _is(sigma, torch.dot, torch.vdot) else None
-    if not _is(product, torch.mv) or not isinstance(weight, fx.Node) or not is_of_module(weight):
+    of_sigma, product = _given(sigma, 2, torch.dot, torch.vdot)
+    matrix, of_product = _given(product, 2, torch.mv)
+    if matrix is None or not isinstance(weight, fx.Node) or not is_of_module(weight):
         return None
-    matrix, *_ = product.args
-    nodes, steps = {result, sigma, product, matrix}, []
-    if not _is(matrix, "flatten", "reshape") or matrix.args not in ((weight, 1), (weight, len(value_of(weight)), -1)):
+    recorded, nodes, steps = {result, sigma, product, matrix}, set(), []
+    if matrix.target not in ("flatten", "reshape") or matrix.args not in ((weight, 1), (weight, *value_of(weight).shape[:1], -1)):
         return None
-    for node in (sigma.args[0], product.args[1]):
-        if _is(node, "clone"):
+    for node in (of_sigma, of_product):
+        if isinstance(node, fx.Node) and node.target == "clone":
             nodes.add(node)
             node = node.args[0]
-        if not _is(node, F.normalize) or node.kwargs.keys() != {"dim", "eps", "out"} or node.kwargs["dim"] or len(node.args) != 1:
+        fits = isinstance(node, fx.Node) and node.target is F.normalize and len(node.args) == 1
+        if not fits or node.kwargs.keys() != {"dim", "eps", "out"} or node.kwargs["dim"]:
             return None
         steps.append((node, node.args[0], node.kwargs["out"], node.kwargs["eps"]))
     (u, of_u, last_u, epsilon), (v, of_v, last_v, other) = steps
-    if not _is(of_u, torch.mv) or not _is(of_v, torch.mv) or of_u.args[0] is not matrix or epsilon != other:
+    (first, by_u), (turned, by_v) = _given(of_u, 2, torch.mv), _given(of_v, 2, torch.mv)
+    turns = isinstance(turned, fx.Node) and turned.target in ("t", getattr)
+    if first is not matrix or epsilon != other or not turns or turned.args not in ((matrix,), (matrix, "H"), (matrix, "T")):
         return None
-    turned, order = of_v.args[0], (of_u.args[1], of_v.args[1])
-    turns = _is(turned, "t", getattr) and turned.args in ((matrix,), (matrix, "H"), (matrix, "T"))
-    if not turns or order not in ((last_v, u), (v, last_u)) or not all(map(is_of_module, (last_u, last_v))):
+    if (by_u, by_v) not in ((last_v, u), (v, last_u)) or not all(map(is_of_module, (last_u, last_v))):
         return None
-    return Normalized((weight, last_u, last_v), order[0] is last_v, epsilon, result, nodes | {u, of_u, v, of_v, turned})
+    nodes |= {*recorded, u, of_u, v, of_v, turned}
+    return Normalized((weight, last_u, last_v), by_u is last_v, epsilon, result, nodes, recorded)
 
 
 def find(graph: fx.Graph) -> list[Normalized]:
@@ -76,16 +82,17 @@ def find(graph: fx.Graph) -> list[Normalized]:
     candidates = list(filter(None, map(_found, graph.find_nodes(op="call_function", target=operator.truediv))))
     if not candidates or not kernels.library_is_there() or not spectral_norm.is_there():
         return []
-    contexts, found = contexts_of(graph), []
-    changed = {node: set(changes(node)) for node in graph.nodes}
+    contexts, found, memory = contexts_of(graph), [], {node: {node, *memories(node)} for node in graph.nodes}
+    changed = {node: set().union(*(memory[item] for item in changes(node))) for node in graph.nodes}
     for one in candidates:
-        if contexts[one.result] != contexts[next(iter(graph.nodes))] or not _suits(one):
+        if any(contexts[node] != contexts[next(iter(graph.nodes))] for node in one.recorded) or not _suits(one):
             continue
         weight, *vectors = one.tensors
         ends = {one.result, *(item for item in one.nodes if item.target is F.normalize)}
         inside = all(user in one.nodes for item in one.nodes - ends for user in item.users)
         read = all(user in one.nodes or user.op == "output" for item in {*vectors, *ends - {one.result}} for user in item.users)
-        apart = not any(changed[other] & set(one.tensors) for other in graph.nodes if other not in one.nodes)
+        others, iterated = [node for node in graph.nodes if node not in one.nodes], memory[vectors[0]] | memory[vectors[1]]
+        apart = not any(changed[node] & memory[weight] or node not in vectors and memory[node] & iterated for node in others)
         if inside and read and apart:
             found.append(one)
     return found
@@ -106,8 +113,8 @@ def normalize_at_once(graph: fx.Graph, call: Any) -> None:
     kinds: dict[Any, list[Normalized]] = {}
     for one in find(graph):
         weight = value_of(one.tensors[0])
-        kinds.setdefault((weight.dtype, weight.device, one.u_first, one.epsilon), []).append(one)
-    last = [*graph.find_nodes(op="placeholder"), *graph.find_nodes(op="get_attr")][-1:]
+        kinds.setdefault((weight.requires_grad, weight.dtype, weight.device, one.u_first, one.epsilon), []).append(one)
+    last = graph.find_nodes(op="placeholder")[-1:]
     for (*_, u_first, epsilon), ones in kinds.items():
         weights, us, vs = (tuple(one.tensors[place] for one in ones) for place in range(3))
         with graph.inserting_after(last[0]):
@@ -239,15 +246,20 @@ class _Normalize(torch.autograd.Function):
         ctx: Any, us: Sequence[torch.Tensor], vs: Sequence[torch.Tensor], kind: tuple, run: Callable, *weights: torch.Tensor
     ) -> Any:
         made, kept = run(weights, us, vs, *kind)
-        ctx.save_for_backward(*weights, kept)
+        # Not saved: parts of a network may have backward passes, and steps, of their own.
+        ctx.weights, ctx.kept, ctx.versions = weights, kept, [weight._version for weight in weights]
         ctx.set_materialize_grads(False)
         return tuple(made)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
-        *weights, kept = ctx.saved_tensors
+        weights, kept = ctx.weights, ctx.kept
         made, places = [None] * len(weights), _kept(weights)
         wanted = [n for n, grad in enumerate(grads) if grad is not None and ctx.needs_input_grad[4 + n]]
+        if any(weights[n]._version != ctx.versions[n] for n in wanted):
+            raise RuntimeError(
+                "a weight needed for its gradient has been modified by an inplace operation since it was normalized"
+            )
         given = [weights[n] for n in wanted], [grads[n] for n in wanted], kept, [places[n] for n in wanted]
         run: Callable = _plain_adjoint
         if not torch.is_grad_enabled() and isinstance(kept, FunctionalTensor):
