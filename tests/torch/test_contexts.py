@@ -273,6 +273,29 @@ def test_changes_of_buffers(name, when):
     assert when != 1 or statuses(rewrite)[0] == wanted
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m, y: F.embedding(torch.arange(7, -1, -1), m.table, max_norm=1.0),
+        lambda m, y: F.batch_norm(y, m.table[0], m.mean.abs()) + F.batch_norm(y, m.mean, m.mean.abs(), training=True),
+        lambda m, y: F.instance_norm(y, m.mean, m.table[0].abs(), use_input_stats=True),
+        lambda m, y: torch._foreach_mul_([m.mean], 2.0),
+        lambda m, y: checkpoint(lambda y: m.mean.mul_(2) * y.sum(), y, use_reentrant=False),
+    ],
+)
+def test_readers_behind_a_change_that_gives_another_tensor(change):
+    def forward(m, x):
+        y = F.avg_pool2d(F.conv2d(x, m.weight), 2)
+        change(m, y)
+        return y, F.linear(m.mean, m.table)
+
+    net, x = Forward(forward), torch.randn(2, 3, 10, 10)
+    for name, shape in {"weight": (8, 3, 3, 3), "table": (8, 8), "mean": (8,)}.items():
+        net.register_buffer(name, torch.randn(shape) * 3)
+    compiles, _ = compiled(copy.deepcopy(net))
+    check_same(*([*module(x), *module.state_dict().values()] for module in (compiles, net)))
+
+
 @pytest.mark.parametrize("change", [lambda b: b.zero_(), lambda b: b[:1].zero_(), lambda b: b.detach().zero_()])
 @pytest.mark.parametrize("which", ["the input", "the weight"])
 def test_an_argument_in_the_memory_of_a_buffer(which, change):

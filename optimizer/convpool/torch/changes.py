@@ -84,7 +84,7 @@ def _parameters(function: object) -> tuple[str, ...]:
 def held_by_changes(graph: fx.Graph) -> dict[fx.Node, Refusal]:
     """The nodes that must stay because of what is changed in place, with the reason.
 
-    Readers behind a node that changes a tensor are made to read its result: it is the same tensor.
+    Readers behind a node that changes a tensor are made to read its result, where it is the same tensor.
     """
     nodes = [node for node in graph.nodes if node.op != "output"]
     order = {node: number for number, node in enumerate(graph.nodes)}
@@ -94,7 +94,7 @@ def held_by_changes(graph: fx.Graph) -> dict[fx.Node, Refusal]:
         if not targets:
             continue
         changed[node] = targets
-        if len(targets) == 1 and node.op in ("call_function", "call_method") and node.target is not operator.setitem:
+        if len(targets) == 1 and _is_same(value_of(node), value_of(targets[0])):
             targets[0].replace_all_uses_with(node, lambda user, after=order[node]: order[user] > after)
     if not changed:
         return {}
@@ -109,6 +109,13 @@ def held_by_changes(graph: fx.Graph) -> dict[fx.Node, Refusal]:
         elif members[0].op in ("placeholder", "get_attr"):
             held |= dict.fromkeys(members, why)  # whoever called sees the change
     return held
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    """Whether two values are surely one tensor: an embedding or a normalization gives another than the one that it changes."""
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor) or _memory(a) != _memory(b):
+        return False
+    return a is b or (a.shape, a.stride(), a.storage_offset()) == (b.shape, b.stride(), b.storage_offset())
 
 
 def _groups(nodes: list[fx.Node], changed: dict[fx.Node, list[fx.Node]]) -> list[list[fx.Node]]:
@@ -136,9 +143,13 @@ def memories(node: fx.Node) -> Iterator[Any]:
         yield "arguments"
     for item in pytree.tree_leaves(value_of(node)):
         if isinstance(item, torch.Tensor):
-            plain = type(item) in (torch.Tensor, torch.nn.Parameter, FakeTensor) and item.layout == torch.strided
-            plain = plain and not torch._C._functorch.is_functorch_wrapped_tensor(item)
-            yield ("storage", item.untyped_storage()._cdata) if plain else ("tensor", id(item))
+            yield _memory(item)
+
+
+def _memory(tensor: torch.Tensor) -> tuple[str, int]:
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, FakeTensor) and tensor.layout == torch.strided
+    plain = plain and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return ("storage", tensor.untyped_storage()._cdata) if plain else ("tensor", id(tensor))
 
 
 # ---- contexts ----
