@@ -38,7 +38,7 @@ def test_a_flag_and_a_name_say_the_same(argument, name, target):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"target": "gpu"}, "target: got 'gpu', expected one of any, cpu, tensorrt"),
+        ({"target": "gpu"}, "target: got 'gpu', expected one of any, cpu, tensorrt, cuda"),
         ({"enable": ["fuse"]}, "enable: got 'fuse', expected one of pool_first"),
         ({"disable": "alone"}, "disable: got 'alone', expected one of pool_first"),
         ({"enable": ["plain_conv"], "disable": ["plain_conv"]}, "disable: got 'plain_conv', which enable names too"),

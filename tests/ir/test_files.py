@@ -47,10 +47,6 @@ def test_no_tensor_is_read_where_nothing_matches(tmp_path, read_names):
     assert read_names == []
 
 
-def test_verification_runs_with_data_in_files(tmp_path):
-    assert convpool.optimize(make(tmp_path), lowering="fused").report.verification.passed
-
-
 @pytest.mark.parametrize("layout", ["auto", "one", "keep"])
 @pytest.mark.parametrize("option", ["-o", "--report"])
 def test_links_in_a_circle_are_replaced_by_a_file(tmp_path, option, layout):

@@ -119,18 +119,6 @@ def test_the_size_of_a_graph():
     assert convpool.optimize(gs.import_onnx(graph(PAIR)), check=0).report.summary.bytes_before > 18432
 
 
-def test_shapes_of_what_a_gather_picks_of_a_shape():
-    """One index gives a number, a list gives a list; both with an open batch."""
-    for picked, body in (
-        (np.int64(2), "n = Unsqueeze(g, zero)\nf = Concat<axis=0>(b, n, rest)"),
-        (np.array([2]), "f = Concat<axis=0>(b, g, rest)"),
-    ):
-        text = ALONE + f"s = Shape(x)\ng = Gather(s, i)\n{body}\nr = Reshape(h, f)\ny = ReduceMean<axes=[2,3], keepdims=0>(r)"
-        constants = {"i": picked, "zero": [0], "b": [-1, 32], "rest": [12]}
-        model = graph(text, constants, inputs="float[N,16,12,12] x", outputs="float[a,b] y")
-        verified(model, 1)
-
-
 def test_a_function_whose_shapes_cannot_be_inferred(monkeypatch):
     model = graph("y = local.net<e = 1>(x, w)", functions=FUNCTION.format("b = Relu(a)"))
     inputs = [helper.make_tensor_value_info("a", TensorProto.FLOAT, (2, 3))]
