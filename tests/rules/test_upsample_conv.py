@@ -154,18 +154,6 @@ def test_a_silu_in_front_is_fused(target):
     assert operators(rewrite(graph(body, SCALES), target=target).graph) == {"SiluUpsampleConv": 1}
 
 
-def test_elementwise_nodes_between_are_done_on_the_small_map():
-    model = graph(UP + "r = Relu(u)\ny = Conv<pads=[1,1,1,1]>(r, w)", SCALES)
-    assert operators(rewrite(model, target="cuda", exact=True).graph) == {"ReluUpsampleConv": 1}
-
-
-@pytest.mark.parametrize("target", ("any", "cpu"))
-def test_other_targets_have_standard_operators(target):
-    model = graph(UP + CONV, {**SCALES, "w": whole((64, 64, 3, 3))}, inputs="float[1,64,12,12] x")
-    result = convpool.optimize(model, target=target)
-    assert result.changed and not operator_nodes(result.model)
-
-
 @GPU
 @pytest.mark.parametrize("lowering", ("direct", "fused", "auto"))
 def test_other_lowerings_have_standard_operators(lowering, target):

@@ -761,8 +761,3 @@ def test_a_second_reader_keeps_the_convolution_in_front():
     given = pointwise(body, {**SHRINK, "s": scales(0.25, 0.25)}, outputs="float[a,b,c,d] y, float[e,f,g,h] q")
     expected = "Conv 'h': result of the convolution; got has 2 readers, expected one reader, the Resize"
     assert reason(given, disable="pool_first") == expected
-
-
-def test_nearest_upsampling_of_one_map():
-    result = rewrite(pointwise(UP + POINTWISE, {"s": scales(2, 2), "w": whole((8, 16, 1, 1)), "b": whole((8,))}), exact=True)
-    assert [node.op_type for node in result.graph.node] == ["Conv", "Resize"]

@@ -202,22 +202,6 @@ def test_without_anything_around_it_the_model_is_version_1_s():
     assert not numpy_helper.to_array(next(item for item in model.graph.initializer if item.name == only(model).input[2])).any()
 
 
-def test_without_the_options_nothing_is_taken_in():
-    model = graph(f"p = Relu(x)\n{PAIR.replace('y =', 'q =')}\nn = Mul(q, c)\ny = Relu(n)", {"c": (32, 1, 1)})
-    result = convpool.optimize(model, disable=["fuse_prologue", "fuse_epilogue"])
-    assert [node.op_type for node in result.model.graph.node] == ["Relu", "ConvAvgPool", "Mul", "Relu"]
-    assert {entry.domain: entry.version for entry in result.model.opset_import} == {"": 17, "ai.convpool": 1}
-    assert result.report.sites[0].absorbed == result.report.sites[0].beside == ()
-
-
-def test_by_default_everything_is_taken_in():
-    model = graph(f"p = Relu(x)\n{PAIR.replace('y =', 'q =')}\ny = Relu(q)")
-    result = convpool.optimize(model).model
-    assert only(result).op_type == "ReluConvAvgPoolRelu"
-    asked = convpool.optimize(model, enable=["fuse_prologue", "fuse_epilogue"]).model
-    assert result.SerializeToString(deterministic=True) == asked.SerializeToString(deterministic=True)
-
-
 def test_report():
     body = f"n = BatchNormalization(x, g, b, m, d)\np = Relu(n)\n{PAIR.replace('y =', 'q =')}\nz = Relu(q)\ny = Tanh(z)"
     site = optimize(graph(body, NORM)).report.sites[0]
@@ -239,12 +223,6 @@ def test_opsets(opset):
     body = f"n = BatchNormalization(x, g, b, m, d)\np = LeakyRelu(n)\n{PAIR.replace('y =', 'q =')}\no = Add(q, r)\ny = Relu(o)"
     model = rewrite(graph(body, NORM, inputs=RESIDUAL, opset=opset), 1, "convavgpool")
     assert only(model).op_type == "AffineLeakyReluConvAvgPoolAddRelu"
-
-
-def test_opset_3_of_the_ir_loses_the_inputs_of_its_initializers():
-    body = f"n = BatchNormalization(x, g, b, m, d)\np = Relu(n)\n{PAIR}"
-    model = rewrite(graph(body, NORM, opset=8, ir=3), 1, "convavgpool")
-    assert only(model).op_type == "AffineReluConvAvgPool" and [value.name for value in model.graph.input] == ["x"]
 
 
 OPEN = {"inputs": "float[N,16,H,W] x", "size": 16}

@@ -10,8 +10,6 @@ from onnx import helper, numpy_helper
 
 import convpool
 from convpool.check.session import Session
-from convpool.cli.group import run
-from convpool.cli.optimize import command
 from convpool.ir import schema
 from convpool.ir.model import LoadedModel
 from convpool.ir.protos import value_names
@@ -246,13 +244,6 @@ def test_weights_that_something_else_reads_are_not_edited():
     result = rewrite(model, 1, "convavgpool")
     kept = {tensor.name: numpy_helper.to_array(tensor) for tensor in result.graph.initializer}
     assert np.array_equal(kept["w"], numpy_helper.to_array(model.graph.initializer[0]))
-
-
-def test_domain_of_a_model_in_which_nothing_is_left_to_rewrite(tmp_path):
-    onnx.save(graph(f"p = Relu(x)\n{PAIR}"), tmp_path / "in.onnx")
-    steps = [[str(tmp_path / "in.onnx"), "-q"], [str(tmp_path / "in.convpool.onnx"), "-q", "--domain", "trt.plugins"]]
-    assert [run(command, "convpool-optimize", step) for step in steps] == [0, 0]
-    assert [node.domain for node in onnx.load(tmp_path / "in.convpool.convpool.onnx").graph.node] == ["trt.plugins"]
 
 
 def test_constants_that_others_read_stay_as_they_are():

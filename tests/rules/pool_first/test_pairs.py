@@ -160,14 +160,6 @@ def test_mean_over_the_feature_map_of_a_sum():
     assert operators(rewrite(model, 2).graph) == {"Add": 1, "AveragePool": 2, "Conv": 2}
 
 
-@pytest.mark.parametrize("opset", [11, 13, 18])
-def test_mean_without_the_spatial_axes(opset):
-    mean = "ReduceMean(h, axes)" if opset >= 18 else "ReduceMean(h)"
-    mean = mean.replace("Mean(", "Mean<keepdims=0>(" if opset >= 18 else "Mean<axes=[3,2], keepdims=0>(")
-    model = graph(f"h = Conv(x, w)\ny = {mean}", {"w": (64, 16, 1, 1), "axes": [3, 2]}, outputs="float[a,b] y", opset=opset)
-    assert operators(rewrite(model, 1).graph) == {"Conv": 1, "GlobalAveragePool": 1, "Squeeze": 1}
-
-
 def test_global_mean_of_open_size_behind_a_pointwise_convolution():
     model = graph("h = Conv(x, w)\ny = GlobalAveragePool(h)", {"w": (64, 16, 1, 1)}, inputs="float[N,16,H,W] x")
     assert operators(rewrite(model, 1, "convavgpool").graph) == {"Conv": 1, "GlobalAveragePool": 1}

@@ -328,14 +328,6 @@ def test_a_pad_behind_a_transpose_whose_order_a_function_is_given():
     assert result.changed and [site.status for site in result.report.sites] == ["rewritten"]
 
 
-def test_axes_of_a_pad_in_any_order():
-    """begins then ends, in the order of `axes`: here of columns, then of rows."""
-    body = f"c = Conv<pads=[3,4,3,4]>(x, w)\nh = Pad(c, p, , axes)\ny = {POOL}(h)"
-    for axes in ([3, 2], [-1, -2]):
-        model = graph(body, {"p": [2, 1, 1, 0], "axes": axes}, inputs="float[1,16,11,11] x", opset=18)
-        assert operators(rewrite(model, 1).graph) == {"AveragePool": 1, "Conv": 1}
-
-
 def test_a_pad_that_a_body_reads_too_stays():
     """A pooling in the body would find no zeros."""
     body = f"""c = Pad(x, two)
