@@ -130,9 +130,12 @@ def folder(tmp_path, monkeypatch):
     library._load.cache_clear()
 
 
-def test_the_distribution_s_file_is_the_library_and_the_plugin(folder):
+@pytest.mark.parametrize("named", [{}, {"CONVPOOL_LIBRARY": "", "CONVPOOL_PLUGIN_LIBRARY": ""}])
+def test_the_distribution_s_file_is_the_library_and_the_plugin(folder, monkeypatch, named):
     install(folder, "convpool", "0.7.0")
     file = install(folder, "convpool-cuda", "0.7.0")
+    for variable, value in named.items():
+        monkeypatch.setenv(variable, value)
     assert library.library_path() == file and plugin_path() == file.resolve()
 
 
@@ -204,14 +207,6 @@ def test_odd_values_of_the_variable(folder, monkeypatch, variable):
             told = f"not found; got {re.escape(named)}, expected the built library"
             with pytest.raises((LibraryError, TensorRTError), match=told):
                 find()
-
-
-def test_an_empty_value_is_none(folder, monkeypatch):
-    file = install(folder, "convpool-cuda", "0.7.0")
-    install(folder, "convpool", "0.7.0")
-    for variable in ("CONVPOOL_LIBRARY", "CONVPOOL_PLUGIN_LIBRARY"):
-        monkeypatch.setenv(variable, "")
-    assert library.library_path() == file and plugin_path() == file.resolve()
 
 
 @pytest.mark.parametrize(

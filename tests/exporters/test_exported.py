@@ -84,14 +84,8 @@ def test_original_and_results_give_what_pytorch_does(name, exporter, tmp_path):
 
 
 @every_model
-def test_original_and_results_load(name, exporter):
-    result = made(name, exporter)
+@pytest.mark.parametrize("oldest", [False, True])
+def test_original_and_results_load(name, exporter, oldest, request):
+    load, result = request.getfixturevalue("old_onnx") if oldest else load_models.load, made(name, exporter)
     for path in (result.exported.path, *(files[0] for files in result.files.values())):
-        assert load_models.load(str(path)) == "ok"
-
-
-@every_model
-def test_original_and_results_load_in_the_oldest_onnx(name, exporter, old_onnx):
-    result = made(name, exporter)
-    for path in (result.exported.path, *(files[0] for files in result.files.values())):
-        assert old_onnx(path) == "ok"
+        assert load(str(path)) == "ok"

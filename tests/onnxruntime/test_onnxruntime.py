@@ -41,17 +41,11 @@ def registered(model: onnx.ModelProto):
     return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
-def run(node: Node, session, seed: int = 0, **sizes) -> None:
-    """Run a node's model on inputs of a seed, and compare."""
-    arrays = node.with_constants(node.arrays(seed, **sizes))
-    node.check(session.run(None, node.feeds(arrays))[0], arrays)
-
-
 @pytest.mark.parametrize("op_type", SAMPLED)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_every_operator_of_every_type(op_type, dtype):
     node = Node(op_type, dtype)
-    run(node, registered(node.model(functions=False)), seed=1)
+    node.run(registered(node.model(functions=False)), seed=1)
 
 
 @pytest.mark.parametrize("channels_last", [0, 1, 2, 3])
@@ -60,7 +54,7 @@ def test_every_operator_of_every_type(op_type, dtype):
 def test_ranks_groups_and_layouts(sizes, group, channels_last):
     for op_type in ("ReluConvAvgPoolAdd", "ReluUpsampleConvAdd"):
         node = Node(op_type, sizes=sizes, group=group, channels_last=channels_last)
-        run(node, registered(node.model(functions=False)), seed=1)
+        node.run(registered(node.model(functions=False)), seed=1)
 
 
 @pytest.mark.parametrize("op_type", ["ConvAvgPool", "UpsampleConv"])
@@ -69,7 +63,7 @@ def test_open_sizes_and_weights_that_change(bias, op_type):
     node = Node(op_type, constant=False, open_sizes=True, bias=bias)
     session = registered(node.model(functions=False))
     for seed, (batch, sizes) in enumerate([(1, (9, 10)), (3, (4, 31)), (1, (9, 10))]):
-        run(node, session, seed, batch=batch, sizes=sizes)
+        node.run(session, seed, batch=batch, sizes=sizes)
 
 
 WIDE = 65535
@@ -94,7 +88,7 @@ def test_sizes_beyond_all_memory_are_refused_before_any_is_taken(node, tensor, c
     attributes = pads if tensor == "Y" else {"pool_pads": [WIDE] * 2 * node.rank, "strides": [WIDE] * node.rank}
     node = replace(node, channels_last=channels_last, open_sizes=open_sizes, attributes=attributes)
     with pytest.raises(Exception) as error:
-        run(node, registered(node.model(functions=False)))
+        node.run(registered(node.model(functions=False)))
     assert f"{node.op_type}: sizes of {tensor}; got [" in str(error.value)
     assert "expected at most 2^40 elements" in str(error.value)
 
@@ -251,7 +245,7 @@ def test_an_empty_name_in_the_bias_s_place_is_no_bias():
     node = Node(bias=False)
     model = node.model(functions=False)
     model.graph.node[0].input.append("")
-    run(node, registered(model))
+    node.run(registered(model))
 
 
 def test_a_node_in_a_branch():
@@ -283,11 +277,11 @@ def test_registering_again_changes_nothing(ways, between):
         if between == "nothing":
             continue
         session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        run(node, session)
+        node.run(session)
         if between == "a session's copy":  # has the entries of the options, and not their operators
             options = session.get_session_options()
             WAYS[way](options)
-    run(node, onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"]))
+    node.run(onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"]))
 
 
 FOLDER = "session.model_external_initializers_file_folder_path"

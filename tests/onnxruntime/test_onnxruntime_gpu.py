@@ -43,12 +43,6 @@ def library(plugin):
         os.environ["CONVPOOL_LIBRARY"] = before
 
 
-def run(node: Node, session, seed: int = 0, rounding: float | None = None, **sizes) -> None:
-    """Run a node's model on inputs of a seed, and compare."""
-    arrays = node.with_constants(node.arrays(seed, **sizes))
-    node.check(session.run(None, node.feeds(arrays))[0], arrays, rounding)
-
-
 def free_bytes() -> int:
     """Ask the driver for the current device's free memory."""
     driver, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
@@ -77,7 +71,7 @@ def profiled_providers(model, tmp_path) -> dict[str, str]:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_every_operator_of_every_type(op_type, dtype):
     node = Node(op_type, dtype)
-    run(node, on_gpu.session(node.model(functions=False)), seed=1)
+    node.run(on_gpu.session(node.model(functions=False)), seed=1)
 
 
 @pytest.mark.parametrize("channels_last", [0, 1, 2, 3])
@@ -85,7 +79,7 @@ def test_every_operator_of_every_type(op_type, dtype):
 def test_ranks_groups_and_layouts(sizes, group, channels_last):
     for op_type in ("ReluConvAvgPoolAdd", "ReluUpsampleConvAdd"):
         node = Node(op_type, "float16", sizes=sizes, group=group, channels_last=channels_last)
-        run(node, on_gpu.session(node.model(functions=False)), seed=1)
+        node.run(on_gpu.session(node.model(functions=False)), seed=1)
 
 
 def test_the_kernels_run_on_the_gpu(tmp_path):
@@ -94,7 +88,7 @@ def test_the_kernels_run_on_the_gpu(tmp_path):
 
 def test_float64_runs_by_the_cpu_provider(tmp_path):
     node = Node(dtype="float64")
-    run(node, on_gpu.session(node.model(functions=False)))
+    node.run(on_gpu.session(node.model(functions=False)))
     assert profiled_providers(node.model(functions=False), tmp_path)["ConvAvgPool"] == on_gpu.CPU
 
 
@@ -105,7 +99,7 @@ def test_open_sizes_and_weights_that_change(bias, op_type):
     session = on_gpu.session(node.model(functions=False))
     for seed in range(3):
         for batch, sizes in [(1, (9, 10)), (3, (4, 31)), (1, (9, 10))]:
-            run(node, session, seed, batch=batch, sizes=sizes)
+            node.run(session, seed, batch=batch, sizes=sizes)
 
 
 def test_two_devices_in_turn():
@@ -118,7 +112,7 @@ def test_two_devices_in_turn():
         pytest.skip("one GPU")
     for seed in range(4):
         for session in (first, second):
-            run(node, session, seed)
+            node.run(session, seed)
 
 
 def test_more_shapes_than_are_kept():
@@ -126,7 +120,7 @@ def test_more_shapes_than_are_kept():
     session = on_gpu.session(node.model(functions=False))
     for _ in range(2):
         for size in range(3, 83):
-            run(node, session, batch=1, sizes=(size, 4))
+            node.run(session, batch=1, sizes=(size, 4))
 
 
 def test_an_empty_batch_gives_an_empty_result():
@@ -206,7 +200,7 @@ def test_sessions_and_runs_in_several_threads():
 
     def work(number: int) -> None:
         for seed in range(20):
-            run(node, sessions[number % 2], seed, sizes=(32, 8 + 8 * (seed % 3)))
+            node.run(sessions[number % 2], seed, sizes=(32, 8 + 8 * (seed % 3)))
 
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(work, range(6)))
@@ -215,7 +209,7 @@ def test_sessions_and_runs_in_several_threads():
 def _in_child(result) -> None:
     try:
         node = Node(dtype="float16")
-        run(node, on_gpu.session(node.model(functions=False)))
+        node.run(on_gpu.session(node.model(functions=False)))
         result.put("right")
     except BaseException as error:  # told to the parent
         result.put(f"{type(error).__name__}: {error}")

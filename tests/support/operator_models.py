@@ -165,6 +165,11 @@ class Node:
         np.testing.assert_allclose(got.astype(np.float64), expected, rtol=relative, atol=absolute)
         assert np.abs(expected).max() > (0.5 if self.parts.epilogue in ("Tanh", "Sigmoid") else 8)
 
+    def run(self, session, seed: int = 0, rounding: float | None = None, **sizes) -> None:
+        """Run the node's model on inputs of a seed, and compare."""
+        arrays = self.with_constants(self.arrays(seed, **sizes))
+        self.check(session.run(None, self.feeds(arrays))[0], arrays, rounding)
+
 
 def _open(channels: int, last: bool, rank: int, prefix: str) -> list[object]:
     spatial = [f"{prefix}{axis}" for axis in range(rank)]

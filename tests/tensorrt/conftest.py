@@ -1,14 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine of a TensorRT and a driver that are played."""
+"""A TensorRT that is pretended; an engine of one and a driver that are played."""
 
 import sys
 import types
 
 import pytest
 
-from convpool.tensorrt import Engine
+from convpool.tensorrt import Engine, builder
 from convpool.tensorrt import engine as engine_module
 from tests.support.played_engine import Played, played_pycuda
+from tests.support.pretended_tensorrt import pretended_tensorrt
+
+
+@pytest.fixture
+def trt(monkeypatch):
+    """TensorRT 8.6 with the plugin."""
+    module = pretended_tensorrt()
+    module.plugins = []
+    monkeypatch.setattr(builder, "load_plugin", module.plugins.append)
+    return module
 
 
 @pytest.fixture

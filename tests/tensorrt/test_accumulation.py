@@ -17,19 +17,10 @@ from convpool.cli import build as build_cli
 from convpool.cli.group import run
 from convpool.errors import OptionError
 from convpool.ir import schema
-from convpool.tensorrt import BuildOptions, build_engine, builder, pipeline
+from convpool.tensorrt import BuildOptions, build_engine, pipeline
 from convpool.tensorrt.prepare import is_plugin_node
 from models.generators import generate
 from tests.support.operator_models import Node
-from tests.support.pretended_tensorrt import pretended_tensorrt
-
-
-@pytest.fixture
-def trt(monkeypatch):
-    """TensorRT 8.6 with the plugin."""
-    module = pretended_tensorrt()
-    monkeypatch.setattr(builder, "load_plugin", lambda _: None)
-    return module
 
 
 def packed(plan: bytes) -> list[int]:

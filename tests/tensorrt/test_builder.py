@@ -18,15 +18,6 @@ from models.generators import generate
 from tests.support.pretended_tensorrt import Config, Flag, Profile, TacticSource, pretended_tensorrt
 
 
-@pytest.fixture
-def trt(monkeypatch):
-    """TensorRT 8.6 with the plugin."""
-    module = pretended_tensorrt()
-    module.plugins = []
-    monkeypatch.setattr(builder, "load_plugin", module.plugins.append)
-    return module
-
-
 def plugin_nodes(plan: bytes) -> list[onnx.NodeProto]:
     return list(filter(is_plugin_node, onnx.load_from_string(plan).graph.node))
 

@@ -188,13 +188,6 @@ def test_arrays_of_the_next_run_are_of_the_bound_shape_and_type(engine_of, input
     assert engine._trt.addresses["x"] == 4096
 
 
-@pytest.mark.parametrize(("kind", "size_bytes"), [("FLOAT", 24), ("HALF", 12), ("INT8", 6), ("INT64", 48)])
-def test_outputs_get_as_many_bytes_as_they_have(engine_of, driver, kind, size_bytes):
-    engine = engine_of(dtype=kind)
-    engine.bind({"x": np.ones((2, 3), engine.inputs["x"].dtype)})
-    assert len(driver.buffers[engine._trt.addresses["y"]]) == size_bytes
-
-
 def test_memory_that_is_no_plain_array_is_refused(engine_of):
     with pytest.raises(TensorRTError, match="engine: tensor 'x': got one in host memory"):
         engine_of(location=TensorLocation.HOST).run({"x": np.ones((2, 3), np.float32)})
@@ -214,11 +207,12 @@ def test_a_type_that_numpy_lacks_is_an_error(engine_of):
 
 
 @pytest.mark.parametrize("kind", ["FLOAT", "HALF", "BF16", "INT8", "INT32", "INT64", "BOOL", "UINT8"])
-def test_every_other_type_goes_through(engine_of, kind):
+def test_every_other_type_goes_through(engine_of, driver, kind):
     engine = engine_of(dtype=kind)
     x = np.array([[0, 1, 1]]).astype(engine.inputs["x"].dtype)
     y = engine.run({"x": x})["y"]
     assert y.dtype == x.dtype and np.array_equal(y, x)
+    assert len(driver.buffers[engine._trt.addresses["y"]]) == x.nbytes
 
 
 def test_failures_of_the_gpu_are_typed(engine_of, driver):

@@ -14,7 +14,6 @@ from convpool.check.session import Session
 from convpool.cuda import CudaError, tactics
 from convpool.errors import ModelError, OptionError
 from convpool.ir import schema
-from convpool.ir.inference import mark_layers
 from convpool.ir.model import LoadedModel, load
 from convpool.tensorrt import PRECISIONS, Engine, build_engine, pipeline, prepare
 from convpool.tensorrt.builder import keep_heads_in_float
@@ -135,13 +134,6 @@ def test_old_parsers_refuse_new_opsets():
     prepare.for_parser(model, 11, plugin=True, allow_tf32=False)
 
 
-def test_tf32_is_said_to_the_plugin_by_an_attribute():
-    rewritten = prepare.self_contained(optimize(generate("wgan_gp_small", batch=2), check=0).model)
-    rewritten = prepare.for_parser(rewritten, 8, plugin=True, allow_tf32=True)
-    nodes = [node for node in rewritten.graph.node if prepare.is_plugin_node(node)]
-    assert nodes and all(any(a.name == "allow_tf32" and a.i == 1 for a in node.attribute) for node in nodes)
-
-
 @pytest.mark.parametrize("optimized", [False, True])
 def test_weights_computed_from_constants_become_initializers(optimized):
     """Spectral normalisation: W / (u' W v)."""
@@ -260,14 +252,6 @@ def test_half_weights_of_a_prologue_that_two_nodes_share():
     kinds = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
     fp16 = {name for node in (first, second, third) for name in node.input[1:]} - {kept}
     assert {kinds[name] for name in fp16} == {TensorProto.FLOAT16} and kinds[kept] == TensorProto.FLOAT
-
-
-def test_layers_are_every_float_tensor():
-    model = generate("wgan_gp_small", batch=2)
-    count = sum(len(node.output) for node in model.graph.node)
-    mark_layers(model)
-    assert len(model.graph.output) == count
-    assert len(run(model, random_inputs(model))) == count
 
 
 @pytest.mark.parametrize("lowering", ["direct", "fused"])
