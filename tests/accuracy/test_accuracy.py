@@ -27,6 +27,7 @@ from models.generators import generate, random_inputs
 from tests.support.accuracy.float64 import run_float64, to_float64
 from tests.support.accuracy.half_io import from_channels_last, half_channels_last, to_channels_last
 from tests.support.accuracy.limits import LIMITS, RATIOS
+from tests.support.accuracy.measures import largest, root_mean_square
 from tests.support.gpu import require_gpu
 
 BATCHES = {
@@ -42,25 +43,6 @@ FP16_RESULTS = 1024
 LOWERINGS = ("original", "convavgpool", "fused_variants", "direct", "fused")
 """Lowerings, nothing fused; fused_variants is convavgpool with prologue and epilogue."""
 KINDS = {"fp16": onnx.TensorProto.FLOAT16, "bf16": onnx.TensorProto.BFLOAT16}
-Outputs = dict[str, np.ndarray]
-
-
-def largest(outputs: Outputs, reference: Outputs) -> float:
-    """The largest max |y - r| / max |r| over the outputs; infinite where shapes differ or a value is not finite."""
-    worst = 0.0
-    for name, wanted in reference.items():
-        got = outputs[name].astype(np.float64)
-        if got.shape != wanted.shape or not np.isfinite(got).all():
-            return float("inf")
-        worst = max(worst, float(np.abs(got - wanted).max() / np.abs(wanted).max()))
-    return worst
-
-
-def root_mean_square(outputs: list[Outputs], reference: list[Outputs]) -> float:
-    """sqrt(sum (y - r)^2 / sum r^2) over all outputs of all input sets.  What a ratio of two engines is taken of: the largest
-    error of a few scores is a matter of luck."""
-    off = sum(float(((y[name] - r[name]) ** 2).sum()) for y, r in zip(outputs, reference, strict=True) for name in r)
-    return (off / sum(float((value**2).sum()) for r in reference for value in r.values())) ** 0.5
 
 
 def digit_images() -> np.ndarray:

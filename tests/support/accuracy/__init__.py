@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""References and limits for whole models."""
+"""References, measures and limits for whole models."""
