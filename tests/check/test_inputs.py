@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from convpool.check import inputs as module
-from convpool.check.inputs import OPEN_SIZES, SCALES, InputMaker, load_arrays, random_array, typed_inputs
+from convpool.check.inputs import OPEN_SIZES, SCALES, InputMaker, random_array, typed_inputs
 from convpool.errors import ModelError, OptionError
 from convpool.ir.model import feeds
 from tests.support.models import graph, sparse_of
@@ -171,9 +171,3 @@ def test_inputs_with_an_initializer_need_not_be_given():
     model.graph.initializer.append(numpy_helper.from_array(np.ones(4, np.float32), "z"))
     model.graph.sparse_initializer.append(sparse_of(np.ones(4, np.float32), "s"))
     assert [value.name for value in feeds(model)] == ["x"]
-
-
-def test_one_array_without_a_name_is_no_data(tmp_path):
-    np.save(tmp_path / "x.npy", np.zeros(3))
-    with pytest.raises(OptionError, match="x.npy': not a .npz file of named arrays$"):
-        load_arrays(tmp_path / "x.npy")

@@ -271,12 +271,6 @@ def test_names_with_brackets_and_empty_cells_are_shown_as_they_are():
     assert [line.split() for line in console.file.getvalue().splitlines()[1:]] == [["[red]x", "-"], ["..." + "x" * 20, "12345"]]
 
 
-def test_nothing_is_said_where_nothing_can_be_done():
-    assert convpool.optimize(graph(PAIR), check=0).report.hints == []
-    report = convpool.optimize(many(5), check=0).report
-    assert report.hints == report.notes == []
-
-
 def test_an_exclusion_that_matches_nothing_is_a_warning():
     report = convpool.optimize(graph(PAIR), check=0, exclude=["zzz*", "y"]).report
     assert report.warnings == ["exclude: 'zzz*' matches no convolution, pooling or Concat here"]

@@ -62,10 +62,12 @@ def check_reason(kind, name, body, constants, inputs, expected):
     assert result.model.SerializeToString() == convpool.optimize(model, check=0).model.SerializeToString()
 
 
-def test_a_convolution_and_its_relu_in_front_of_a_pair():
-    model = graph(RELU + PAIR, SHAPES, inputs=IMAGE)
-    assert operators_of(model, 2) == ["ConvAvgPoolRelu", "ConvAvgPool"]
-    apart = rewrite(model, 2, disable=["fuse_epilogue", "fuse_prologue"])
+@pytest.mark.parametrize(("kind", "shapes", "inputs"), [("image_conv", SHAPES, IMAGE), ("plain_conv", WIDE_SHAPES, WIDE)])
+def test_a_convolution_and_its_relu_in_front_of_a_pair(kind, shapes, inputs):
+    model = graph(RELU + PAIR, shapes, inputs=inputs)
+    assert operators_of(model, 2, kind) == ["ConvAvgPoolRelu", "ConvAvgPool"]
+    assert operators_of(model, 2, kind, disable="fuse_epilogue") == ["ConvAvgPool", "ReluConvAvgPool"]
+    apart = rewrite(model, 2, kind, disable=["fuse_epilogue", "fuse_prologue"])
     assert made(apart) == ["ConvAvgPool", "Relu", "ConvAvgPool"]
     assert operators_of(model, 1, None) == ["Conv", "Relu", "ConvAvgPool"]
 
@@ -207,17 +209,6 @@ def test_an_average_behind_it_leaves_it(average):
     sites = convpool.optimize(model, enable="image_conv").report.sites
     pattern = f"conv_{'global_' * ('Global' in average)}pool"
     assert [patterns(site) for site in sites] == [("h", "conv_pool", "rewritten"), ("s", pattern, "rejected")]
-
-
-def test_inside_a_branch():
-    body = f"""y = If(flag) <
-      then_branch = yes () => (float[1,32,6,6] a) {{ {STEM} h = Conv<pads=[1,1,1,1]>(s, w) a = {POOL}(h) }},
-      else_branch = no () => (float[1,32,6,6] b) {{ k = Conv<pads=[1,1,1,1]>(x, u) b = {POOL}(k) }}
-    >"""
-    model = graph(body, {**SHAPES, "u": (32, 3, 3, 3)}, inputs=f"{IMAGE}, bool flag")
-    result = rewrite(model, 3)
-    branches = [operators(attribute.g) for attribute in result.graph.node[0].attribute]
-    assert branches == [{"ConvAvgPool": 2}, {"ConvAvgPool": 1}]
 
 
 GROUP = "group of a ConvAvgPool; got {}, expected 1, for which the plugin has kernels"
@@ -393,13 +384,6 @@ def test_plain_convolution(body, constants):
     pair, plain = convpool.optimize(model, enable="plain_conv").report.sites
     assert patterns(pair) == ("h", "conv_pool", "rewritten") and patterns(plain) == ("s", "plain_conv", "rewritten")
     assert (pair.pool, plain.pool) == ("y", "")
-
-
-def test_an_activation_behind_a_plain_convolution_stays_with_it():
-    model = graph(RELU + PAIR, WIDE_SHAPES, inputs=WIDE)
-    assert operators_of(model, 2, "plain_conv") == ["ConvAvgPoolRelu", "ConvAvgPool"]
-    assert operators_of(model, 2, "plain_conv", disable="fuse_epilogue") == ["ConvAvgPool", "ReluConvAvgPool"]
-    assert operators_of(model, 1, None) == ["Conv", "Relu", "ConvAvgPool"]
 
 
 @pytest.mark.parametrize("activation", ["Relu", "LeakyRelu<alpha=0.2>"])

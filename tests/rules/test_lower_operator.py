@@ -202,14 +202,6 @@ def test_nodes_in_another_domain(name):
     assert_close(original(name), result.model)
 
 
-def test_nodes_in_another_domain_that_stay():
-    model = moved("a pair")
-    node = next(node for node in model.graph.node if node.op_type in schema.OP_TYPES)
-    for given in ({"exclude": [node.name or node.output[0]], "lowering": "direct"}, {}):
-        result = convpool.optimize(model, check=0, **given)
-        assert not result.changed and result.model.SerializeToString() == model.SerializeToString()
-
-
 @pytest.mark.parametrize("change", ["another body", "another node", "another function"])
 def test_a_domain_with_more_than_these_operators_is_left_alone(change):
     model = moved("a pair")

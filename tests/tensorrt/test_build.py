@@ -4,7 +4,7 @@
 import json
 from collections import Counter
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -170,12 +170,6 @@ def test_options_that_no_model_can_use_are_refused(options, message):
         BuildOptions(**options)
     with pytest.raises(OptionError, match=message):
         build("none.onnx", **options)
-
-
-def test_the_package_names_a_function_and_no_module_build():
-    import convpool.tensorrt
-
-    assert not isinstance(convpool.tensorrt.build, ModuleType)
 
 
 @pytest.fixture

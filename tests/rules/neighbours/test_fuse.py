@@ -132,12 +132,6 @@ def test_what_an_excluded_pair_does_not_take_the_other_takes():
     assert [(node.name, node.op_type) for node in found.graph.node] == [("a", "ConvAvgPool"), ("c", "ConvAvgPoolAdd")]
 
 
-def test_pooling_distributes_over_an_add_and_the_add_is_taken_in():
-    body = f"p = Conv<pads=[1,1,1,1]>(x, w)\nq = Conv(x, v)\nh = Add(p, q)\nn = {POOL}(h)\ny = LeakyRelu(n)"
-    model = rewrite(graph(body, {"v": (32, 16, 1, 1)}), 2, "convavgpool")
-    assert [node.op_type for node in model.graph.node] == ["ConvAvgPool", "ConvAvgPoolAddLeakyRelu"]
-
-
 def test_a_map_behind_the_residual_goes_into_the_convolution_that_gives_it():
     body = f"{TAIL}\nr = Conv<strides=[2,2]>(x, v)\nn = Add(q, r)\no = Mul(n, c)\nf = Add(o, c)\ny = Relu(f)"
     model = rewrite(graph(body, {"v": (32, 16, 1, 1), "c": (32, 1, 1)}), 1, "convavgpool")

@@ -129,11 +129,6 @@ def test_function_called_twice(opset, lowering):
         assert operators(result.functions[0]) == {"AveragePool": 1, "Conv": 1} and len(result.functions) == 1
 
 
-def test_nested_functions():
-    outer = '\n<domain: "local", opset_import: ["" : 17, "local" : 1]>\nouter (x, w) => (y) { y = local.pair(x, w) }\n'
-    rewrite(graph("y = local.outer(x, w)", functions=outer + FUNCTION.replace("OPSET", "17")), 1)
-
-
 @pytest.mark.parametrize(
     "reference", ["Conv<pads=[1,1,1,1], strides : ints = @s>", "AveragePool<kernel_shape : ints = @s, strides=[2,2]>"]
 )
