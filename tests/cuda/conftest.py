@@ -1,11 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPU tests are skipped without a GPU, and fail instead where REQUIRE_GPU=1."""
+"""GPU tests are skipped without a GPU, and fail instead where REQUIRE_GPU=1.  The library on a pretended runtime."""
 
 import os
 
 import pytest
 
+from convpool.cuda import box, spectral_norm, weight_gradient
 from tests.support.gpu import skip_or_fail
+from tests.support.kernels import pretended
+
+
+@pytest.fixture
+def lib(monkeypatch):
+    """The pretended library, with the functions that these modules declare."""
+    lib = pretended.load(monkeypatch)
+    for declare in (box.calls, spectral_norm.normalize, spectral_norm.adjoint, weight_gradient.call, weight_gradient.turn):
+        declare.__wrapped__()
+    return lib
 
 
 @pytest.fixture(scope="session")

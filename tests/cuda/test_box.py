@@ -4,18 +4,10 @@
 import pytest
 
 from convpool.cuda import box
-from tests.support.kernels import pretended
 
 X, GATE, OUT = 1 << 30, 2 << 30, 3 << 30
 LAYER = dict(dtype="bfloat16", channels_last=True, shape=(4, 64, 16, 16), kernel=(2, 2), strides=(1, 1), pads=(1, 1, 1, 1))
 INVALID, MISALIGNED = 1, 4
-
-
-@pytest.fixture
-def lib(monkeypatch):
-    lib = pretended.load(monkeypatch)
-    box.calls.__wrapped__()  # which declares them
-    return lib
 
 
 def problem(**changed) -> bytes:

@@ -4,18 +4,10 @@
 import pytest
 
 from convpool.cuda import spectral_norm
-from tests.support.kernels import pretended
 
 W, DY, U, V, OUT, KEPT, SUMS = (n << 30 for n in range(1, 8))
 LAYER = {"w": W, "dy": DY, "last_u": U, "last_v": V, "out": OUT, "kept": KEPT, "m": 128, "c": 64, "taps": 9, "reserved": 0}
 INVALID, MISALIGNED = 1, 4
-
-
-@pytest.fixture
-def lib(monkeypatch):
-    lib = pretended.load(monkeypatch)
-    spectral_norm.normalize.__wrapped__(), spectral_norm.adjoint.__wrapped__()  # which declare them
-    return lib
 
 
 def called(lib, *weights, count=None, dtype=1, sums=None, u_first=1):

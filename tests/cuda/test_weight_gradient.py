@@ -6,20 +6,12 @@ import ctypes
 import pytest
 
 from convpool.cuda import Problem, weight_gradient
-from tests.support.kernels import pretended
 
 DY, X, DW, DB, SPACE = (n << 30 for n in range(1, 6))
 IMAGE = dict(n=64, c=3, m=64, spatial=(64, 64), kernel_shape=3, pool_kernel_shape=1, pads=1, dtype="bfloat16", layout="NHWC")
 INVALID, UNSUPPORTED, TOO_SMALL, MISALIGNED = range(1, 5)
 PART = 32 * 64 * 4
 """Bytes of the sums of one block."""
-
-
-@pytest.fixture
-def lib(monkeypatch):
-    lib = pretended.load(monkeypatch)
-    weight_gradient.call.__wrapped__(), weight_gradient.turn.__wrapped__()  # which declare them
-    return lib
 
 
 def problem(**changed) -> bytes:
