@@ -60,7 +60,7 @@ def test_elementwise_nodes():
     assert (found.macs, found.additions, found.time) == (0, 0, 3 * 120 * 32 * (2 + 2 * 4 * 2))
 
 
-CHOICES = {  # channels, filters, kernel, size, axes, window (0: all), opset for a CPU or 2: the form that `auto` takes
+CHOICES = {  # channels, filters, kernel, size, axes, window (0: all; and stride), opset for a CPU or 2: the form `auto` takes
     "pointwise": (16, 32, 1, 12, 2, 2, 2, "direct"), "many channels": (64, 64, 3, 12, 2, 2, 2, "direct"),
     "few channels": (2, 16, 3, 12, 2, 2, 2, "fused"), "few filters": (16, 2, 3, 12, 2, 2, 2, "fused"),
     "many filters of few channels": (4, 64, 3, 12, 2, 2, 2, "direct"), "large kernel": (8, 8, 5, 16, 2, 2, 2, "fused"),
@@ -69,13 +69,17 @@ CHOICES = {  # channels, filters, kernel, size, axes, window (0: all), opset for
     "channels of no block": (24, 32, 3, 56, 2, 2, 20, "fused"), "channels of a block": (32, 32, 3, 56, 2, 2, 20, "direct"),
     "a long window of no block": (72, 28, 5, 56, 2, 0, 17, "fused"), "of a block": (16, 16, 3, 64, 2, 0, 17, "direct"),
     "too many weights": (24, 24, 3, 64, 2, 0, 17, None), "columns of few filters": (72, 3, 3, 16, 1, 2, 17, None),
+    "blocks to few filters": (48, 16, 3, 64, 2, 2, 17, "direct"), "wide windows": (64, 96, 3, 24, 2, 6, 20, "direct"),
+    "averages of three channels": (3, 32, 3, 32, 2, (7, 1), 20, None), "strides of two": (3, 96, 3, 24, 2, (7, 2), 20, None),
+    "overlapping averages of blocks": (48, 32, 3, 64, 2, (7, 3), 20, "direct"),
     "a block of one filter": (32, 1, 1, 56, 2, 2, 17, "direct"), "no block of few filters": (72, 4, 1, 14, 2, 2, 17, None),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("c", "m", "k", "n", "axes", "window", "opset", "lowering"), CHOICES.values(), ids=CHOICES)
 def test_the_form_that_auto_takes(c, m, k, n, axes, window, opset, lowering):
-    pool = f"AveragePool<kernel_shape={[window] * axes}, strides={[window] * axes}>" if window else "GlobalAveragePool"
+    taps, stride = window if isinstance(window, tuple) else (window, window)
+    pool = f"AveragePool<kernel_shape={[taps] * axes}, strides={[stride] * axes}>" if window else "GlobalAveragePool"
     body, sizes = f"h = Conv<pads={[k // 2] * 2 * axes}>(x, w)\ny = {pool}(h)", ",".join([str(n)] * axes)
     given = {"inputs": f"float[1,{c},{sizes}] x", "outputs": f"float[{','.join('abcd'[: axes + 2])}] y", "opset": max(opset, 17)}
     options = {"target": "cpu"} if opset > 2 else {"lowering": "auto"}

@@ -37,7 +37,7 @@ from typing import Any
 import numpy as np
 
 from convpool.algebra.geometry import ConvSpec, Ints, PoolSpec, Windows
-from convpool.algebra.lowering import BLOCK, Cost, addition_weight, conv_cost
+from convpool.algebra.lowering import ADDITION_WEIGHT, BLOCK, LONG, Cost, addition_weight, conv_cost
 
 FORMS = ("conv_first", "fused", "subpixel", "phases", "direct")
 
@@ -287,7 +287,9 @@ def form_cost(form: str, work: Work) -> Cost:
         return sum(costs, Cost()) + pass_cost(out, SHUFFLE_WEIGHT + COPY_WEIGHT)
     if form == "direct":
         spread, box = direct_specs(conv, up)
-        return transpose_cost(spread, m, c, size) + pass_cost(out, BOX_WEIGHT + box.taps * addition_weight(box, m, work.opset))
+        least = 0.0 if box.taps > LONG else ADDITION_WEIGHT  # beside which the other forms are fitted
+        weight = max(addition_weight(box, m, work.opset), least)
+        return transpose_cost(spread, m, c, size) + pass_cost(out, BOX_WEIGHT + box.taps * weight)
     return transpose_cost(fused_spec(conv, up), m, c, size)
 
 

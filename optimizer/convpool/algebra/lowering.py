@@ -29,8 +29,8 @@ CPU_ADDITION_WEIGHTS = {1: (32.0, 90.0), 2: (ADDITION_WEIGHT, 68.0), 3: (4.0, 60
 """One by onnxruntime's AveragePool on a CPU, by spatial axes: before SLOW_OPSET, and from then on, more in LONG windows."""
 SLOW_OPSET = 19
 """The first opset whose AveragePool adds number by number, except on maps of two axes with a multiple of BLOCK channels."""
-LONG, BLOCKED_LONG_WEIGHT, SINGLY_WEIGHT = 64, 2.0, 40.0
-"""More elements than these are long.  An addition in such windows of BLOCKs; one where single numbers are added before, too."""
+LONG, BLOCKED_WEIGHT, SINGLY_WEIGHT = 64, 2.0, 40.0
+"""More elements than these are long.  An addition in BLOCKs on a CPU; one where single numbers are added before, too."""
 COLUMN_WEIGHT = 700.0
 """An element of a result of one column, beside its additions, before SLOW_OPSET: its rows are averaged one by one."""
 BLOCK = 16
@@ -88,7 +88,7 @@ def addition_weight(pool: PoolSpec, channels: int, cpu_opset: int) -> float:
     before, since = CPU_ADDITION_WEIGHTS[pool.rank]
     plane, long = pool.rank == 2, pool.taps > LONG
     if not cpu_opset or _is_pooled_in_blocks(pool, channels):
-        return BLOCKED_LONG_WEIGHT if cpu_opset and long else ADDITION_WEIGHT
+        return BLOCKED_WEIGHT if cpu_opset else ADDITION_WEIGHT
     if cpu_opset >= SLOW_OPSET:
         return since * (1 + (3 if plane else 1) * long)
     return SINGLY_WEIGHT if plane and (max(pool.kernel_shape) > 32 or max(pool.strides) > 2) else before
