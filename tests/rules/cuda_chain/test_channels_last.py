@@ -177,11 +177,6 @@ def chain_of(middle: str, behind: str = "", **options) -> convpool.OptimizeResul
 NORM = "a = Softsign(p)\nb = BatchNormalization(a, g, g, g, n)"
 
 
-def test_convolutions_between_pairs_become_nodes():
-    result = chain_of("a = Relu(p)\nb = Conv<pads=[1,1,1,1]>(a, k)\nq = Conv(b, v)")
-    assert "Conv" not in operators(result.model.graph)
-
-
 @pytest.mark.parametrize(
     ("middle", "wanted"),
     [
