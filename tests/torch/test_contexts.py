@@ -251,6 +251,12 @@ CHANGES = {
     "by one out of two": (lambda m, x: torch.sort(m.other, out=(m.weight, m.other.long())), "rejected"),
     "in a checkpoint": (lambda m, x: checkpoint(lambda y: m.weight.mul_(2) * y, x.sum(), use_reentrant=False), "rejected"),
     "as a mean": (lambda m, x: F.batch_norm(m.other[..., 0, 0].t(), m.bias, m.other[:, 0, 0, 0], training=True), "rejected"),
+    "as a part's mean": (
+        lambda m, x: F.batch_norm(m.other[..., 0, 0].t(), m.bias[:], m.other[:, 0, 0, 0], training=True),
+        "rejected",
+    ),
+    "no mean": (lambda m, x: F.batch_norm(m.other[..., 0, 0].t(), m.bias, m.other[:, 0, 0, 0]), "rewritten"),
+    "as rows": (lambda m, x: F.embedding(torch.arange(8), m.bias.view(8, 1), max_norm=0.1), "rejected"),
     "by copy_": (lambda m, x: m.weight.copy_(m.other), "rejected"),
     "by an item": (lambda m, x: m.weight.__setitem__(0, 0.0), "rejected"),
     "another": (lambda m, x: m.other.add_(1), "rewritten"),

@@ -30,9 +30,10 @@ from convpool.algebra.geometry import Refusal, refuse
 
 IN_PLACE = {getattr(operator, name) for name in dir(operator) if name.startswith("i") and hasattr(operator, "__" + name + "__")}
 IN_PLACE -= {operator.inv, operator.invert, operator.index, getattr(operator, "is_", None)}
-_UPDATES = {"batch_norm", "instance_norm", "embedding", "embedding_bag", "_checkpointed", "tag_activation_checkpoint"}
-"""Functions that may change inputs behind the first: running statistics, rows of an embedding, and what the body of a checkpoint
-changes."""
+_UPDATES = {"batch_norm": "training", "instance_norm": "use_input_stats", "embedding": "max_norm", "embedding_bag": "max_norm"}
+"""Functions that may change their second and third input, statistics or rows of a table, and the argument that says so."""
+_CHECKPOINTS = ("_checkpointed", "tag_activation_checkpoint")
+"""Functions whose body may change what it is given."""
 
 
 def value_of(node: Any) -> Any:
@@ -58,15 +59,25 @@ def changes(node: fx.Node) -> list[fx.Node]:
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
     if any(schema.is_mutable for schema in _schemas(target)):
         return list(node.all_input_nodes)
-    if name in _UPDATES:  # what it alone reads nobody sees change
-        given = [item for item in node.all_input_nodes[1:] if is_of_module(item)]
-        return [item for item in given if any(user.target is not target for user in item.users)]
+    if name in _UPDATES:
+        given = dict(zip(_parameters(target), node.args, strict=False)) | node.kwargs
+        if given and not given.get(_UPDATES[name], name == "instance_norm"):
+            return []
+        seconds = [item for item in (*node.args[1:3], *node.kwargs.values()) if isinstance(item, fx.Node)]
+        return [item for item in seconds if _is_read(item, target)]
+    if name in _CHECKPOINTS:
+        return [item for item in node.all_input_nodes[1:] if item.op == "placeholder" and _is_read(item, target)]
     in_place = name.endswith("_") and not name.endswith("__") and name != "requires_grad_" or name == "__setitem__"
     if in_place and node.args and isinstance(node.args[0], (list, tuple)):  # torch._foreach_mul_ and its like
         return list(dict.fromkeys(item for item in node.args[0] if isinstance(item, fx.Node)))
     in_place = in_place or target in IN_PLACE or target is operator.setitem or bool(node.kwargs.get("inplace"))
     in_place = in_place or len(node.args) > 1 and node.args[-1] is True and "inplace" in _parameters(target)[-1:]
     return first if in_place else []
+
+
+def _is_read(item: fx.Node, target: Any) -> bool:
+    """Whether something else than one function may see a tensor change."""
+    return not is_of_module(item) or any(user.target is not target for user in item.users)
 
 
 def _schemas(target: object) -> list[Any]:
