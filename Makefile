@@ -31,12 +31,12 @@ mutation: install
 OLDEST := $(VENV)-oldest
 OLDEST_TESTS := $(addprefix tests/,cli/test_bad_input.py ir/test_files.py ir/test_save.py check)
 test-oldest: $(OLDEST)/.installed
-	PYTHONPATH=optimizer $(OLDEST)/bin/python -m pytest $(OLDEST_TESTS)
+	PYTHONPATH=optimizer $(OLDEST)/bin/python -m pytest -n 2 --dist loadfile $(OLDEST_TESTS)
 
 $(OLDEST)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(OLDEST)
 	sed -nE '/^dependencies/,/^]/s/.*"(.*)>=(.*)".*/\1==\2/p' pyproject.toml > $(OLDEST)/requirements.txt
-	$(OLDEST)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check -r $(OLDEST)/requirements.txt pytest hypothesis
+	$(OLDEST)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check -r $(OLDEST)/requirements.txt pytest pytest-xdist hypothesis
 	touch $@
 
 # convpool.torch, and models as PyTorch's exporters write them, in an environment of its own with PyTorch for CPUs (0.9 GB).

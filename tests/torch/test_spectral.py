@@ -54,8 +54,10 @@ def compiled(net, monkeypatch, inner=None):
     return torch.compile(net, backend=backend), counts
 
 
-@pytest.mark.parametrize("inner", [None, torch._dynamo.lookup_backend("aot_eager")])
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+RUNS = [(None, torch.contiguous_format), (torch._dynamo.lookup_backend("aot_eager"), torch.channels_last)]
+
+
+@pytest.mark.parametrize(("inner", "layout"), RUNS)
 @pytest.mark.parametrize("wrap", [spectral_norm, hooked])
 def test_training_goes_on_as_it_did(wrap, layout, inner, monkeypatch):
     """Results, gradients, and the vectors of the power iteration."""
@@ -128,15 +130,11 @@ def test_what_is_left_to_pytorch(name, monkeypatch):
     net = copy.deepcopy(LEFT[name])
     changed, counts = compiled(copy.deepcopy(net), monkeypatch)
     x = torch.randn(2, 3, 18, 18, dtype=next(net.parameters()).dtype)
-    results = changed(x), net(x)
-    torch.testing.assert_close(*results)
-    assert counts == [0]
-    torch.testing.assert_close(
-        *(
-            torch.autograd.grad(y.sin().sum(), list(m.parameters()), allow_unused=True)
-            for y, m in zip(results, (changed, net), strict=True)
-        )
+    found, expected = (
+        (y := m(x), torch.autograd.grad(y.sin().sum(), list(m.parameters()), allow_unused=True)) for m in (changed, net)
     )
+    torch.testing.assert_close(found, expected)
+    assert counts == [0]
     torch.testing.assert_close(list(changed.state_dict().values()), list(net.state_dict().values()))
 
 
