@@ -76,7 +76,7 @@ def changes(node: fx.Node) -> list[fx.Node]:
 
 
 def _is_read(item: fx.Node, target: Any) -> bool:
-    """Whether something else than one function may see a tensor change."""
+    """Return True if something else than one function may see a tensor change."""
     return not is_of_module(item) or any(user.target is not target for user in item.users)
 
 
@@ -123,7 +123,7 @@ def held_by_changes(graph: fx.Graph) -> dict[fx.Node, Refusal]:
 
 
 def _is_same(a: Any, b: Any) -> bool:
-    """Whether two values are surely one tensor: an embedding or a normalization gives another than the one that it changes."""
+    """Return True if two values are surely one tensor.  An embedding or a normalization gives another than it changes."""
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor) or _memory(a) != _memory(b):
         return False
     return a is b or (a.shape, a.stride(), a.storage_offset()) == (b.shape, b.stride(), b.storage_offset())

@@ -38,7 +38,7 @@ OPSET = 22
 """The first whose Conv and AveragePool take bfloat16."""
 IR_VERSION = 10
 BATCH = 55440 * 13
-"""What stands for an open batch: it has many divisors."""
+"""The size that stands for an open batch: it has many divisors."""
 ELEM_TYPES = {
     torch.float16: TensorProto.FLOAT16,
     torch.bfloat16: TensorProto.BFLOAT16,

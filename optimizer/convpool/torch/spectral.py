@@ -256,10 +256,9 @@ class _Normalize(torch.autograd.Function):
         weights, kept = ctx.weights, ctx.kept
         made, places = [None] * len(weights), _kept(weights)
         wanted = [n for n, grad in enumerate(grads) if grad is not None and ctx.needs_input_grad[4 + n]]
-        if any(weights[n]._version != ctx.versions[n] for n in wanted):
-            raise RuntimeError(
-                "a weight needed for its gradient has been modified by an inplace operation since it was normalized"
-            )
+        now, then = ([versions[n] for n in wanted] for versions in ([w._version for w in weights], ctx.versions))
+        if now != then:
+            raise RuntimeError(f"weights modified in place since they were normalized: got versions {now}, expected {then}")
         given = [weights[n] for n in wanted], [grads[n] for n in wanted], kept, [places[n] for n in wanted]
         run: Callable = _plain_adjoint
         if not torch.is_grad_enabled() and isinstance(kept, FunctionalTensor):
