@@ -345,6 +345,26 @@ def test_arguments_that_may_share_memory(when):
     assert set(statuses(rewrite)) == {"rejected"}
 
 
+@pytest.mark.parametrize("part", [lambda h: h, lambda h: h[:1], lambda h: checkpoint(torch.neg_, h, use_reentrant=False)])
+def test_a_map_that_a_checkpoint_changes(part):
+    def forward(x, w):
+        h = x * 1.5
+        return pair_and_change(lambda: checkpoint(lambda h: part(h).mul_(2), h, use_reentrant=False), 1, h, w) + pair(x, w)
+
+    x, w, (compiles, rewrite) = torch.randn(2, 3, 10, 10), torch.randn(8, 3, 3, 3), compiled(forward)
+    check_same([compiles(x, w)], [forward(x, w)])
+    assert statuses(rewrite) == ["rejected", "rewritten"]
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_statistics_that_a_checkpoint_changes(reentrant):
+    net = nn.Sequential(nn.Tanh(), nn.Conv2d(3, 8, 3, padding=1), nn.AvgPool2d(2), nn.BatchNorm2d(8))
+    original = Forward(lambda m, x: checkpoint(m.net, x, use_reentrant=reentrant), net=net)
+    x, (changed, report) = torch.randn(2, 3, 16, 16), optimize(copy.deepcopy(original), torch.randn(2, 3, 16, 16))
+    check_same(step(changed, x), step(original, x))
+    assert report.summary.rewritten == 1
+
+
 @pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize("layer", [nn.BatchNorm2d, nn.InstanceNorm2d])
 @pytest.mark.parametrize("wrap", [lambda conv: conv, spectral_norm])

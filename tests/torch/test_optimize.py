@@ -126,6 +126,7 @@ FORWARDS = {
     "a function of autograd": (lambda m, x: Double.apply(m.pair(Double.apply(x))), 1),
     "a function of autograd between": (lambda m, x: F.avg_pool2d(Double.apply(m.c(x)), 2), 0),
     "sizes": (deviation, 1),
+    "a variable of a common name": (lambda m, x: (result := m.pair(x)) + result.mean(), 1),
     "one tensor twice": (lambda m, x: torch.cat([m.pair(x).view(-1), m.pair(x).view(-1) * 2]), 2),
     "another order in memory": (lambda m, x: F.avg_pool2d(m.c(x).contiguous(memory_format=torch.channels_last), 2), 1),
     "the type it has": (lambda m, x: F.avg_pool2d(m.c(x).to(x.dtype).clone().type_as(x), 2), 1),

@@ -64,26 +64,26 @@ class PoolFirst:
             return self.inner(module, example_inputs)
         _keep_checkpoints(module)
         for child in module.children():  # such as the body of a checkpoint of activations
-            if isinstance(child, fx.GraphModule) and (inside := self._rewritten(child, seen)) is not None:
-                child.forward = inside
-        run = self._rewritten(module, seen)
-        return module.forward if run is None else _guarded(module.graph, run, module.forward)
+            if isinstance(child, fx.GraphModule):
+                child.forward = self._rewritten(child, seen)
+        return self._rewritten(module, seen)
 
-    def _rewritten(self, module: fx.GraphModule, seen: Captured) -> Callable | None:
-        """A function that runs the module's graph rewritten; None where nothing changes.
+    def _rewritten(self, module: fx.GraphModule, seen: Captured) -> Callable:
+        """A function that runs the module's graph with its pairs rewritten, the graph itself where nothing changes.
 
         With gradients a GPU has two graphs: for captures, and for eager steps."""
         graph = _copy(module.graph)
         changed, pairs = _planned(graph, self.options, seen)
         if not changed:
-            return None
+            return module.forward
         place = eager.place_of_batch(module.graph)
         if place is None or not torch.is_grad_enabled():
-            return eager.ready(module, graph)
+            return _guarded(module, eager.ready(module, graph))
         gpu.give_derivatives(graph)
         prepared = eager.ready(module, graph)
         kept = _copy(module.graph)  # TorchDynamo takes from its graph what it knows of the inputs
-        return eager.by_stream(functools.partial(_eager_step, module, kept, pairs, self.options), prepared, place)
+        alone = functools.partial(_eager_step, module, kept, pairs, self.options)
+        return _guarded(module, eager.by_stream(alone, prepared, place))
 
 
 def _eager_step(
@@ -106,7 +106,7 @@ def _eager_step(
 
 def _copy(graph: fx.Graph) -> fx.Graph:
     """The graph again; its nodes have the same names."""
-    copied = fx.Graph()
+    copied = fx.Graph(graph.owning_module)
     copied.output(copied.graph_copy(graph, {}))
     return copied
 
@@ -147,8 +147,9 @@ def _rewrite_in_place(graph: fx.Graph, options: OptimizeOptions, seen: Captured)
 # ---- eager calls ----
 
 
-def _guarded(graph: fx.Graph, run: Callable, original: Callable) -> Callable:
-    """`run`, but `original` where an argument shares memory with a tensor of the module's, and the graph changes one of them."""
+def _guarded(module: fx.GraphModule, run: Callable) -> Callable:
+    """`run`, but the module where an argument shares memory with a tensor of the module's, and the graph changes one of them."""
+    graph, original = module.graph, module.forward
     inputs = [node for node in graph.find_nodes(op="placeholder") if isinstance(value_of(node), torch.Tensor)]
     places = {node: number for number, node in enumerate(graph.find_nodes(op="placeholder"))}
     memory = {memory for node in graph.nodes for item in changes(node) for memory in (item, *memories(item))}
@@ -171,13 +172,24 @@ def _keep_checkpoints(module: fx.GraphModule) -> None:
     """Recompute in the backward pass what forward says: TorchDynamo's operator does so in AOTAutograd alone."""
     nodes = module.graph.find_nodes(op="call_function", target=torch.ops.higher_order.tag_activation_checkpoint)
     for node in nodes:
-        node.target = _checkpointed
+        body, *inputs = node.args
+        for given, item in zip(inputs, getattr(module, body.target).graph.find_nodes(op="placeholder"), strict=True):
+            item.meta["grapharg"] = given.meta.get("grapharg")  # its own has none
+        node.target, node.args = _checkpointed, (body, [is_of_module(item) for item in inputs], *inputs)
     if nodes:
         module.recompile()
 
 
-def _checkpointed(body: Callable, *inputs: Any, **options: Any) -> Any:
-    return torch.utils.checkpoint.checkpoint(body, *inputs, **{"use_reentrant": False, **options})
+def _checkpointed(body: Callable, own: Sequence[bool], *inputs: Any, **options: Any) -> Any:
+    """PyTorch's checkpoint.  own: which inputs are the module's, no arguments there: so the body may change them."""
+    kept = [value if is_own else None for value, is_own in zip(inputs, own, strict=True)]
+
+    def run(*given: Any) -> Any:
+        rest = iter(given)
+        return body(*[value if is_own else next(rest) for value, is_own in zip(kept, own, strict=True)])
+
+    given = [value for value, is_own in zip(inputs, own, strict=True) if not is_own]
+    return torch.utils.checkpoint.checkpoint(run, *given, **{"use_reentrant": False, **options})
 
 
 # ---- what a person reads of a graph ----

@@ -32,8 +32,6 @@ IN_PLACE = {getattr(operator, name) for name in dir(operator) if name.startswith
 IN_PLACE -= {operator.inv, operator.invert, operator.index, getattr(operator, "is_", None)}
 _UPDATES = {"batch_norm": "training", "instance_norm": "use_input_stats", "embedding": "max_norm", "embedding_bag": "max_norm"}
 """Functions that may change their second and third input, statistics or rows of a table, and the argument that says so."""
-_CHECKPOINTS = ("_checkpointed", "tag_activation_checkpoint")
-"""Functions whose body may change what it is given."""
 
 
 def value_of(node: Any) -> Any:
@@ -65,8 +63,9 @@ def changes(node: fx.Node) -> list[fx.Node]:
             return []
         seconds = [item for item in (*node.args[1:3], *node.kwargs.values()) if isinstance(item, fx.Node)]
         return [item for item in seconds if _is_read(item, target)]
-    if name in _CHECKPOINTS:
-        return [item for item in node.all_input_nodes[1:] if item.op == "placeholder" and _is_read(item, target)]
+    if bodies := _bodies(node):
+        inside = {memory for body in bodies for item in body.nodes for one in changes(item) for memory in _tensors(one)}
+        return [item for item in node.all_input_nodes if inside.intersection(_tensors(item)) and _is_read(item, target)]
     in_place = name.endswith("_") and not name.endswith("__") and name != "requires_grad_" or name == "__setitem__"
     if in_place and node.args and isinstance(node.args[0], (list, tuple)):  # torch._foreach_mul_ and its like
         return list(dict.fromkeys(item for item in node.args[0] if isinstance(item, fx.Node)))
@@ -78,6 +77,13 @@ def changes(node: fx.Node) -> list[fx.Node]:
 def _is_read(item: fx.Node, target: Any) -> bool:
     """Return True if something else than one function may see a tensor change."""
     return not is_of_module(item) or any(user.target is not target for user in item.users)
+
+
+def _bodies(node: fx.Node) -> list[fx.Graph]:
+    """The graphs that a higher-order operator runs, such as a checkpoint of activations; their inputs are tensors around them."""
+    owner = node.graph.owning_module
+    given = [getattr(owner, str(item.target), None) for item in node.all_input_nodes if item.op == "get_attr"]
+    return [body.graph for body in given if isinstance(body, fx.GraphModule)]
 
 
 def _schemas(target: object) -> list[Any]:
@@ -152,9 +158,12 @@ def memories(node: fx.Node) -> Iterator[Any]:
     """What tells the memories of a node's tensors from others; the arguments of a call may all have the same."""
     if node.op == "placeholder" and not is_of_module(node):
         yield "arguments"
-    for item in pytree.tree_leaves(value_of(node)):
-        if isinstance(item, torch.Tensor):
-            yield _memory(item)
+    yield from _tensors(node)
+
+
+def _tensors(node: fx.Node) -> list[tuple[str, int]]:
+    """The memories of the tensors in a node's result."""
+    return [_memory(item) for item in pytree.tree_leaves(value_of(node)) if isinstance(item, torch.Tensor)]
 
 
 def _memory(tensor: torch.Tensor) -> tuple[str, int]:

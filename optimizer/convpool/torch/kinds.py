@@ -39,6 +39,8 @@ OPSET = 22
 IR_VERSION = 10
 BATCH = 55440 * 13
 """The size that stands for an open batch: it has many divisors."""
+RESULT = "what forward gives"
+"""The name of the node and of the tensor behind all that the graph gives; no variable of forward has it."""
 ELEM_TYPES = {
     torch.float16: TensorProto.FLOAT16,
     torch.bfloat16: TensorProto.BFLOAT16,
@@ -183,8 +185,8 @@ class Skeleton:
 
     def model(self, results: Sequence[fx.Node]) -> ModelProto:
         """The model.  results: nodes that the graph gives."""
-        end = helper.make_node("Result", [node.name for node in results], ["result"], name="result", domain=DOMAIN)
-        outputs = [helper.make_tensor_value_info("result", TensorProto.FLOAT, ())]
+        end = helper.make_node("Result", [node.name for node in results], [RESULT], name=RESULT, domain=DOMAIN)
+        outputs = [helper.make_tensor_value_info(RESULT, TensorProto.FLOAT, ())]
         computed = {name for proto in self.protos.values() for name in proto.output}
         outputs += [self._infos.pop(node.name) for node in dict.fromkeys(results) if node.name in self._infos.keys() & computed]
         graph = helper.make_graph(

@@ -26,7 +26,7 @@ from convpool.options import OptimizeOptions
 from convpool.report import Report
 from convpool.torch import plain
 from convpool.torch.changes import changes, held_by_changes, value_of
-from convpool.torch.kinds import DOMAIN, Skeleton, translate_call
+from convpool.torch.kinds import DOMAIN, RESULT, Skeleton, translate_call
 from convpool.torch.upsampling import upsample_conv_of
 
 POOLED_CONV, BOX_MEAN = torch.ops.convpool.pooled_conv, torch.ops.convpool.box_mean
@@ -86,7 +86,7 @@ class Rebuilding:
             raise Unmapped("nodes in another order")
         end = next(node for node in self._graph.nodes if node.op == "output")
         for number, node in enumerate(nodes):
-            if node.name in kept or node.name == "result":
+            if node.name in kept or node.name == RESULT:
                 continue
             self._next = next((item for item in stays[number:] if item is not None), end)
             self._make(node)
