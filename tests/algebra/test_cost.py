@@ -87,6 +87,18 @@ def test_the_form_that_auto_takes(c, m, k, n, axes, window, opset, lowering):
     assert site.lowering == lowering, site.reason
 
 
+@pytest.mark.parametrize(
+    ("channels", "kernel", "opset", "lowering"),
+    [(24, 1, 18, "convavgpool"), (24, 1, 19, None), (24, 3, 19, "fused"), (32, 3, 19, "convavgpool"), (32, 1, 19, "convavgpool")],
+)
+def test_averages_that_onnxruntime_adds_number_by_number_on_a_cpu(channels, kernel, opset, lowering):
+    """The result for any runtime took 16 times as long as the model."""
+    body = f"h = Conv<pads={[kernel // 2] * 4}>(x, w)\ny = AveragePool<kernel_shape=[4,4], strides=[4,4]>(h)"
+    model = graph(body, {"w": (48, channels, kernel, kernel)}, inputs=f"float[1,{channels},32,32] x", opset=opset)
+    (site,) = convpool.optimize(model, check=0).report.sites
+    assert site.lowering == lowering, site.reason
+
+
 @pytest.mark.parametrize(("size", "axis", "lowering"), [("8,8,8", -1, None), ("8,8,8", -3, "direct"), ("32,32", -1, "direct")])
 def test_rows_that_are_averaged_one_by_one(size, axis, lowering):
     """On a CPU up to opset 18, but for two axes with channels of a block: the result took 2.9 times as long as the model."""

@@ -25,12 +25,15 @@ from convpool.algebra.geometry import ConvSpec, Ints, PoolSpec, Refusal, fused_s
 
 ADDITION_WEIGHT = 8.0
 """A pooling's addition against a dense convolution's multiply-add: pooling is bound by loads."""
-CPU_ADDITION_WEIGHTS = {1: (32.0, 90.0), 2: (ADDITION_WEIGHT, 68.0), 3: (4.0, 60.0)}
-"""One by onnxruntime's AveragePool on a CPU, by spatial axes: before SLOW_OPSET, and from then on, more in LONG windows."""
+CPU_ADDITION_WEIGHTS = {1: (32.0, 90.0), 2: (ADDITION_WEIGHT, 78.0), 3: (4.0, 60.0)}
+"""One by onnxruntime's AveragePool on a CPU, by spatial axes: before SLOW_OPSET, and from then on."""
 SLOW_OPSET = 19
 """The first opset whose AveragePool adds number by number, except on maps of two axes with a multiple of BLOCK channels."""
-LONG, BLOCKED_WEIGHT, SINGLY_WEIGHT = 64, 2.0, 40.0
-"""More elements than these are long.  An addition in BLOCKs on a CPU; one where single numbers are added before, too."""
+MANY, LONG = 16, 64
+"""Elements of a window.  With more than MANY an addition takes 1.3 times as long on maps of two axes; of more than LONG 3.5
+times, on other maps twice."""
+BLOCKED_WEIGHT, SINGLY_WEIGHT = 2.0, 40.0
+"""An addition in BLOCKs on a CPU; one where single numbers are added before, too."""
 COLUMN_WEIGHT = 700.0
 """An element of a result of one column, beside its additions, before SLOW_OPSET: its rows are averaged one by one."""
 BLOCK = 16
@@ -86,11 +89,13 @@ def conv_cost(conv: ConvSpec, weight_shape: Ints, size: Ints, item_bytes: int, *
 def addition_weight(pool: PoolSpec, channels: int, cpu_opset: int) -> float:
     """The weight of an AveragePool's addition.  cpu_opset: of the model, in onnxruntime on a CPU; 0 for other runtimes."""
     before, since = CPU_ADDITION_WEIGHTS[pool.rank]
-    plane, long = pool.rank == 2, pool.taps > LONG
+    plane = pool.rank == 2
     if not cpu_opset or _is_pooled_in_blocks(pool, channels):
         return BLOCKED_WEIGHT if cpu_opset else ADDITION_WEIGHT
     if cpu_opset >= SLOW_OPSET:
-        return since * (1 + (3 if plane else 1) * long)
+        if pool.taps > LONG:
+            return since * (3.5 if plane else 2)
+        return since * (1.3 if plane and pool.taps > MANY else 1)
     return SINGLY_WEIGHT if plane and (max(pool.kernel_shape) > 32 or max(pool.strides) > 2) else before
 
 

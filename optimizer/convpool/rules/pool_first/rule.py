@@ -229,12 +229,11 @@ def _of_leaf(
 
 def _cpu_opset(plan: PairPlan, context: Context, names: set[str]) -> int:
     """The opset where lowerings must not be slow in onnxruntime on a CPU; 0 where a GPU decides, or the caller.  Of a target for
-    both a CPU decides over standard operators, and from SLOW_OPSET on over nodes too that are not of two axes."""
+    both a CPU decides over standard operators, and from SLOW_OPSET on over the operator too."""
     options, opset = context.options, plan.scope.opset
     both = "cpu" in options.devices and not options.for_torch and options.lowering in ("convavgpool", "auto")
     standard = options.lowering == "convavgpool" and "convavgpool" not in names
-    slow = opset >= forms.SLOW_OPSET and plan.leaves[0].conv.rank != 2
-    return opset if options.devices == ("cpu",) or both and (standard or slow) else 0
+    return opset if options.devices == ("cpu",) or both and (standard or opset >= forms.SLOW_OPSET) else 0
 
 
 def _lowering(plan: PairPlan, leaf: convs.ConvLeaf, name: str, main_opset: int) -> forms.Lowering | Reject:
