@@ -111,6 +111,11 @@ CASES: dict[str, tuple] = {  # nodes, the reason, and what `graph_of` and `optim
         "Conv 'h': pads of the box mean; got [2, 2, 2, 2], expected less than [2, 2], as onnxruntime demands",
         {"opset": 19, "lowering": "direct"},
     ),
+    "pads that some onnxruntime miscounts": (
+        "h = Conv<pads=[1,0,1,0]>(x, w)\n" + POOL,
+        "Conv 'h': pads of the box mean; got [1, 0, 1, 0], expected ones that onnxruntime before 1.25 counts right",
+        {"w": (32, 16, 3, 1), "opset": 19, "lowering": "direct"},
+    ),
     "mean over an open size": (
         "h = Conv(x, w)\ny = GlobalAveragePool(h)",
         "Conv 'h': mean over a feature map; got unknown sizes, expected static sizes, or a 1x1 Conv",
@@ -136,6 +141,11 @@ CASES: dict[str, tuple] = {  # nodes, the reason, and what `graph_of` and `optim
         "o = Pad(x, around)\np = Identity(o)\nq = Pad(p, around)\nc = Conv<pads=[3,3,3,3]>(x, v)\nh = Add(c, q)\n" + POOL,
         "Pad 'o': Pad that the pooling would follow; got [2, 2, 2, 2], expected less than [2, 2], as onnxruntime demands",
         {"v": (16, 16, 3, 3)},
+    ),
+    "Pad that some onnxruntime would miscount": (
+        "p = Pad(x, corner)\nc = Conv<pads=[1,1,2,2]>(x, v)\nh = Add(c, p)\n" + POOL,
+        "Pad 'p': Pad that the pooling would follow; got [0, 0, 1, 1], expected ones that onnxruntime before 1.25 counts right",
+        {"corner": [0, 0, 0, 0, 0, 0, 1, 1], "v": (16, 16, 3, 3), "opset": 19},
     ),
     "fused weights too small": (
         ALONE,

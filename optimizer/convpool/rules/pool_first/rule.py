@@ -21,10 +21,11 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from convpool.algebra import lowering as forms
-from convpool.algebra.geometry import PoolSpec, Refusal, fills_window, whole_map
+from convpool.algebra.geometry import COUNTED, PoolSpec, Refusal, fills_window, miscounts, whole_map
 from convpool.algebra.parts import IDENTITY, holds, keeps, outside
 from convpool.ir.index import Scope
 from convpool.ir.protos import AttributeReference, is_op, label
+from convpool.ir.schema import POOL_DILATIONS_OPSET
 from convpool.rules import convs
 from convpool.rules.base import BETWEEN, Context, Plan, Reject, reject, rejection, spatial_size
 from convpool.rules.pool_first.averages import candidates, recognise
@@ -128,6 +129,8 @@ def _pad_of_opaque(scope: Scope, tree: convs.Tree, pool: PoolSpec | None) -> Rej
         if any(pad >= k for pad, k in zip(pads, pool.kernel_shape * 2, strict=True)):
             expected = f"less than {list(pool.kernel_shape)}, as onnxruntime demands"
             return reject(scope, nodes[-1], "Pad that the pooling would follow", list(pads), expected)
+        if scope.opset >= POOL_DILATIONS_OPSET and miscounts(pads):
+            return reject(scope, nodes[-1], "Pad that the pooling would follow", list(pads), COUNTED)
     return None
 
 
@@ -196,7 +199,7 @@ def _fallback(plan: PairPlan, failure: Reject | None, context: Context) -> Rejec
         return None
     for leaf, lowering in zip(plan.leaves, plan.lowerings, strict=True):
         if lowering.name != "convavgpool":
-            found = _lowering(plan, leaf, "convavgpool", context.main_opset)
+            found = _lowering(plan, leaf, "convavgpool", context)
             return found if isinstance(found, Reject) else failure
     return None
 
@@ -209,7 +212,7 @@ def _of_leaf(
     usable: list[forms.Lowering] = []
     reason = failure = None
     for name in attempt.names:
-        found = _lowering(plan, leaf, name, context.main_opset)
+        found = _lowering(plan, leaf, name, context)
         if isinstance(found, Reject):
             failure = failure or found
         elif refusal is not None and found.name == "direct" and found.pool is not None:  # box means over windows
@@ -236,13 +239,14 @@ def _cpu_opset(plan: PairPlan, context: Context, names: set[str]) -> int:
     return opset if options.devices == ("cpu",) or both and (standard or opset >= forms.SLOW_OPSET) else 0
 
 
-def _lowering(plan: PairPlan, leaf: convs.ConvLeaf, name: str, main_opset: int) -> forms.Lowering | Reject:
+def _lowering(plan: PairPlan, leaf: convs.ConvLeaf, name: str, context: Context) -> forms.Lowering | Reject:
     """`lowering.lower`, or why not: a Pad would be merged into the box mean, or what the fused weights would become."""
     scope, spec = plan.scope, plan.pooling.spec
-    found = forms.lower(leaf.layer, spec, name, convs.obstacles_of(scope, leaf.conv, main_opset, spec))
+    obstacles = convs.obstacles_of(scope, leaf.conv, context, spec)
+    found = forms.lower(leaf.layer, spec, name, obstacles)
     if isinstance(found, Refusal):
         return rejection(scope, leaf.node, found)
-    if found.pool is not None and (merged := _pad_in_front(scope, leaf, found.pool)) is not None:
+    if found.pool is not None and (merged := _pad_in_front(scope, leaf, found.pool, obstacles.miscounts)) is not None:
         return merged
     why = convs.against_one(scope, leaf.input) if found.pool is None and not found.is_global else None
     if why is not None:
@@ -255,14 +259,15 @@ def _lowering(plan: PairPlan, leaf: convs.ConvLeaf, name: str, main_opset: int) 
     return found
 
 
-def _pad_in_front(scope: Scope, leaf: convs.ConvLeaf, box: PoolSpec) -> Reject | None:
-    """Why a Pad in front keeps the box mean from standing before a convolution."""
+def _pad_in_front(scope: Scope, leaf: convs.ConvLeaf, box: PoolSpec, old: bool) -> Reject | None:
+    """Why a Pad in front keeps the box mean from standing before a convolution.  old: onnxruntime may be one that miscounts."""
     for where, pad, orders in convs.pads_upstream(scope, leaf.input):
         pads = None if pad is None else convs.moved_pads(where, pad, orders, box.rank)
-        if pad is not None and (pads is None or fills_window(pads, box)):
+        merged = tuple(a + b for a, b in zip(pads or (0,) * len(box.pads), box.pads, strict=True))
+        if pad is not None and (pads is None or fills_window(pads, box) or old and miscounts(merged)):
             condition = f"Pad '{label(where.nodes[pad])}' in front of the box mean"
-            got = "pads that reach its window, or unknown ones"
-            return reject(scope, leaf.node, condition, got, "less, as onnxruntime demands")
+            got = "pads that reach its window, unknown ones, or more at an end"
+            return reject(scope, leaf.node, condition, got, "others, as onnxruntime demands")
     return None
 
 
