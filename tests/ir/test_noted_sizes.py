@@ -17,7 +17,7 @@ from convpool.ir.model import SUGGESTED_SIZE, load, passes_full_check, suggested
 from tests.support import noted_models, sessions
 from tests.support.data_files import assert_same_outputs
 from tests.support.models import graph, index, random_feeds
-from tests.support.rewriting import PAIR, assert_close
+from tests.support.rewriting import PAIR, POOL, assert_close
 
 MODELS = int(os.environ.get("NOTED_MODELS", "60"))
 TARGETS = ("any", "cpu", "cuda", "tensorrt")
@@ -226,6 +226,19 @@ def test_branches_stay_before_opset_11(opset):
     assert (site.status, site.obstacle) == (stays if opset < 11 else ("rewritten", None))
     for condition in (True, False):
         assert_close(model, result.model, {"c": np.array(condition), "x": ONES}, SHARE)
+
+
+def test_a_result_is_not_refused_where_notes_alone_tell_sizes():
+    """Strict inference knows of a Slice by computed bounds no size, and then has 0 for that of the Concat."""
+    sizes = "k = Cast<to=7>(two) d = Shape(x) i = Slice(d, zero, k) j = Slice(d, k, four) m = Mul(j, f) l = Concat<axis=0>(i, m)"
+    body = f'{sizes} u = Resize<mode="linear"> (x, , , l) h = Conv<pads=[1,1,1,1]>(u, w) y = {POOL}(h)'
+    constants = {"two": np.array([2], np.int32), "zero": [0], "four": [4], "f": [2, 2]}
+    model = graph(body, constants)
+    model.graph.value_info.extend(helper.make_tensor_value_info(name, TensorProto.INT64, [2]) for name in "ij")
+    onnx.checker.check_model(model, full_check=True)
+    result = convpool.optimize(model, check=0)
+    assert result.changed
+    assert_close(model, result.model, {"x": ONES}, SHARE)
 
 
 def test_a_result_is_not_refused_for_a_wrong_note_of_the_original():

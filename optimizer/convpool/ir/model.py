@@ -294,9 +294,10 @@ def check(loaded: LoadedModel, what: str, full: bool = False, inferred: ModelPro
 
 
 def passes_full_check(model: LoadedModel) -> bool:
-    """Return True if onnx's checker with strict shape inference accepts the model."""
+    """Return True if onnx's checker with strict shape inference accepts the model, with its notes and, as a result, without."""
     try:
-        check(model, "", full=True)
+        for inferred in (None, model.inferred):
+            check(model, "", full=True, inferred=inferred)
     except ModelError:
         return False
     return True
