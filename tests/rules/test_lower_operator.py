@@ -58,7 +58,7 @@ def test_standard_operators_alone_are_left(name, lowering):
 
 
 def test_pads_that_some_onnxruntime_miscounts():
-    """From opset 19 on they are in nodes for a GPU alone, which auto makes one Conv."""
+    """They are in nodes for a GPU alone, from opset 19 on, which auto makes one Conv."""
     model = graph(f"h = Conv<pads=[1,0,1,0]>(x, w)\ny = {POOL}(h)", {"w": (64, 64, 3, 1)}, inputs="float[1,64,12,12] x", opset=19)
     for target, op_type in (("tensorrt", "ConvAvgPool"), ("cuda", "ConvAvgPool"), ("any", "Conv")):
         result = convpool.optimize(model, target=target).model
