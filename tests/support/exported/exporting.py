@@ -1,23 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """A case as a file of each exporter with its weights in data files, and what PyTorch gives for the same inputs."""
 
+import functools
 import logging
 import math
 import warnings
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import onnx
 import torch
 from torch import nn
+from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from tests.support.exported.cases import CASES, Case
 
 UNITS = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24, torch.float64: 2.0**-53}
 POWER_ITERATIONS = 8
 OPSETS = {"dynamo": 20, "script": 17}
+made_once = staticmethod(functools.cache(ONNXRegistry.from_torchlib))
+"""PyTorch makes the table of its operators for every export anew, for as long as all the rest takes."""
 
 
 @dataclass(frozen=True)
@@ -101,10 +106,11 @@ def write_dynamo(module: nn.Module, inputs: tuple[torch.Tensor, ...], case: Case
     """torch.export, then onnxscript: one data file of the weights."""
     axes = {axis: torch.export.Dim(name) for axis, name in case.open_axes.items()}
     shapes = tuple(axes for _ in inputs) if axes else None
-    torch.onnx.export(
-        module, inputs, path, dynamo=True, external_data=True, opset_version=case.opset or OPSETS["dynamo"],
-        dynamic_shapes=shapes, verbose=False,
-    )  # fmt: skip
+    with mock.patch.object(ONNXRegistry, "from_torchlib", made_once):
+        torch.onnx.export(
+            module, inputs, path, dynamo=True, external_data=True, opset_version=case.opset or OPSETS["dynamo"],
+            dynamic_shapes=shapes, verbose=False,
+        )  # fmt: skip
 
 
 def write_script(module: nn.Module, inputs: tuple[torch.Tensor, ...], case: Case, path: Path) -> None:
