@@ -17,7 +17,7 @@ SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
     "optimizer": 25809,
     "plugin": 17473,
-    "tests": 36032,
+    "tests": 36045,
     "benchmarks": 8637,
     "tools": 952,
     "examples": 1167,

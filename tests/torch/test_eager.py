@@ -73,8 +73,7 @@ def assert_same(got, expected):
     torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10, check_device=False)
 
 
-@pytest.mark.parametrize("last", [False, True])
-@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("rank, last", [(1, False), *itertools.product((2, 3), (False, True))])
 @pytest.mark.parametrize("kind", OPTIONS)
 def test_derivatives(kind, rank, last, nodes, device):
     torch.manual_seed(1)
