@@ -276,7 +276,7 @@ def infer(model: bytes, strict: bool = False) -> bytes | None:
 
 def infer_elsewhere(model: ModelProto, strict: bool = False) -> ModelProto:
     """onnx's shape inference, with small tensors' values or as strict as its full check.  Raises InferenceError, ModelError."""
-    model = with_own_functions(model)
+    model = _with_dense(with_own_functions(model))
     try:
         found = infer(model.SerializeToString(), strict)
     except EndedError as error:
@@ -284,6 +284,18 @@ def infer_elsewhere(model: ModelProto, strict: bool = False) -> ModelProto:
     if found is None:
         return onnx.shape_inference.infer_shapes(model, check_type=strict, strict_mode=strict, data_prop=not strict)
     return ModelProto.FromString(found)
+
+
+def _with_dense(model: ModelProto) -> ModelProto:
+    """The model with a note in place of each sparse initializer, of which onnx takes the shape for that of a number."""
+    if not any(graph.sparse_initializer for graph in graphs_within(model.graph)):
+        return model
+    copy = deepcopy(model)
+    for graph in graphs_within(copy.graph):
+        for tensor in graph.sparse_initializer:
+            graph.value_info.append(helper.make_tensor_value_info(tensor.values.name, tensor.values.data_type, tensor.dims))
+        graph.ClearField("sparse_initializer")
+    return copy
 
 
 TYPES_OPSET = 22
