@@ -231,7 +231,8 @@ def _traced_through(scope: Scope, tensor: str, index: int, axis: int, depth: int
     if values is None or shape is None or tensor != node.output[0] and not is_op(node, "Split"):
         return None
     x, rank = node.input[0], len(shape) - 2
-    if is_op(node, *KEEPING) or is_op(node, "Split") and values.get("axis", 0) % len(shape) != axis:
+    kept = is_op(node, *KEEPING) or is_op(node, "Split") and values.get("axis", 0) % len(shape) != axis
+    if kept and axis < len(shape):
         return traced(scope, x, axis, depth)
     if is_op(node, *BROADCASTING, "Where") or is_op(node, "Concat") and values.get("axis", 0) % len(shape) != axis:
         found = {traced(scope, name, place, depth) for name, place in _wide(scope, node, axis)}

@@ -26,7 +26,7 @@ from tests.support import sessions
 from tests.support.error_bounds import UNIT_ROUNDOFF, evaluate, gamma
 from tests.support.models import TYPES, graph, operators, random_feeds, sparse_of, weights
 from tests.support.random_pooling import make_case
-from tests.support.rewriting import IF_BODY, IF_INPUTS, PAIR, POOL, assert_stable, rewrite
+from tests.support.rewriting import IF_BODY, IF_INPUTS, PAIR, POOL, assert_close, assert_stable, rewrite
 
 ELEMENTWISE = ("Add", "Sub", "Mul", "Div", "Relu", "Identity", "Tanh", "Sigmoid", "LeakyRelu")
 
@@ -523,3 +523,19 @@ def test_sparse_weights_are_made_dense_where_they_are_folded(lowering, flat, nod
     wanted = ["sparse constants: 1 dense in the result"] * (not stays)
     assert [warning.split(",")[0] for warning in result.report.warnings] == wanted
     assert_stable(result.model, lowering=lowering)
+
+
+def test_an_operand_of_fewer_axes_in_a_function_whose_attributes_are_given():
+    """Nothing there has a shape but the function's inputs."""
+    functions = """<opset_import: ["": 17], domain: "local"> f <s> (x, w, k, two) => (y) {
+    c = Conv<strides: ints = @s>(x, w) t = Identity(k) h = Add(c, t) r = Unsqueeze(h, two) y = ReduceMean<axes=[2,3,4]>(r) }"""
+    model = graph("y = local.f<s=[1,1]>(x, w, k, two)", {"k": (32, 1, 1), "two": [2]}, functions=functions)
+    assert_close(model, convpool.optimize(model, check=0).model)
+
+
+def test_a_sparse_map_beside_a_small_one():
+    """onnx takes the product's shape for that of the small one, which would not vary over space."""
+    model = graph(f"m = Mul(s, k)\nh = Conv<pads=[1,1,1,1]>(x, w)\nd = Mul(h, m)\ny = {POOL}(d)", {"k": (1, 32, 1, 1)})
+    model.graph.sparse_initializer.append(sparse_of(weights((1, 32, 12, 12)), "s"))
+    (site,) = convpool.optimize(model).report.sites
+    assert site.reason == "Mul 'd': operands; got two that vary over space, expected one that does not"
