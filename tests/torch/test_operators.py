@@ -6,6 +6,7 @@ import contextlib
 import copy
 import functools
 import importlib.util
+import itertools
 import pickle
 import struct
 from types import SimpleNamespace
@@ -122,13 +123,18 @@ def test_16_bits(dtype, device):
 ADAPTIVE, LARGER = (nn.Conv3d(3, 4, 1), nn.AdaptiveAvgPool3d(4)), (nn.Upsample(scale_factor=2), nn.Conv3d(3, 4, 3))
 DEEP = [((nn.Conv3d(3, 4, 3, padding=1), nn.AvgPool3d(2)), True)]
 DEEP += [(layers, casts) for layers in (ADAPTIVE, LARGER) for casts in (True, False)]
+SIXTEEN = [((2, 3, 8, 8, 8), *case) for case in DEEP]
+for size, (kernel, mode) in itertools.product((6, 16), ((3, "zeros"), (1, "zeros"), (3, "reflect"))):
+    behind = nn.Upsample(scale_factor=2), nn.Conv2d(4, 6, kernel, padding=kernel // 2, padding_mode=mode)
+    SIXTEEN += [((8, 4, size, size), (*front, *behind), True) for front in ((), (nn.Conv2d(4, 4, 3, padding=1),))]
 
 
-@pytest.mark.parametrize("layers, casts", DEEP)
+@pytest.mark.parametrize("shape, layers, casts", SIXTEEN)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_16_bits_of_three_axes_on_a_cpu(dtype, layers, casts):
-    """PyTorch has no avg_pool3d for them, and autocast's averages are of float32."""
-    plain, x = copy.deepcopy(nn.Sequential(*layers)), torch.randn(2, 3, 8, 8, 8)
+def test_16_bits_on_a_cpu(dtype, shape, layers, casts):
+    """PyTorch has no avg_pool3d for them, and autocast's averages are of float32.  Small upsampled maps, which PyTorch runs, and
+    large ones; a layer behind another one gets halves, and has weights of floats."""
+    plain, x = copy.deepcopy(nn.Sequential(*layers)), torch.randn(shape)
     plain, x = (plain, x) if casts else (plain.to(dtype), x.to(dtype))
     changed = optimize(copy.deepcopy(plain), x)[0]
     with torch.autocast("cpu", dtype, enabled=casts):
@@ -139,11 +145,14 @@ def test_16_bits_of_three_axes_on_a_cpu(dtype, layers, casts):
 # ---- arguments ----
 
 
-def test_results_lie_as_pytorchs():
+def test_results_lie_as_pytorchs(monkeypatch):
+    monkeypatch.setattr(upsampling, "SUM_MACS", {"cpu": 0})
     x, weight = drawn(2, 4, 6, 8), drawn(3, 4, 3, 3)
     for a in (x, x.contiguous(memory_format=torch.channels_last)):
         for b in (weight, weight.contiguous(memory_format=torch.channels_last)):
             assert fused(a, b).stride() == pair(a, b).stride()
+            expected = F.conv2d(F.interpolate(a, scale_factor=2.0), b, padding=1)
+            assert upsampling.upsample_conv2d(a, b, padding=1).stride() == expected.stride()
     assert fused(x[:, :, :, ::2], weight).shape == (2, 3, 3, 2)
     torch.testing.assert_close(fused(x[0], weight), pair(x[0], weight))  # a sample without a batch
 
@@ -163,23 +172,6 @@ def test_maps_of_three_axes_that_are_smaller_than_the_window():
     assert torch.autograd.gradcheck(lambda x, w: upsampled(x, w, None, (2, 2, 2), (0,) * 6), small, fast_mode=True)
 
 
-OPTIONS = [dict(padding=padding, dilation=(1, 2), pool_size=2) for padding in ("same", "valid", 2)]
-OPTIONS += [
-    dict(padding=1, pool_size=3, pool_stride=2, ceil_mode=True, **rest)
-    for rest in ({}, {"pool_padding": 1, "count_include_pad": False})
-]
-
-
-@pytest.mark.parametrize("size", [7, 8])
-@pytest.mark.parametrize("options", OPTIONS)
-def test_padding_by_word_and_windows_beyond_the_border(options, size):
-    x, weight, bias = drawn(2, 4, size, 8), drawn(3, 4, 2, 4), drawn(3)
-    conv = {name: value for name, value in options.items() if name in ("padding", "dilation")}
-    pooling = {name.removeprefix("pool_").replace("size", "kernel_size"): options[name] for name in options.keys() - conv}
-    expected = F.avg_pool2d(F.conv2d(x, weight, bias, **conv), **pooling)
-    torch.testing.assert_close(conv_avg_pool2d(x, weight, bias, **options), expected)
-
-
 WRONG = [{"pool_size": 0}, {"pool_size": (2, 2, 2)}, {"pool_size": 2.5}]
 WRONG += [{"pool_size": 2, **rest} for rest in ({"stride": 0}, {"padding": "around"}, {"stride": 2, "padding": "same"})]
 WRONG += [{"scale_factor": 0}, {"scale_factor": 1.5}, {"padding": -1}, {"scale_factor": (2, 2, 2)}]
@@ -192,10 +184,12 @@ def test_wrong_arguments_are_named(options):
         function(drawn(1, 2, 5, 5), drawn(2, 2, 3, 3), **options)
 
 
-def test_sizes_that_do_not_fit_are_refused():
+def test_sizes_and_types_that_do_not_fit_are_refused():
     for shape, dtype in (((1, 2, 3, 3), torch.float64), ((1, 3, 8, 8), torch.float64), ((1, 2, 8, 8), torch.float32)):
         with pytest.raises(RuntimeError):
             conv_avg_pool2d(drawn(*shape), drawn(2, 2, 3, 3, dtype=dtype), pool_size=2)
+    with pytest.raises(RuntimeError):
+        upsampling.upsample_conv2d(drawn(2, 4, 16, 16), drawn(3, 4, 3, 3), drawn(3, dtype=torch.float32), padding=1)
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3])
@@ -236,6 +230,9 @@ ARGUMENTS = [
     (2, {"padding": "same", "padding_mode": "circular"}, {"pool_size": 2, "ceil_mode": True}),
     (3, {"padding": 1}, {"pool_size": 2}),
 ]
+EVEN, BEYOND = {"kernel_size": (2, 4)}, {"pool_size": 3, "pool_stride": 2, "ceil_mode": True}
+ARGUMENTS += [(2, EVEN | {"padding": padding, "dilation": (1, 2)}, {"pool_size": 2}) for padding in ("same", "valid", 2)]
+ARGUMENTS += [(2, EVEN | {"padding": 1}, BEYOND | rest) for rest in ({}, {"pool_padding": 1, "count_include_pad": False})]
 UPSAMPLED = ({}, {"padding": 1, "bias": False}, {"padding": "same"}, {"padding": 1, "padding_mode": "reflect"})
 ARGUMENTS += [(rank, conv, {"scale_factor": 3}) for rank in (1, 2, 3) for conv in UPSAMPLED]
 
@@ -244,9 +241,10 @@ ARGUMENTS += [(rank, conv, {"scale_factor": 3}) for rank in (1, 2, 3) for conv i
 def test_a_module_is_its_two(rank, conv, rest, monkeypatch):
     monkeypatch.setattr(upsampling, "SUM_MACS", {"cpu": 0})
     torch.manual_seed(0)
-    original, upsamples = getattr(nn, f"Conv{rank}d")(4, 6, 3, **conv, dtype=torch.float64), "scale_factor" in rest
+    conv, upsamples = {"kernel_size": 3, "dtype": torch.float64} | conv, "scale_factor" in rest
+    original = getattr(nn, f"Conv{rank}d")(4, 6, **conv)
     cls = getattr(convpool.torch, f"{'UpsampleConv' if upsamples else 'ConvAvgPool'}{rank}d")
-    module, x = cls(4, 6, 3, **conv, dtype=torch.float64, **rest), torch.randn(2, 4, *[9, 8, 7][:rank], dtype=torch.float64)
+    module, x = cls(4, 6, **conv, **rest), torch.randn(2, 4, *[9, 8, 7][:rank], dtype=torch.float64)
     module.load_state_dict(original.state_dict())
     original.load_state_dict(module.state_dict())
     assert list(module.state_dict()) == list(original.state_dict())

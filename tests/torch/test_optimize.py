@@ -29,6 +29,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 from convpool.torch import ConvAvgPool2d, explain, export_onnx, optimize, optimizing  # noqa: E402
 from models.torch_discriminators import SNGAN  # noqa: E402
 from models.torch_networks import LeNet5  # noqa: E402
+from tests.support.torch_modules import Doubled  # noqa: E402
 
 X = torch.randn(4, 4, 8, 8, generator=torch.Generator().manual_seed(0))
 SCALE = {"a": 1.0}
@@ -99,18 +100,6 @@ def deviation(m, x):
     return y + s.repeat(group, 1, 1, 1)
 
 
-class Double(torch.autograd.Function):
-    """Its gradient is not its derivative."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return 2 * x
-
-    @staticmethod
-    def backward(ctx, grad):
-        return 5 * grad
-
-
 FORWARDS = {
     "plain": (lambda m, x: m.pair(x), 1),
     "a branch by data": (branching, 1),
@@ -123,8 +112,8 @@ FORWARDS = {
     "a map changed by a view": (changed_through_a_view, 0),
     "a weight changed later": (changed_weight, 0),
     "an activation in place": (lambda m, x: m.pair(F.relu_(x * 1)), 1),
-    "a function of autograd": (lambda m, x: Double.apply(m.pair(Double.apply(x))), 1),
-    "a function of autograd between": (lambda m, x: F.avg_pool2d(Double.apply(m.c(x)), 2), 0),
+    "a function of autograd": (lambda m, x: Doubled.apply(m.pair(Doubled.apply(x))), 1),
+    "a function of autograd between": (lambda m, x: F.avg_pool2d(Doubled.apply(m.c(x)), 2), 0),
     "sizes": (deviation, 1),
     "a variable of a common name": (lambda m, x: (result := m.pair(x)) + result.mean(), 1),
     "one tensor twice": (lambda m, x: torch.cat([m.pair(x).view(-1), m.pair(x).view(-1) * 2]), 2),
@@ -161,11 +150,14 @@ CHANGES = {
     "another layer": lambda m: setattr(m, "c", nn.Conv2d(4, 8, 1)),
     "other tensors": lambda m: m.load_state_dict({k: v * 2 for k, v in m.state_dict().items()}, assign=True),
     "frozen": lambda m: m.requires_grad_(False),
+    "frozen for a step": lambda m: (m.requires_grad_(False)(X), m.requires_grad_()),
     "double": lambda m: m.double().float(),
     "channels last": lambda m: m.to(memory_format=torch.channels_last),
     "a parametrization": lambda m: parametrizations.weight_norm(m.c),
     "pruned": lambda m: prune.l1_unstructured(m.c, "weight", 0.3),
     "padding": lambda m: setattr(m.c, "padding", (0, 0)),
+    "a hook": lambda m: m.c.register_forward_hook(lambda c, args, y: y * 3),
+    "a hook for a call": lambda m: (hook := m.c.register_forward_hook(lambda c, args, y: y * 3), m(X), hook.remove()),
 }
 
 
@@ -180,18 +172,6 @@ def test_a_module_that_changes(name, monkeypatch):
         torch.manual_seed(5)
         CHANGES[name](net)
     assert_same(module, changed)
-
-
-def test_hooks_that_come_and_go():
-    module, calls = nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.AvgPool2d(2)), []
-    changed, _ = optimize(module, X)
-    handle = changed[0].register_forward_hook(lambda m, args, y: calls.append(1) or y * 3)
-    torch.testing.assert_close(changed(X), module(X) * 3, rtol=1e-5, atol=1e-5)
-    changed(X)
-    assert len(calls) == 2
-    handle.remove()
-    torch.testing.assert_close(changed(X), module(X), rtol=1e-5, atol=1e-5)
-    assert len(calls) == 2
 
 
 @pytest.mark.parametrize("between", [nn.BatchNorm2d(8), nn.Dropout(0.5)])
@@ -311,7 +291,7 @@ class Doubling(TorchFunctionMode):
         return 2 * made if func is torch.conv2d else made
 
 
-class Doubled(torch.Tensor):
+class DoublingTensor(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         made = super().__torch_function__(func, types, args, kwargs)
@@ -324,7 +304,7 @@ def test_tracers_see_the_original():
     with Doubling():
         found, expected = changed(x), module(x)
     torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(changed(x.as_subclass(Doubled)), expected.as_subclass(Doubled))
+    torch.testing.assert_close(changed(x.as_subclass(DoublingTensor)), expected.as_subclass(DoublingTensor))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         traced = [torch.fx.symbolic_trace(changed), torch.jit.trace(changed, x), torch.jit.script(changed)]
@@ -459,18 +439,6 @@ def test_a_weight_changed_between_forward_and_backward_is_an_error(x):
         module.blocks[1].conv2.weight.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
-
-
-def test_frozen_and_trained_in_turn(x):
-    """A GAN's generator steps freeze its discriminator."""
-    original, optimized = both(x)
-    for trains in (True, False, True, False):
-        gradients = []
-        for module in (original, optimized):
-            module.requires_grad_(trains)
-            image = x.clone().requires_grad_()
-            gradients.append(torch.autograd.grad(module(image).sum(), image)[0])
-        torch.testing.assert_close(*gradients, **EXACT)
 
 
 def at_once(function, given):

@@ -18,7 +18,7 @@ from convpool.cuda import spectral_norm as of_library  # noqa: E402
 from convpool.torch import kernels, spectral  # noqa: E402
 from convpool.torch.backend import PoolFirst, _copy  # noqa: E402
 from tests.support.torch_gpu import as_on_a_gpu, gpu, on_gpu, replayed  # noqa: E402, F401
-from tests.support.torch_modules import Forward  # noqa: E402
+from tests.support.torch_modules import Doubled, Forward  # noqa: E402
 
 ops = torch.ops.convpool
 ALLOWED = {torch.float32: 4e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -138,7 +138,7 @@ def test_what_is_left_to_pytorch(name, monkeypatch):
     torch.testing.assert_close(list(changed.state_dict().values()), list(net.state_dict().values()))
 
 
-@pytest.mark.parametrize("behind", [lambda h: checkpoint(torch.tanh, h, use_reentrant=False), lambda h: Doubled.apply(h)])
+@pytest.mark.parametrize("behind", [lambda h: checkpoint(torch.tanh, h, use_reentrant=False), Doubled.apply])
 def test_graphs_of_graphs(behind, monkeypatch):
     """A graph whose parts are read behind the normalization."""
     net = of_one(lambda conv, x: behind(conv(x)))
@@ -146,16 +146,6 @@ def test_graphs_of_graphs(behind, monkeypatch):
     x = torch.randn(2, 3, 8, 8)
     torch.testing.assert_close(changed(x), net(x))
     assert counts == [1]
-
-
-class Doubled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return 2 * x
-
-    @staticmethod
-    def backward(ctx, grad):
-        return 2 * grad
 
 
 def test_parts_have_backward_passes_and_steps_of_their_own(monkeypatch):
