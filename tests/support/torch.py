@@ -50,6 +50,13 @@ def calls_of(operator: Any) -> Iterator[list[tuple]]:
         yield found
 
 
+def drawn(*shape: int, grad: bool = True, dtype: Any = None, last: bool = False) -> Any:
+    """Random numbers by the shape, of float64 unless another type is given.  last: with the channels last in memory."""
+    torch = require_torch()
+    t = torch.randn(shape, dtype=dtype or torch.float64, generator=torch.Generator().manual_seed(len(shape) + shape[0]))
+    return (t.contiguous(memory_format=torch.channels_last) if last else t).requires_grad_(grad)
+
+
 def nodes_of(y: Any) -> list[str]:
     """Return the names of the nodes that a backward pass runs."""
     seen, todo = set(), [y.grad_fn]
@@ -135,6 +142,11 @@ def pools_first(layer: Layer) -> bool:
     given, pool = layer.conv, layer.pool
     conv = ConvSpec(layer.weight_shape[2:], given["stride"], given["padding"] * 2, given["dilation"], given["groups"])
     return pooled_first(conv, pool["pool_size"], pool["pool_stride"], pool["pool_padding"], layer.bias) is not None
+
+
+def pool_seeds(count: int) -> list[int]:
+    """Return seeds of layers whose pooling comes first, without partial windows, of so many."""
+    return [seed for seed in range(count) if pools_first(layer := random_layer(seed)) and not layer.pool["ceil_mode"]]
 
 
 def random_upsampling(seed: int, rank: int) -> tuple:

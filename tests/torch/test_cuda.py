@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.support.torch import pools_first, random_layer, require_torch
+from tests.support.torch import pool_seeds, random_layer, require_torch
 
 torch = require_torch()
 import torch.nn.functional as F  # noqa: E402
@@ -43,9 +43,7 @@ def assert_with_derivatives_near(y, given, expected, exact):
 
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    "seed", [seed for seed in range(80) if pools_first(random_layer(seed)) and not random_layer(seed).pool["ceil_mode"]]
-)
+@pytest.mark.parametrize("seed", pool_seeds(80))
 def test_random_layers(seed, dtype, last):
     torch.manual_seed(seed)
     layer = random_layer(seed)

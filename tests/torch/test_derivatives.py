@@ -7,7 +7,7 @@ import copy
 
 import pytest
 
-from tests.support.torch import calls_of, pools_first, random_layer, random_upsampling, require_torch, results
+from tests.support.torch import calls_of, drawn, pool_seeds, pools_first, random_layer, random_upsampling, require_torch, results
 
 torch = require_torch()
 import torch.nn.functional as F  # noqa: E402
@@ -144,7 +144,7 @@ def test_while_a_graph_is_captured_only_gradients_that_are_asked_for_are_made(ca
 def test_several_gradients_at_once(last, epilogue):
     """torch.autograd.grad(is_grads_batched=True), as of jacobian(vectorize=True), and of gradients once more."""
     generator = torch.Generator().manual_seed(3)
-    given = x, weight, bias = leaf(2, 4, 6, 8, last=last), leaf(3, 4, 3, 3, last=last), leaf(3)
+    given = x, weight, bias = drawn(2, 4, 6, 8, last=last), drawn(3, 4, 3, 3, last=last), drawn(3)
     window, rest = ([2, 2], [1, 1], [1, 1, 1, 1], [1, 1]), ([2, 2], [0, 0, 0, 0], [1, 1], 1, epilogue, 0.0)
     hidden = pairs.convolve(x, weight.transpose(0, 1).repeat(1, 2, 1, 1)[:, :4], None, ((1, 1), (1, 1), (1, 1), 1))
     y, asked = pooled_conv(hidden, weight, bias, *window, *rest), given
@@ -157,8 +157,6 @@ def test_several_gradients_at_once(last, epilogue):
 
 
 # ---- under torch.compile ----
-
-SEEDS = [seed for seed in range(60) if pools_first(random_layer(seed)) and not random_layer(seed).pool["ceil_mode"]]
 
 
 def backward_of(function, expected, given, **options):
@@ -177,16 +175,11 @@ def backward_of(function, expected, given, **options):
     return found
 
 
-def leaf(*shape, last=False):
-    t = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(len(shape) + shape[0]))
-    return (t.contiguous(memory_format=torch.channels_last) if last else t).requires_grad_()
-
-
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize(("channels", "sums"), [(3, 0), (4, 1)])
 def test_a_pair_s_backward(channels, sums, last):
     """One operator for the gradients at weight, box means and, of few channels, bias, and a pooling that inductor can fuse."""
-    given = [leaf(2, channels, 8, 8, last=last), leaf(3, channels, 3, 3, last=last), leaf(3)]
+    given = [drawn(2, channels, 8, 8, last=last), drawn(3, channels, 3, 3, last=last), drawn(3)]
     expected = F.avg_pool2d(F.conv2d(*given, padding=1), 2)
     found = backward_of(lambda *t: conv_avg_pool2d(*t, padding=1, pool_size=2), expected, given, check_stride=True)
     assert found.count(ops.pooled_conv_gradients.default) == 1 and found.count(aten.avg_pool2d.default) == 1
@@ -194,7 +187,7 @@ def test_a_pair_s_backward(channels, sums, last):
     assert found.count(aten.sum.dim_IntList) == sums
 
 
-@pytest.mark.parametrize("seed", SEEDS[::8])
+@pytest.mark.parametrize("seed", pool_seeds(60)[::8])
 def test_random_layers(seed):
     layer = random_layer(seed)
     given = tensors(layer)

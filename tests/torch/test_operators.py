@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.torch import calls_of, require_torch, results
+from tests.support.torch import calls_of, drawn, require_torch, results
 
 torch = require_torch()
 import torch.nn.functional as F  # noqa: E402
@@ -27,11 +27,6 @@ from convpool.torch import calls, compile_options, constant_weights, conv_avg_po
 
 ops = torch.ops.convpool
 WINDOW = ([2, 3], [1, 2], [1, 0, 1, 2], [1, 2])
-
-
-def drawn(*shape, grad=True, dtype=torch.float64):
-    generator = torch.Generator().manual_seed(len(shape) + shape[0])
-    return torch.randn(shape, dtype=dtype, generator=generator).requires_grad_(grad)
 
 
 def pair(x, weight, bias=None):
@@ -48,10 +43,7 @@ FUSED = ([2, 2], [1, 1], [1, 0, 1, 1], [1, 1], [2, 2], [0, 1, 0, 0], [1, 1], 1, 
 
 @pytest.mark.parametrize("last", [False, True])
 def test_opcheck(last):
-    def laid_out(t):
-        return t.detach().contiguous(memory_format=torch.channels_last).requires_grad_() if last else t
-
-    x, weight, bias = laid_out(drawn(2, 4, 6, 8)), laid_out(drawn(3, 4, 3, 3)), drawn(3)
+    x, weight, bias = drawn(2, 4, 6, 8, last=last), drawn(3, 4, 3, 3, last=last), drawn(3)
     torch.library.opcheck(ops.pooled_conv.default, (x, weight, bias, *PLAIN))
     torch.library.opcheck(ops.pooled_conv.default, (x, weight, None, *FUSED))
     z = ops.box_mean(x, *WINDOW).detach().requires_grad_()
@@ -82,9 +74,8 @@ def test_compile_of_the_whole_graph(dynamic, recwarn):
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("dims", [(0, None, None), (None, 0, None), (1, 0, 0), (None, None, 0)])
 def test_vmap(dims, last):
-    x, weight, bias = drawn(2, 4, 6, 8, grad=False), drawn(3, 4, 3, 3, grad=False), drawn(3, grad=False)
-    if last:
-        x, weight = (t.contiguous(memory_format=torch.channels_last) for t in (x, weight))
+    x, weight = (drawn(*shape, grad=False, last=last) for shape in ((2, 4, 6, 8), (3, 4, 3, 3)))
+    bias = drawn(3, grad=False)
     batched = [t if dim is None else torch.stack([t, 2 * t, t + 1], dim) for t, dim in zip((x, weight, bias), dims, strict=True)]
     torch.testing.assert_close(torch.vmap(fused, dims)(*batched), torch.vmap(pair, dims)(*batched))
 
@@ -287,7 +278,7 @@ def asked(run) -> list[int]:
 def network() -> nn.Module:
     """Two pairs, one with an activation behind it."""
     torch.manual_seed(0)
-    layers = [nn.Conv2d(3, 16, 3, padding=1), nn.AvgPool2d(2), nn.Tanh(), nn.Conv2d(16, 16, 3, padding=1), nn.AvgPool2d(2)]
+    layers = [nn.Conv2d(3, 64, 3, padding=1), nn.AvgPool2d(2), nn.Tanh(), nn.Conv2d(64, 16, 3, padding=1), nn.AvgPool2d(2)]
     return nn.Sequential(*layers).eval()
 
 

@@ -29,21 +29,18 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 from convpool.torch import ConvAvgPool2d, explain, export_onnx, optimize, optimizing  # noqa: E402
 from models.torch_discriminators import SNGAN  # noqa: E402
 from models.torch_networks import LeNet5  # noqa: E402
-from tests.support.torch_modules import Doubled  # noqa: E402
+from tests.support.torch_modules import Doubled, Forward  # noqa: E402
 
 X = torch.randn(4, 4, 8, 8, generator=torch.Generator().manual_seed(0))
 SCALE = {"a": 1.0}
 
 
-class Net(nn.Module):
+class Net(Forward):
     """A convolution, and a forward that is given it."""
 
     def __init__(self, forward):
-        super().__init__()
-        self.c, self.factor, self.factors, self.kept, self._forward = nn.Conv2d(4, 8, 3, padding=1), 1.0, [1.0], None, forward
-
-    def forward(self, x):
-        return self._forward(self, x)
+        super().__init__(forward, c=nn.Conv2d(4, 8, 3, padding=1))
+        self.factor, self.factors, self.kept = 1.0, [1.0], None
 
     def pair(self, x):
         return F.avg_pool2d(self.c(x), 2)
@@ -342,7 +339,7 @@ def test_the_backend_by_its_name():
 @pytest.mark.parametrize("layers", [False, True])
 def test_onnx(layers, tmp_path):
     pytest.importorskip("onnxscript")
-    pair = [ConvAvgPool2d(4, 8, 3, padding=1, pool_size=2)] if layers else [nn.Conv2d(4, 8, 3, padding=1), nn.AvgPool2d(2)]
+    pair = [ConvAvgPool2d(4, 64, 3, padding=1, pool_size=2)] if layers else [nn.Conv2d(4, 64, 3, padding=1), nn.AvgPool2d(2)]
     module = nn.Sequential(*pair, nn.ReLU()).eval()
     changed = module if layers else optimize(module, X)[0]
     own = torch.onnx.export(changed, (X,), dynamo=True).model_proto
