@@ -5,6 +5,7 @@ first in contexts that keep what calls compute: autocast, parametrize.cached."""
 import contextlib
 import copy
 import itertools
+import operator
 
 import pytest
 
@@ -300,11 +301,27 @@ def test_arguments_that_may_share_memory(when):
     assert set(statuses(rewrite)) == {"rejected"}
 
 
-@pytest.mark.parametrize("part", [lambda h: h, lambda h: h[:1], lambda h: checkpoint(torch.neg_, h, use_reentrant=False)])
-def test_a_map_that_a_checkpoint_changes(part):
+@torch.compiler.allow_in_graph
+def doubled(h):
+    return h.mul_(2)
+
+
+KEPT = dict(use_reentrant=False)
+UNFOLLOWED = {
+    "checkpoint": lambda h: checkpoint(doubled, h, **KEPT),
+    "a view in a checkpoint": lambda h: checkpoint(lambda h: h[:1].mul_(2), h, **KEPT),
+    "checkpoints": lambda h: checkpoint(lambda h: checkpoint(doubled, h, **KEPT), h, **KEPT),
+    "numpy": lambda h: operator.imul(h.numpy(), 2),
+    "a function left whole": doubled,
+    "Dropout that gives its input": lambda h: F.dropout(h, 0.5, False).mul_(2),
+}
+
+
+@pytest.mark.parametrize("name", UNFOLLOWED)
+def test_a_map_changed_where_torchdynamo_does_not_follow(name):
     def forward(x, w):
         h = x * 1.5
-        return pair_and_change(lambda: checkpoint(lambda h: part(h).mul_(2), h, use_reentrant=False), 1, h, w) + pair(x, w)
+        return pair_and_change(lambda: UNFOLLOWED[name](h), 1, h, w) + pair(x, w)
 
     x, w, (compiles, rewrite) = torch.randn(2, 3, 10, 10), torch.randn(8, 3, 3, 3), compiled(forward)
     check_same([compiles(x, w)], [forward(x, w)])

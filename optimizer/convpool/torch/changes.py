@@ -33,6 +33,11 @@ IN_PLACE -= {operator.inv, operator.invert, operator.index, getattr(operator, "i
 _UPDATES = {"batch_norm": "training", "instance_norm": "use_input_stats", "embedding": "max_norm", "embedding_bag": "max_norm"}
 """Functions that may change their second and third input, statistics or rows of a table, and the argument that says so."""
 
+_OPAQUE = ("flat_apply", "invoke_leaf_function", "triton_kernel_wrapper_mutation")
+"""Operators that may change all that they are given."""
+_KNOWN = ("torch", "convpool", "einops", "_operator", "builtins", "math")
+"""Packages whose functions may not, unless their names or arguments say so."""
+
 
 def value_of(node: Any) -> Any:
     """What TorchDynamo or torch.export knows of a node's result: a tensor without numbers, say."""
@@ -55,7 +60,7 @@ def changes(node: fx.Node) -> list[fx.Node]:
         return list(node.all_input_nodes) if node.op == "call_module" else []
     target = node.target
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
-    if any(schema.is_mutable for schema in _schemas(target)):
+    if any(schema.is_mutable for schema in _schemas(target)) or name in _OPAQUE or not _is_known(target):
         return list(node.all_input_nodes)
     if name in _UPDATES:
         given = dict(zip(_parameters(target), node.args, strict=False)) | node.kwargs
@@ -72,6 +77,13 @@ def changes(node: fx.Node) -> list[fx.Node]:
     in_place = in_place or target in IN_PLACE or target is operator.setitem or bool(node.kwargs.get("inplace"))
     in_place = in_place or len(node.args) > 1 and node.args[-1] is True and "inplace" in _parameters(target)[-1:]
     return first if in_place else []
+
+
+def _is_known(target: Any) -> bool:
+    """Return False for what TorchDynamo calls and does not follow: numpy's, and what torch.compiler.allow_in_graph names."""
+    owner = getattr(target, "__self__", None)
+    home = getattr(owner if isinstance(owner, type) else target, "__module__", None) or "builtins"
+    return home.split(".")[0] in _KNOWN and not home.startswith("torch._dynamo.")
 
 
 def _is_read(item: fx.Node, target: Any) -> bool:
@@ -158,6 +170,8 @@ def memories(node: fx.Node) -> Iterator[Any]:
     """What tells the memories of a node's tensors from others; the arguments of a call may all have the same."""
     if node.op == "placeholder" and not is_of_module(node):
         yield "arguments"
+    if _name(node).startswith("dropout"):  # in evaluation it gives its input, which TorchDynamo does not know
+        yield from memories(node.all_input_nodes[0])
     yield from _tensors(node)
 
 
