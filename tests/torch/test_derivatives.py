@@ -201,7 +201,7 @@ def test_random_layers(seed):
 @pytest.fixture
 def always(monkeypatch):
     """Small maps too are convolved on the small map."""
-    monkeypatch.setattr(upsampling, "SUM_MACS", {"cpu": 0, "cuda": 0})
+    monkeypatch.setattr(upsampling, "_pays", lambda *given: True)
 
 
 def two_operators(x, weight, bias, scale, pads):
@@ -224,14 +224,14 @@ def test_values_and_two_derivatives_behind_an_upsampling(rank, seed):
     assert torch.equal(upsampling.summed_weights(half, rest[0]), upsampling.summed_weights(half.double(), rest[0]).bfloat16())
 
 
-@pytest.mark.parametrize("pixels, merged", ((15, False), (16, True)))
-def test_few_pixels_run_the_two_operators(monkeypatch, pixels, merged):
-    """256 pixels of a kernel of 3x3 and a factor of 2 are the least."""
+@pytest.mark.parametrize("pixels, channels, merged", ((15, 64, False), (16, 64, True), (16, 63, False)))
+def test_small_maps_run_the_two_operators(monkeypatch, pixels, channels, merged):
+    """256 pixels of a kernel of 3x3 and a factor of 2 are the least, and on a CPU with gradients 64 channels."""
     seen, own = [], upsampling._transposed
     monkeypatch.setattr(upsampling, "_transposed", lambda *given: seen.append(1) or own(*given))
-    x, weight = torch.randn(16, 4, 1, pixels), torch.randn(3, 4, 3, 3)
+    x, weight = torch.randn(16, channels, 1, pixels).double(), torch.randn(3, channels, 3, 3).double()
     found = upsample_conv2d(x, weight, padding=1)
-    torch.testing.assert_close(found, two_operators(x, weight, None, (2, 2), 1), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found, two_operators(x, weight, None, (2, 2), 1))
     assert bool(seen) == merged
 
 

@@ -83,7 +83,7 @@ def test_derivatives(kind, rank, last, nodes, device):
     x = torch.randn(2, 3, *[12] * rank, dtype=torch.float64)
     changed, given, rewritten = optimized(net, x, device, last)
     assert rewritten == 1
-    on_gpu, apart = device == "cuda", rank == 3 or kind == "groups"  # a box mean, then a convolution
+    on_gpu, apart = device == "cuda", rank == 3  # a box mean, then a convolution
     swaps = on_gpu and kind == "one tap"  # by PyTorch's operators, as all pairs of a CPU
     for penalty in (False, True):
         names, got = gradients(changed, given, penalty)

@@ -137,7 +137,7 @@ def test_16_bits_on_a_cpu(dtype, shape, layers, casts):
 
 
 def test_results_lie_as_pytorchs(monkeypatch):
-    monkeypatch.setattr(upsampling, "SUM_MACS", {"cpu": 0})
+    monkeypatch.setattr(upsampling, "_pays", lambda *given: True)
     x, weight = drawn(2, 4, 6, 8), drawn(3, 4, 3, 3)
     for a in (x, x.contiguous(memory_format=torch.channels_last)):
         for b in (weight, weight.contiguous(memory_format=torch.channels_last)):
@@ -230,7 +230,7 @@ ARGUMENTS += [(rank, conv, {"scale_factor": 3}) for rank in (1, 2, 3) for conv i
 
 @pytest.mark.parametrize("rank, conv, rest", ARGUMENTS)
 def test_a_module_is_its_two(rank, conv, rest, monkeypatch):
-    monkeypatch.setattr(upsampling, "SUM_MACS", {"cpu": 0})
+    monkeypatch.setattr(upsampling, "_pays", lambda *given: True)
     torch.manual_seed(0)
     conv, upsamples = {"kernel_size": 3, "dtype": torch.float64} | conv, "scale_factor" in rest
     original = getattr(nn, f"Conv{rank}d")(4, 6, **conv)

@@ -27,7 +27,7 @@ KINDS = [("cpu", torch.float32), *(("cuda", dtype) for dtype in (torch.float32, 
 
 @pytest.fixture(autouse=True)
 def exact_products(monkeypatch):
-    monkeypatch.setattr(upsampling, "SUM_MACS", {"cpu": 0, "cuda": 0})  # the small maps here too
+    monkeypatch.setattr(upsampling, "_pays", lambda *given: True)  # the small maps here too
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
