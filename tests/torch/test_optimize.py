@@ -201,6 +201,24 @@ def test_the_limit_is_told(monkeypatch):
     assert_same(module, changed)
 
 
+def test_hooks_that_come_and_go_at_each_call():
+    """What was captured without them is kept; hooks that are new each time are captured up to the limit."""
+    module = nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.AvgPool2d(2))
+    changed, report = optimize(copy.deepcopy(module), X)
+    for factor in range(3):
+        hooks = [net[1].register_forward_hook(lambda m, args, y, factor=factor: y * factor) for net in (module, changed)]
+        assert_same(module, changed)
+        [hook.remove() for hook in hooks]
+        assert_same(module, changed)
+        assert len(report.plans) == 2 + factor + 1  # at first by look, and for gradients at the input
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(optimizing, "LIMIT", len(report.plans))
+        for net in (module, changed):
+            net[0].register_forward_hook(lambda m, args, y: y.flip(1))
+        assert_same(module, changed)
+    assert len(report.plans) == 5
+
+
 # ---- what is given and told ----
 
 

@@ -44,6 +44,7 @@ from convpool.types import Accumulation
 Inputs: TypeAlias = torch.Tensor | Sequence[Any] | Mapping[str, Any] | None
 _NAME, _IGNORED = "_convpool", "__jit_ignored_attributes__"
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_FLAGS = ("_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called")
 _LIMITS = {"recompile_limit": 64, "isolate_recompiles": True}
 _OWN_LIMITS = {name: value for name, value in _LIMITS.items() if name in inspect.signature(torch.compile).parameters}
 _is_traced: Any = getattr(torch.fx._symbolic_trace, "is_fx_symbolic_tracing", torch.fx._symbolic_trace.is_fx_tracing)
@@ -124,7 +125,7 @@ class Calls:
         self.backend = PoolFirst(options)
         self.report = ModuleReport([], _summed([], []), options={"accumulation": options.accumulation})
         self._only_looks, self._handles = False, -1
-        self._hooks: list[tuple] | None = None
+        self._runs: list[tuple[list, Callable]] = []
         self._held: tuple[tuple[dict, int], ...] = ()
         self._run: Any = None
         self.report.update((), options, ())
@@ -153,12 +154,15 @@ class Calls:
     def _renew(self) -> None:
         """Capture anew where hooks are others, of which TorchDynamo takes no notice.  Other threads see what is set last."""
         handles = RemovableHandle.next_id  # counts every hook that anything gets
-        found = [own for m in self.module.modules() for kind in _HOOKS if (own := m.__dict__.get(kind))]
-        hooks = [tuple(own.values()) for own in found]
-        self._held = tuple((own, len(own)) for own in found)
-        if hooks != self._hooks:
+        places = [(place, kind, m) for place, m in enumerate(self.module.modules()) for kind in _HOOKS if m.__dict__.get(kind)]
+        self._held = tuple((m.__dict__[kind], len(m.__dict__[kind])) for _, kind, m in places)
+        hooks = [(place, kind, _described(m, kind)) for place, kind, m in places]
+        run = next((run for kept, run in self._runs if kept == hooks), None)
+        if run is None and len(self.backend.captured) < LIMIT:
             calls: Any = weakref.ref(self)  # PyTorch keeps every backend
-            self._run, self._hooks = compiled(lambda *given: calls()._seen(*given)), hooks
+            run = compiled(lambda *given: calls()._seen(*given))
+            self._runs.append((hooks, run))
+        self._run = run or _original
         self._handles = handles
 
     def _seen(self, graph: Any, example_inputs: Any) -> Callable:
@@ -226,16 +230,24 @@ def _restored(module: nn.Module, options: OptimizeOptions) -> Calls:
     return made
 
 
+def _described(module: nn.Module, kind: str) -> list:
+    """A module's hooks of a kind, each with how it is called."""
+    own = module.__dict__
+    hooks = [(hook, *(number in own.get(flag, ()) for flag in _FLAGS)) for number, hook in own[kind].items()]
+    return [own.get("_is_full_backward_hook"), *hooks]
+
+
+def _original(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    return module._call_impl(*args, **kwargs)
+
+
 def compiled(backend: Callable) -> Callable:
     """A function of a module and its arguments that TorchDynamo captures.
 
     TorchDynamo keeps captures by a function's code, and by its name what sizes it has seen: each has its own."""
 
-    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return module._call_impl(*args, **kwargs)
-
-    code = call.__code__.replace(co_name=f"call_{next(_number)}")
-    own = types.FunctionType(code, call.__globals__, code.co_name)
+    code = _original.__code__.replace(co_name=f"call_{next(_number)}")
+    own = types.FunctionType(code, _original.__globals__, code.co_name)
     return torch.compile(own, backend=backend, **_OWN_LIMITS)
 
 
