@@ -24,6 +24,7 @@ from typing import Any, cast
 from onnx import ModelProto, NodeProto
 
 from convpool.algebra.expand import UpsampleSpec, kernel_macs
+from convpool.algebra.geometry import miscounts
 from convpool.algebra.parts import LAYOUTS
 from convpool.check.inputs import Arrays, InputMaker, shapes_of
 from convpool.check.session import OnnxruntimeRunner, Session, evaluate, time_sessions
@@ -181,13 +182,13 @@ def _operators(model: ModelProto) -> dict[str, int]:
 
 
 def misread(model: ModelProto) -> set[str]:
-    """The poolings whose pads onnxruntime misreads before 1.25: as if the begin and the end of each axis stood side by side."""
+    """The poolings that onnxruntime miscounts before 1.25."""
     found = set()
     for node in model_nodes(model) if opset_of(model.opset_import) >= schema.POOL_DILATIONS_OPSET else ():
         values = known_attributes(node) or {}
         pads = list(values.get("pads", ()) if is_op(node, "AveragePool") and values.get("count_include_pad") else ())
         pads = pads or list(values.get("pool_pads", ()) if schema.is_operator(node) else ())
-        if pads[1::2] != pads[len(pads) // 2 :]:
+        if miscounts(tuple(pads)):
             found.add(label(node))
     return found
 

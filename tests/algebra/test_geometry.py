@@ -12,6 +12,7 @@ from convpool.algebra.geometry import (
     Refusal,
     fills_window,
     fused_spec,
+    miscounts,
     pad_behind,
     pool_first,
     pool_last,
@@ -173,6 +174,13 @@ def test_lowerings(spec, window, name, wanted):
         assert found.condition == wanted
     else:
         assert found.name == (name if wanted == "global" else wanted) and found.is_global == (wanted == "global")
+
+
+def test_pads_that_onnxruntime_miscounts():
+    """The tables are measured in onnxruntime 1.22.1 and 1.24.4, with opsets 19 to 22."""
+    right = ((0, 1), (1, 0), (1, 1, 1, 1), (0, 1, 0, 1), (1, 1, 0, 0), (1, 1, 0, 1, 1, 0))
+    wrong = ((0, 0, 1, 1), (1, 0, 1, 0), (0, 1, 1, 0, 1, 1), (0, 1, 0, 0, 1, 0))
+    assert [*map(miscounts, (*right, *wrong))] == [False] * 6 + [True] * 4
 
 
 def test_what_else_lowerings_refuse():

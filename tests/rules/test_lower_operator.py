@@ -57,6 +57,15 @@ def test_standard_operators_alone_are_left(name, lowering):
     assert_stable(result.model, lowering=lowering)
 
 
+def test_pads_that_some_onnxruntime_miscounts():
+    """They are in nodes for a GPU alone, from opset 19 on, which auto makes one Conv."""
+    model = graph(f"h = Conv<pads=[1,0,1,0]>(x, w)\ny = {POOL}(h)", {"w": (64, 64, 3, 1)}, inputs="float[1,64,12,12] x", opset=19)
+    for target, op_type in (("tensorrt", "ConvAvgPool"), ("cuda", "ConvAvgPool"), ("any", "Conv")):
+        result = convpool.optimize(model, target=target).model
+        assert operators(result.graph) == {op_type: 1}
+        assert operators(convpool.optimize(result, lowering="auto").model.graph) == {"Conv": 1}
+
+
 @pytest.mark.parametrize("name", ["lenet5", "sngan64_small"])
 @pytest.mark.parametrize("lowering", ["direct", "auto"])
 def test_networks_come_to_what_the_lowering_gives_at_once(name, lowering):

@@ -379,6 +379,13 @@ def test_half_precision():
     assert result.report.sites[0].lowering != "direct"  # what it averages is four times as large as the result
 
 
+@pytest.mark.parametrize(("opset", "form"), [(18, "direct"), (19, "fused")])
+def test_direct_has_no_pads_that_some_onnxruntime_miscounts(opset, form):
+    body = UP + "y = Conv<pads=[0,0,2,2]>(u, w)"
+    result = convpool.optimize(graph(body, SCALES, opset=opset), target="cpu", upsampling="direct")
+    assert result.report.verification.passed and ("direct" in result.report.sites[0].lowering) == (form == "direct")
+
+
 SPELT = {8: "u = Upsample<scales=[1.,1.,2.,2.]>(x)\n", 9: "u = Upsample(x, s)\n", 10: "u = Resize(x, s)\n"}
 SPELT |= {11: UP.replace(", ,", ", roi,")}
 

@@ -231,13 +231,16 @@ def transposed(pads: Ints, orders: Sequence[Ints], rank: int) -> Ints | None:
     return None if any((*begins[:2], *ends[:2])) else (*begins[2:], *ends[2:])
 
 
-def fills_window(pads: Ints, pool: PoolSpec) -> bool:
-    """Return True if zeros in front, merged into the pads, fill a window: onnxruntime refuses."""
-    return any(more + own >= k for more, own, k in zip(pads, pool.pads, pool.kernel_shape * 2, strict=True))
+COUNTED = "ones that onnxruntime before 1.25 counts right"
 
 
 def miscounts(pads: Ints) -> bool:
-    """Return True if onnxruntime before 1.25 may average over a wrong count where these zeros count, from opset 19 on: on two or
-    three axes it takes other pads than those at the end."""
+    """Return True if onnxruntime before 1.25 may divide by a wrong count where an AveragePool counts these zeros, from opset 19
+    on: on two or three axes it takes other pads than those at the end."""
     rank = len(pads) // 2
     return any(pads[rank + i] > pads[2 * i + 1] for i in range(rank))
+
+
+def fills_window(pads: Ints, pool: PoolSpec) -> bool:
+    """Return True if zeros in front, merged into the pads, fill a window: onnxruntime refuses."""
+    return any(more + own >= k for more, own, k in zip(pads, pool.pads, pool.kernel_shape * 2, strict=True))

@@ -21,6 +21,7 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
+from convpool.algebra import geometry
 from convpool.algebra.geometry import ConvSpec, Ints, PoolSpec, Refusal, fused_spec, pool_first, refuse, whole_map
 
 ADDITION_WEIGHT = 8.0
@@ -173,6 +174,8 @@ class Obstacles:
 
     dilated_pooling: Refusal | None = None
     operator: Refusal | None = None
+    miscounts: bool = False
+    """True if the runtime may be one that `geometry.miscounts` tells of."""
 
 
 def lower(layer: Layer, pool: PoolSpec | None, name: str, obstacles: Obstacles) -> Lowering | Refusal:
@@ -198,6 +201,8 @@ def lower(layer: Layer, pool: PoolSpec | None, name: str, obstacles: Obstacles) 
     if any(pad >= k for pad, k in zip(box.pads, box.kernel_shape * 2, strict=True)):
         expected = f"less than {list(box.kernel_shape)}, as onnxruntime demands"
         return refuse("pads of the box mean", list(box.pads), expected)
+    if obstacles.miscounts and geometry.miscounts(box.pads):
+        return refuse("pads of the box mean", list(box.pads), geometry.COUNTED)
     if name == "convavgpool" and obstacles.operator is not None:
         return obstacles.operator
     if name == "direct" and whole and layer.size == pool.kernel_shape:

@@ -140,13 +140,15 @@ def against_node(scope: Scope, conv: ConvSpec, main_opset: int, pool: PoolSpec |
     return None if scope.opset == main_opset else refuse("opset of the function", scope.opset, f"the model's, {main_opset}")
 
 
-def obstacles_of(scope: Scope, conv: ConvSpec, main_opset: int, pool: PoolSpec | None) -> Obstacles:
+def obstacles_of(scope: Scope, conv: ConvSpec, context: Context, pool: PoolSpec | None) -> Obstacles:
     """Find what cannot be written for a convolution of this scope and its window."""
+    options = context.options
+    miscounts = scope.opset >= POOL_DILATIONS_OPSET and "cpu" in options.devices and not options.for_torch
     no_dilations = None
     if scope.opset < POOL_DILATIONS_OPSET:
         expected = f"opset {POOL_DILATIONS_OPSET}, where AveragePool has dilations"
         no_dilations = refuse("dilated box mean", f"opset {scope.opset}", expected)
-    return Obstacles(no_dilations, against_node(scope, conv, main_opset, pool))
+    return Obstacles(no_dilations, against_node(scope, conv, context.main_opset, pool), miscounts)
 
 
 RANK = 2

@@ -21,7 +21,7 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from convpool.algebra.expand import UpsampleSpec
-from convpool.algebra.geometry import ConvSpec, PoolSpec, Refusal, fuse_kernel, pool_last, refuse
+from convpool.algebra.geometry import ConvSpec, PoolSpec, Refusal, fuse_kernel, miscounts, pool_last, refuse
 from convpool.algebra.lowering import Layer, Lowering, Obstacles, conv_cost, lower, lowering_cost, nominal_size
 from convpool.algebra.parts import LAYOUTS, Parts, keeps, outside, to_channels_first, to_channels_last
 from convpool.ir import schema
@@ -120,7 +120,8 @@ def _with_fused(plan: LowerPlan, request: str) -> LowerPlan:
     """The plan with one Conv where that is exact and pays, for auto by cost; else with AveragePool and Conv, and why."""
     if plan.lowering.pool is None:
         return _with_macs(plan)  # nothing to average
-    found = _fused(plan, by_cost=request == "auto")
+    counted = plan.scope.opset < schema.POOL_DILATIONS_OPSET or not miscounts(plan.lowering.pool.pads)
+    found = _fused(plan, by_cost=request == "auto" and counted)
     if isinstance(found, Lowering):
         return _with_macs(replace(plan, lowering=found))
     return replace(_with_macs(plan), fallback=rejection(plan.scope, plan.node, found) if request == "fused" else None)

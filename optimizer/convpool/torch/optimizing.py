@@ -349,8 +349,8 @@ def export_onnx(module: torch.nn.Module, args: tuple, path: str | os.PathLike[st
     """A module as an ONNX model with convpool's operator (docs/operator.md) and the functions that define it.
 
     torch.export and torch.onnx.export see PyTorch's own operators of an optimized module and of ConvAvgPool layers: the
-    convolution, then the pooling.  Here the rules rewrite the exported model, as `convpool optimize` does by default: pairs of few
-    channels may become one convolution.
+    convolution, then the pooling.  Here the rules rewrite the exported model, as `convpool optimize` does by default: pairs of
+    few channels may become one convolution.
 
     args: of a call, the example inputs of `optimize`.  path: where the model is written; its weights are inside, so that it is
     below 2 GB.  options: of torch.onnx.export with dynamo=True, which needs onnxscript.

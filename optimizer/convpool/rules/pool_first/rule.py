@@ -21,7 +21,7 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from convpool.algebra import lowering as forms
-from convpool.algebra.geometry import PoolSpec, Refusal, fills_window, miscounts, whole_map
+from convpool.algebra.geometry import COUNTED, PoolSpec, Refusal, fills_window, miscounts, whole_map
 from convpool.algebra.parts import IDENTITY, holds, keeps, outside
 from convpool.ir.index import Scope
 from convpool.ir.protos import AttributeReference, is_op, label
@@ -130,8 +130,7 @@ def _pad_of_opaque(scope: Scope, tree: convs.Tree, pool: PoolSpec | None) -> Rej
             expected = f"less than {list(pool.kernel_shape)}, as onnxruntime demands"
             return reject(scope, nodes[-1], "Pad that the pooling would follow", list(pads), expected)
         if scope.opset >= POOL_DILATIONS_OPSET and miscounts(pads):
-            expected = "ones that onnxruntime before 1.25 counts right"
-            return reject(scope, nodes[-1], "Pad that the pooling would follow", list(pads), expected)
+            return reject(scope, nodes[-1], "Pad that the pooling would follow", list(pads), COUNTED)
     return None
 
 
@@ -244,10 +243,11 @@ def _lowering(plan: PairPlan, leaf: convs.ConvLeaf, name: str, context: Context)
     """`lowering.lower`, or why not: a Pad would be merged into the box mean, or what the fused weights would become."""
     scope, spec = plan.scope, plan.pooling.spec
     conv = replace(leaf.conv, group=1) if context.options.for_torch else leaf.conv  # PyTorch's operator has groups
-    found = forms.lower(leaf.layer, spec, name, convs.obstacles_of(scope, conv, context.main_opset, spec))
+    obstacles = convs.obstacles_of(scope, conv, context, spec)
+    found = forms.lower(leaf.layer, spec, name, obstacles)
     if isinstance(found, Refusal):
         return rejection(scope, leaf.node, found)
-    if found.pool is not None and (merged := _pad_in_front(scope, leaf, found.pool)) is not None:
+    if found.pool is not None and (merged := _pad_in_front(scope, leaf, found.pool, obstacles.miscounts)) is not None:
         return merged
     why = convs.against_one(scope, leaf.input) if found.pool is None and not found.is_global else None
     if why is not None:
@@ -260,15 +260,14 @@ def _lowering(plan: PairPlan, leaf: convs.ConvLeaf, name: str, context: Context)
     return found
 
 
-def _pad_in_front(scope: Scope, leaf: convs.ConvLeaf, box: PoolSpec) -> Reject | None:
-    """Why a Pad in front keeps the box mean from standing before a convolution."""
+def _pad_in_front(scope: Scope, leaf: convs.ConvLeaf, box: PoolSpec, old: bool) -> Reject | None:
+    """Why a Pad in front keeps the box mean from standing before a convolution.  old: onnxruntime may be one that miscounts."""
     for where, pad, orders in convs.pads_upstream(scope, leaf.input):
         pads = None if pad is None else convs.moved_pads(where, pad, orders, box.rank)
-        merged = tuple(map(sum, zip(pads or (), box.pads, strict=False)))
-        miscounted = scope.opset >= POOL_DILATIONS_OPSET and miscounts(merged)
-        if pad is not None and (pads is None or fills_window(pads, box) or miscounted):
+        merged = tuple(a + b for a, b in zip(pads or (0,) * len(box.pads), box.pads, strict=True))
+        if pad is not None and (pads is None or fills_window(pads, box) or old and miscounts(merged)):
             condition = f"Pad '{label(where.nodes[pad])}' in front of the box mean"
-            got = "pads that reach its window, that early releases miscount, or unknown ones"
+            got = "pads that reach its window, unknown ones, or more at an end"
             return reject(scope, leaf.node, condition, got, "others, as onnxruntime demands")
     return None
 

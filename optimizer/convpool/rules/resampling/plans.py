@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 
 from convpool.algebra import expand
 from convpool.algebra.expand import UpsampleSpec, Work
-from convpool.algebra.geometry import Ints
+from convpool.algebra.geometry import Ints, miscounts
 from convpool.algebra.lowering import NOMINAL_SIZE, Cost
 from convpool.algebra.parts import IDENTITY, MAX_UPSAMPLE, Affine, fold, holds, keeps, outside
 from convpool.ir import schema
@@ -346,13 +346,15 @@ def as_operator(plan: ResizePlan, form: str) -> ResizePlan:
 
 
 def _forms(plan: ResizePlan, resample: Resample, up: UpsampleSpec) -> list[str]:
-    """The forms that a convolution behind a resampling has; not direct in float16, whose sums are larger than the result, nor
-    fused where onnxruntime would quantize its weights."""
+    """The forms that a convolution behind a resampling has; not direct in float16, whose sums are larger than the result, or with
+    pads that onnxruntime miscounts, nor fused where onnxruntime would quantize its weights."""
     if resample.up is None or not is_known(plan.scope, plan.leaf):
         return ["conv_first"]
     found = [form for form in expand.FORMS if expand.admits(form, plan.leaf.conv, up)]
     narrow = plan.leaf.weight is not None and plan.leaf.weight.data_type == TensorProto.FLOAT16
-    left_out = {"direct": narrow, "fused": against_one(plan.scope, resample.input) is not None}
+    boxes = expand.direct_specs(plan.leaf.conv, up)[1]
+    uncounted = plan.scope.opset >= schema.POOL_DILATIONS_OPSET and miscounts(boxes.pads)
+    left_out = {"direct": narrow or uncounted, "fused": against_one(plan.scope, resample.input) is not None}
     return [form for form in found if not left_out.get(form)]
 
 
