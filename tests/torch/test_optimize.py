@@ -202,7 +202,7 @@ def test_the_limit_is_told(monkeypatch):
 
 
 def test_hooks_that_come_and_go_at_each_call():
-    """What was captured without them is kept; hooks that are new each time are captured up to the limit."""
+    """A capture without them is kept; those with hooks that are new each time go up to the limit."""
     module = nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.AvgPool2d(2))
     changed, report = optimize(copy.deepcopy(module), X)
     for factor in range(3):
