@@ -259,15 +259,17 @@ def test_readers_behind_a_change_that_gives_another_tensor(change):
     check_same(*([*module(x), *module.state_dict().values()] for module in (compiles, net)))
 
 
-@pytest.mark.parametrize("change", [lambda b: b.zero_(), lambda b: b[:1].zero_(), lambda b: b.detach().zero_()])
+@pytest.mark.parametrize(
+    "change", [lambda b: b.zero_(), lambda b: b.detach().zero_(), lambda b: F.dropout(b, 0.5, False)[:1].zero_()]
+)
 @pytest.mark.parametrize("which", ["the input", "the weight"])
-def test_an_argument_in_the_memory_of_a_buffer(which, change):
+def test_an_argument_in_the_memory_of_a_buffer(which, view):
     """A buffer that forward changes, or the weight where it changes the argument."""
 
     def forward(m, x):
         x, y = x
         return pair_and_change(
-            lambda: change(m.buffer if which == "the input" else y), 1, x if which == "the input" else x.tanh(), m.weight
+            lambda: view(m.buffer if which == "the input" else y).zero_(), 1, x if which == "the input" else x.tanh(), m.weight
         )
 
     x, weight = torch.randn(2, 3, 10, 10), torch.randn(8, 3, 3, 3)
@@ -314,6 +316,8 @@ UNFOLLOWED = {
     "numpy": lambda h: operator.imul(h.numpy(), 2),
     "a function left whole": doubled,
     "Dropout that gives its input": lambda h: F.dropout(h, 0.5, False).mul_(2),
+    "Dropout in a checkpoint": lambda h: checkpoint(lambda h: F.dropout(h, 0.5, False)[:1].mul_(2), h, **KEPT),
+    "a checkpoint that gives its input": lambda h: checkpoint(lambda h: F.dropout(h, 0.5, False), h, **KEPT).mul_(2),
 }
 
 

@@ -26,7 +26,7 @@ from convpool.errors import ModelError, OptionError
 from convpool.options import OptimizeOptions
 from convpool.report import Report
 from convpool.torch import eager, gpu, spectral
-from convpool.torch.changes import changes, is_of_module, memories, value_of
+from convpool.torch.changes import changed_inputs, is_of_module, value_of
 from convpool.torch.functional import checked
 from convpool.torch.plan import Unmapped, plan
 from convpool.types import Accumulation
@@ -152,8 +152,8 @@ def _guarded(module: fx.GraphModule, run: Callable) -> Callable:
     graph, original = module.graph, module.forward
     inputs = [node for node in graph.find_nodes(op="placeholder") if isinstance(value_of(node), torch.Tensor)]
     places = {node: number for number, node in enumerate(graph.find_nodes(op="placeholder"))}
-    memory = {memory for node in graph.nodes for item in changes(node) for memory in (item, *memories(item))}
-    changed = [node for node in inputs if memory.intersection((node, *memories(node)))]
+    changing = changed_inputs(graph)
+    changed = [node for node in inputs if node in changing]
     arguments = [places[node] for node in inputs if not is_of_module(node)]
     any_own = any(not is_of_module(node) for node in changed)
     own = [places[node] for node in (inputs if any_own else changed) if is_of_module(node)]

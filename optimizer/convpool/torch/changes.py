@@ -18,7 +18,7 @@ A pair is rewritten only where all of it runs in the same context, and in no tra
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -70,6 +70,8 @@ def changes(node: fx.Node) -> list[fx.Node]:
         return [item for item in seconds if _is_read(item, target)]
     if bodies := _bodies(node):
         inside = {memory for body in bodies for item in body.nodes for one in changes(item) for memory in _tensors(one)}
+        for item in _dropouts([node]):
+            inside.update(_tensors(item.all_input_nodes[0]) if inside.intersection(_tensors(item)) else ())
         return [item for item in node.all_input_nodes if inside.intersection(_tensors(item)) and _is_read(item, target)]
     in_place = name.endswith("_") and not name.endswith("__") and name != "requires_grad_" or name == "__setitem__"
     if in_place and node.args and isinstance(node.args[0], (list, tuple)):  # torch._foreach_mul_ and its like
@@ -140,6 +142,14 @@ def held_by_changes(graph: fx.Graph) -> dict[fx.Node, Refusal]:
     return held
 
 
+def changed_inputs(graph: fx.Graph) -> set[fx.Node]:
+    """The inputs that share memory with what the graph changes; all arguments may share one."""
+    nodes = [node for node in graph.nodes if node.op != "output"]
+    changed = {node: targets for node in nodes if (targets := changes(node))}
+    groups = [members for members in _groups(nodes, changed) if not changed.keys().isdisjoint(members)] if changed else []
+    return {node for members in groups for node in members if node.op == "placeholder"}
+
+
 def _is_same(a: Any, b: Any) -> bool:
     """Return True if two values are surely one tensor.  An embedding or a normalization gives another than it changes."""
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor) or _memory(a) != _memory(b):
@@ -170,9 +180,18 @@ def memories(node: fx.Node) -> Iterator[Any]:
     """What tells the memories of a node's tensors from others; the arguments of a call may all have the same."""
     if node.op == "placeholder" and not is_of_module(node):
         yield "arguments"
-    if _name(node).startswith("dropout"):  # in evaluation it gives its input, which TorchDynamo does not know
-        yield from memories(node.all_input_nodes[0])
+    for item in _dropouts([node]):
+        yield from (*_tensors(item), *_tensors(item.all_input_nodes[0]))
     yield from _tensors(node)
+
+
+def _dropouts(nodes: Sequence[fx.Node]) -> Iterator[fx.Node]:
+    """The nodes of Dropout, in bodies too, last first.  Evaluated, they give their input, which TorchDynamo does not know."""
+    for node in reversed(nodes):
+        if node.op == "call_function" and _name(node).startswith("dropout"):
+            yield node
+        for body in _bodies(node):
+            yield from _dropouts(list(body.nodes))
 
 
 def _tensors(node: fx.Node) -> list[tuple[str, int]]:
