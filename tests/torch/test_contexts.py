@@ -259,9 +259,7 @@ def test_readers_behind_a_change_that_gives_another_tensor(change):
     check_same(*([*module(x), *module.state_dict().values()] for module in (compiles, net)))
 
 
-@pytest.mark.parametrize(
-    "change", [lambda b: b.zero_(), lambda b: b.detach().zero_(), lambda b: F.dropout(b, 0.5, False)[:1].zero_()]
-)
+@pytest.mark.parametrize("view", [lambda b: b, lambda b: b.detach(), lambda b: F.dropout(b, 0.5, False)[:1]])
 @pytest.mark.parametrize("which", ["the input", "the weight"])
 def test_an_argument_in_the_memory_of_a_buffer(which, view):
     """A buffer that forward changes, or the weight where it changes the argument."""
