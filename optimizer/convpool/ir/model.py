@@ -274,7 +274,8 @@ def load(source: object, base_dir: Path | None = None) -> LoadedModel:
 def check(loaded: LoadedModel, what: str, full: bool = False, inferred: ModelProto | None = None) -> None:
     """onnx's checker, also for a model whose external data is not loaded.  Raises ModelError.
 
-    full: with strict shape inference, which another process does, since a model may end it.
+    full: with strict shape inference, which another process does, since a model may end it; of an original with its notes and
+    without.
     inferred: of a result, the original with shapes inferred.  What the original notes wrongly, where inference knew nothing, is
     no fault of the result.
     """
@@ -286,9 +287,11 @@ def check(loaded: LoadedModel, what: str, full: bool = False, inferred: ModelPro
         onnx.checker.check_model(_without_files(probe) if loaded.data_files else probe)
         if full:
             probe = without_large_values(probe)
-            if inferred is not None:
+            if inferred is None:
+                infer_elsewhere(probe, strict=True)
+            if inferred or loaded.inferred:
                 take(probe)
-            infer_elsewhere(probe, strict=True)
+                infer_elsewhere(probe, strict=True)
     except INFERENCE_ERRORS as error:
         raise ModelError(f"{what} is not valid ONNX: {first_line(error)}") from error
 
@@ -296,8 +299,7 @@ def check(loaded: LoadedModel, what: str, full: bool = False, inferred: ModelPro
 def passes_full_check(model: LoadedModel) -> bool:
     """Return True if onnx's checker with strict shape inference accepts the model, with its notes and, as a result, without."""
     try:
-        for inferred in (None, model.inferred):
-            check(model, "", full=True, inferred=inferred)
+        check(model, "", full=True)
     except ModelError:
         return False
     return True
