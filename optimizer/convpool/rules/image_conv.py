@@ -54,7 +54,7 @@ class ImageConv(PairRule):
         pairs = list(pair_sites(scope))
         of_pairs = {"image_conv": {site.conv for site in pairs}}
         if context.enabled("plain_conv"):
-            of_pairs["plain_conv"] = {conv for site in pairs for conv in moved_convolutions(site)}
+            of_pairs["plain_conv"] = {conv for site in pairs for conv in moved_convolutions(site, context)}
         for index, node in enumerate(scope.nodes):
             if is_op(node, "Conv") and (scope.path, node.output[0]) in context.originals:
                 kind = _kind(scope, node, context)

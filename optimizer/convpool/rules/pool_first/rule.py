@@ -46,7 +46,7 @@ class PoolFirst(PairRule):
         return pair_sites(scope)
 
     def check(self, site: PairSite, context: Context) -> PairPlan | Reject | None:
-        found = _traced(site)
+        found = _traced(site, context)
         if not isinstance(found, tuple):
             return found
         scope, (pooling, tree) = site.scope, found
@@ -91,16 +91,16 @@ def pair_sites(scope: Scope) -> Iterator[PairSite]:
             yield PairSite(scope, chain[0].root, chain[-1].input, conv, f"conv_{SUFFIXES.get(kind, kind)}", chain)
 
 
-def moved_convolutions(site: PairSite) -> set[int]:
+def moved_convolutions(site: PairSite, context: Context) -> set[int]:
     """The convolutions that a rewrite of the site would move, whether it pays or not; none where it is not exact."""
     try:
-        found = _traced(site)
+        found = _traced(site, context)
     except AttributeReference:
         return set()
     return {leaf.node for leaf in convs.conv_leaves(found[1])} if isinstance(found, tuple) else set()
 
 
-def _traced(site: PairSite) -> tuple[convs.Pooling, convs.Tree] | Reject | None:
+def _traced(site: PairSite, context: Context) -> tuple[convs.Pooling, convs.Tree] | Reject | None:
     """The average and the convolutions that it could stand before: conditions (2) and (3)."""
     scope = site.scope
     rank = convs.conv_rank(scope, site.conv)
@@ -116,13 +116,13 @@ def _traced(site: PairSite) -> tuple[convs.Pooling, convs.Tree] | Reject | None:
     tree = trace(scope, pooling.input, rank, frozenset(pooling.nodes))
     if isinstance(tree, Reject):
         return tree
-    merged = _pad_of_opaque(scope, tree, pooling.spec)
+    merged = _pad_of_opaque(scope, tree, pooling.spec, context)
     return (pooling, tree) if merged is None else merged
 
 
-def _pad_of_opaque(scope: Scope, tree: convs.Tree, pool: PoolSpec | None) -> Reject | None:
+def _pad_of_opaque(scope: Scope, tree: convs.Tree, pool: PoolSpec | None, context: Context) -> Reject | None:
     """Why a tensor cannot be pooled as it is: onnxruntime would merge the Pad that gives it into the pooling, and fail."""
-    if pool is None:
+    if pool is None or context.options.for_torch:
         return None
     for leaf in convs.opaque_leaves(tree):
         _, pads, nodes = convs.zero_pads(scope, leaf, pool.rank)
