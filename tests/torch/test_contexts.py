@@ -4,6 +4,7 @@ first in contexts that keep what calls compute: autocast, parametrize.cached."""
 
 import contextlib
 import copy
+import functools
 import itertools
 import operator
 
@@ -330,13 +331,35 @@ def test_a_map_changed_where_torchdynamo_does_not_follow(name):
     assert statuses(rewrite) == ["rejected", "rewritten"]
 
 
+@pytest.mark.parametrize("given", [lambda x: x, torch.detach])
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_statistics_that_a_checkpoint_changes(reentrant):
-    net = nn.Sequential(nn.Tanh(), nn.Conv2d(3, 8, 3, padding=1), nn.AvgPool2d(2), nn.BatchNorm2d(8))
-    original = Forward(lambda m, x: checkpoint(m.net, x, use_reentrant=reentrant), net=net)
+def test_statistics_that_a_checkpoint_changes(reentrant, given):
+    """A parameter that nothing reads is there for the gradients of others."""
+    unread, net = (
+        nn.Parameter(torch.ones(1)),
+        nn.Sequential(nn.Tanh(), nn.Conv2d(3, 8, 3, padding=1), nn.AvgPool2d(2), nn.BatchNorm2d(8)),
+    )
+    original = Forward(lambda m, x: checkpoint(lambda x, _: m.net(x), given(x), m.w, use_reentrant=reentrant), net=net, w=unread)
     x, (changed, report) = torch.randn(2, 3, 16, 16), optimize(copy.deepcopy(original), torch.randn(2, 3, 16, 16))
     check_same(step(changed, x), step(original, x))
     assert report.summary.rewritten == 1
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints_in_a_checkpoint(reentrant):
+    """Each draws its numbers again; the inner one's pair is rewritten, too."""
+    torch.manual_seed(0)
+    blocks = [nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.AvgPool2d(2), nn.BatchNorm2d(8), nn.Dropout(0.5)) for _ in range(2)]
+    kept = functools.partial(checkpoint, use_reentrant=reentrant)
+    inner = Forward(lambda m, x: kept(m.first, x), first=blocks[0])
+    original = Forward(lambda m, x: kept(lambda x: m.second(m.first(x)), x.tanh()), first=inner, second=blocks[1])
+    changed, report = optimize(copy.deepcopy(original), torch.randn(2, 8, 16, 16))
+    x, results = torch.randn(2, 8, 16, 16), []
+    for module in (changed, original):
+        torch.manual_seed(1)
+        results.append(step(module, x))
+    check_same(*results)
+    assert report.summary.rewritten == 2
 
 
 @pytest.mark.parametrize("before", [True, False])

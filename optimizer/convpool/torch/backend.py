@@ -63,8 +63,8 @@ class PoolFirst:
             module.recompile()
             return self.inner(module, example_inputs)
         _keep_checkpoints(module)
-        for child in module.children():  # such as the body of a checkpoint of activations
-            if isinstance(child, fx.GraphModule):
+        for child in module.modules():  # such as the body of a checkpoint of activations, and those in it
+            if isinstance(child, fx.GraphModule) and child is not module:
                 child.forward = self._rewritten(child, seen)
         return self._rewritten(module, seen)
 
@@ -169,7 +169,7 @@ def _guarded(module: fx.GraphModule, run: Callable) -> Callable:
 
 
 def _keep_checkpoints(module: fx.GraphModule) -> None:
-    """Recompute in the backward pass what forward says: TorchDynamo's operator does so in AOTAutograd alone."""
+    """Recompute in the backward pass what forward says, in bodies too: TorchDynamo's operator does so in AOTAutograd alone."""
     nodes = module.graph.find_nodes(op="call_function", target=torch.ops.higher_order.tag_activation_checkpoint)
     for node in nodes:
         body, *inputs = node.args
@@ -178,10 +178,16 @@ def _keep_checkpoints(module: fx.GraphModule) -> None:
         node.target, node.args = _checkpointed, (body, [is_of_module(item) for item in inputs], *inputs)
     if nodes:
         module.recompile()
+    for child in module.children():
+        if isinstance(child, fx.GraphModule):
+            _keep_checkpoints(child)
 
 
 def _checkpointed(body: Callable, own: Sequence[bool], *inputs: Any, **options: Any) -> Any:
-    """PyTorch's checkpoint.  own: which inputs are the module's, no arguments there: so the body may change them."""
+    """PyTorch's checkpoint.  own: which inputs are the module's, no arguments there: so the body may change them.
+
+    TorchDynamo does not tell which of these were arguments, nor those that nothing reads: a reentrant checkpoint whose other
+    arguments need no gradients is one that is not reentrant, so that parameters get theirs."""
     kept = [value if is_own else None for value, is_own in zip(inputs, own, strict=True)]
 
     def run(*given: Any) -> Any:
@@ -189,6 +195,8 @@ def _checkpointed(body: Callable, own: Sequence[bool], *inputs: Any, **options: 
         return body(*[value if is_own else next(rest) for value, is_own in zip(kept, own, strict=True)])
 
     given = [value for value, is_own in zip(inputs, own, strict=True) if not is_own]
+    if not any(isinstance(value, torch.Tensor) and value.requires_grad for value in given):
+        options["use_reentrant"] = False
     return torch.utils.checkpoint.checkpoint(run, *given, **{"use_reentrant": False, **options})
 
 
