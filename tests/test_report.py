@@ -128,8 +128,7 @@ def test_a_node_that_stays_by_name(pinned):
 )
 @pytest.mark.parametrize("options", [{"lowering": "direct"}, {"lowering": "auto"}, {}, {"target": "tensorrt"}])
 def test_pads_that_early_releases_of_onnxruntime_misread(options, kernel, pads, opset, wrong):
-    """They take pads[1] for the end of the first of two axes; onnxruntime 1.21 to 1.24.4 were wrong, 1.25.1 is right.  Only nodes
-    for a GPU have such pads, and the report says so."""
+    """Releases 1.21 to 1.24.4 take pads[1] for the end of the first of two axes.  Only nodes for a GPU have such pads."""
     model = graph(f"h = Conv<pads={pads}>(x, w)\ny = {POOL}(h)", {"w": (32, 16, *kernel)}, opset=opset)
     result, told = convpool.optimize(model, **options, check=0), wrong and "target" in options
     assert result.changed == (not wrong or options != {"lowering": "direct"}) and len(result.report.warnings) == told

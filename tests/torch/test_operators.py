@@ -123,8 +123,7 @@ for size, (kernel, mode) in itertools.product((6, 16), ((3, "zeros"), (1, "zeros
 @pytest.mark.parametrize("shape, layers, casts", SIXTEEN)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_16_bits_on_a_cpu(dtype, shape, layers, casts, monkeypatch):
-    """PyTorch has no avg_pool3d for them, and autocast's averages are of float32.  Small upsampled maps, which PyTorch runs, and
-    large ones; a layer behind another one gets halves, and has weights of floats."""
+    """PyTorch has no avg_pool3d for them, autocast averages in float32, and a layer behind another one gets halves."""
     monkeypatch.setattr(upsampling, "CHANNELS", (0, 0))
     plain, x = copy.deepcopy(nn.Sequential(*layers)), torch.randn(shape)
     plain, x = (plain, x) if casts else (plain.to(dtype), x.to(dtype))

@@ -210,21 +210,23 @@ def test_the_limit_is_told(monkeypatch):
     assert_same(module, changed)
 
 
-def test_hooks_that_come_and_go_at_each_call():
+def test_hooks_that_come_and_go_at_each_call(monkeypatch):
     """A capture without them is kept; those with hooks that are new each time go up to the limit."""
     module = nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.AvgPool2d(2))
-    changed, report = optimize(copy.deepcopy(module), X)
+    (changed, report), held = optimize(copy.deepcopy(module), X), weakref.WeakSet()
     for factor in range(3):
-        hooks = [net[1].register_forward_hook(lambda m, args, y, factor=factor: y * factor) for net in (module, changed)]
+        held.add(holds := nn.Identity())
+        hooks = [net[1].register_forward_hook(lambda m, args, y, *own, f=factor, h=holds: h(y * f)) for net in (module, changed)]
         assert_same(module, changed)
         [hook.remove() for hook in hooks]
         assert_same(module, changed)
         assert len(report.plans) == 2 + factor + 1  # at first by look, and for gradients at the input
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(optimizing, "LIMIT", len(report.plans))
-        for net in (module, changed):
-            net[0].register_forward_hook(lambda m, args, y: y.flip(1))
-        assert_same(module, changed)
+    del holds, hooks
+    gc.collect()
+    assert len(held) <= 1  # the last one's
+    monkeypatch.setattr(optimizing, "LIMIT", len(report.plans))
+    [net[0].register_forward_hook(lambda m, args, y: y.flip(1)) for net in (module, changed)]
+    assert_same(module, changed)
     assert len(report.plans) == 5
 
 

@@ -161,7 +161,7 @@ class Calls:
         if run is None and len(self.backend.captured) < LIMIT:
             calls: Any = weakref.ref(self)  # PyTorch keeps every backend
             run = compiled(lambda *given: calls()._seen(*given))
-            self._runs.append((hooks, run))
+            self._runs = [*(one for one in self._runs if not one[0]), (hooks, run)]  # what hooks hold is not kept
         self._run = run or _original
         self._handles = handles
 
