@@ -405,19 +405,16 @@ class Scope:
     def made_by(self, name: str, *op_types: str) -> int | None:
         """The node of this scope that gives `name`, if it is one of the standard operators named; else None."""
         index = self.producer.get(name)
-        node = None if index is None else self.nodes[index]
-        return index if node is not None and node.op_type in op_types and node.domain in STANDARD_DOMAINS else None
+        return index if index is not None and is_op(self.nodes[index], *op_types) else None
 
-    def shape_arithmetic(self, names: Iterable[str], op_types: Collection[str], but: Collection[int] = ()) -> set[int]:
-        """The Shapes and nodes of these types that small tensors are computed by, up to what Shapes read.  but: not these."""
+    def upstream(self, names: Iterable[str], takes: Callable[[int], bool]) -> set[int]:
+        """The nodes that tensors are computed by, up to what Shapes read, and to nodes that `takes` refuses."""
         found, pending = set[int](), list(names)
         while pending:
             index = self.producer.get(pending.pop())
-            if index is None or index in found or index in but or not is_op(self.nodes[index], "Shape", *op_types):
-                continue
-            found.add(index)
-            if not is_op(self.nodes[index], "Shape"):
-                pending.extend(self.nodes[index].input)
+            if index is not None and index not in found and takes(index):
+                found.add(index)
+                pending.extend(() if is_op(self.nodes[index], "Shape") else self.nodes[index].input)
         return found
 
     def read_outside(self, name: str, inside: Collection[int]) -> bool:

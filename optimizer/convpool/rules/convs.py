@@ -106,6 +106,11 @@ def tree_nodes(tree: Tree) -> list[int]:
     return [node for item in walk(tree) if not isinstance(item, str) for node in item.nodes]
 
 
+def is_known(scope: Scope, leaf: ConvLeaf) -> bool:
+    """Return True if weights and bias are constants."""
+    return leaf.weight is not None and (leaf.bias is not None or not any(scope.nodes[leaf.node].input[2:]))
+
+
 def folded(leaf: ConvLeaf) -> tuple[np.ndarray, np.ndarray | None]:
     """Weights [M, C/group, kernel...] and bias [M] or None with the affine map folded in, in the weights' type."""
     assert leaf.weight is not None
@@ -224,9 +229,9 @@ def conv_leaf(scope: Scope, index: int, rank: int) -> ConvLeaf | Reject:
         spec = replace(spec, pads=same_pads(auto_pad, kernel, spec.strides, spec.dilations, size))
     conv = ConvSpec(kernel, spec.strides, spec.pads, spec.dilations, int(values.get("group", 1)))
     bias = node.input[2] if len(node.input) > 2 else ""
-    if known and bias and (shape := scope.info(bias).shape) is not None and shape != (m,):
-        if all(isinstance(dim, int) for dim in shape):
-            return reject(scope, index, "shape of the bias", list(shape), [m])
+    shape = scope.info(bias).shape if known and bias else None
+    if shape is not None and shape != (m,) and all(isinstance(dim, int) for dim in shape):
+        return reject(scope, index, "shape of the bias", list(shape), [m])
     weights, added = scope.weights(node.input[1]), scope.constant(bias) if bias else None
     return ConvLeaf(index, node.input[0], conv, weights, added, (m, c, *kernel), size if known else None, nodes=(index,))
 

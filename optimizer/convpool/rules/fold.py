@@ -67,7 +67,7 @@ class Fold(Rule):
             return FoldPlan(scope, site.root, (), inputs, frozenset(_idle_before(scope, node)))
         values, before = [], set()
         for name in filter(None, node.output):
-            cone = _cone(scope, name)
+            cone = scope.upstream([name], lambda index: _is_foldable(scope.nodes[index]))
             before |= cone
             found = scope.constant(name)
             if found is None:
@@ -133,19 +133,6 @@ def _bytes(scope: Scope, name: str) -> int | None:
     if shape is None or info.elem_type in (TensorProto.UNDEFINED, TensorProto.STRING):
         return None
     return math.prod(int(n or 0) for n in shape) * helper.tensor_dtype_to_np_dtype(info.elem_type).itemsize
-
-
-def _cone(scope: Scope, name: str) -> set[int]:
-    """The nodes that a constant is computed by, up to the shapes of what is none."""
-    found: set[int] = set()
-    names = [name]
-    while names:
-        index = scope.producer.get(names.pop())
-        if index is not None and index not in found and _is_foldable(node := scope.nodes[index]):
-            found.add(index)
-            if not is_op(node, "Shape"):
-                names.extend(node.input)
-    return found
 
 
 def _passed(scope: Scope, name: str) -> str:

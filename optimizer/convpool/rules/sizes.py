@@ -63,7 +63,6 @@ class SizeOf:
         return n if self.factor == 1 else f"{self.factor} * ({n})"
 
     def times(self, factor: Fraction) -> SizeOf:
-        """The term times a factor."""
         return replace(self, factor=self.factor * factor)
 
     def plus(self, number: int) -> SizeOf | None:

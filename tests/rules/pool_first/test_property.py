@@ -32,7 +32,7 @@ from onnx.reference import ReferenceEvaluator
 import convpool
 from convpool import options
 from convpool.ir import schema
-from convpool.rules import image_conv as offload_conv
+from convpool.rules import offloaded
 from tests.support import sessions
 from tests.support.error_bounds import UNIT_ROUNDOFF, Traced, evaluate, gamma
 from tests.support.random_models import Case
@@ -155,7 +155,7 @@ def check_case(case: Case, tally: Tally, target: str = "any") -> None:
     tally.counts.update([f"lowering {case.lowering}", case.dtype, *(f"{k} {v}" for k, v in case.tags.items())])
     again = convpool.optimize(result.model, **options)
     assert again.model.SerializeToString(deterministic=True) == after, "the second run changed the model"
-    for kind in offload_conv.KINDS.values():
+    for kind in offloaded.KINDS.values():
         tally.counts[kind] += any(site.pattern == kind and site.status == "rewritten" for site in sites)
     tally.counts["stem behind a pooling"] += any(site.pattern == "stem" and bool(site.pool) for site in sites)
     tally.counts["channels last"] += any(map(schema.layout_of, filter(schema.is_operator, result.model.graph.node)))

@@ -261,7 +261,7 @@ CASES: dict[str, tuple] = {  # nodes, the reason, and what `graph_of` and `optim
         "BatchNormalization 'h': parameters; got [[32], [5], [32], [32]], expected one shape",
         {"five": (5,)},
     ),
-    # rules/fuse_pool_conv.py
+    # rules/offloaded.py
     "pool_conv strides of the convolution": (
         pool_conv(TWOS).replace("Conv<", "Conv<strides=[0,1], "),
         "Conv 'y': strides; got [0, 1], expected 2 numbers of at least 1",

@@ -32,11 +32,11 @@ from convpool.report import Log
 from convpool.rules import convs
 from convpool.rules.base import Context, NodePlan, Plan, Reject, Rule, Site, reject, rejection
 from convpool.rules.cuda_chain.layouts import Ports, channels_last, ports_of
-from convpool.rules.fuse_pool_conv import whole_windows
 from convpool.rules.neighbours.patterns import mapped_by
-from convpool.rules.pool_first.pairs import PairPlan, PairRule, PairSite, operator_lowering
+from convpool.rules.offloaded import whole_windows
+from convpool.rules.pool_first.pairs import PairPlan, PairRule, PairSite, node_plan
 from convpool.rules.resampling.resize import Resample, recognise
-from convpool.rules.upsample_last import has_fast_kernel
+from convpool.rules.resampling.rule import has_fast_kernel
 
 PATTERN = "chain"
 CHUNK_BYTES = 16
@@ -76,7 +76,7 @@ class ChainConv(PairRule):
         if any(True for _ in convs.pads_upstream(scope, leaf.input)):
             return reject(scope, index, "Pad in front", "pads that the convolution cannot take", "none")
         pooling = convs.Pooling(index, (), leaf.input, scope.nodes[index].output[0], PATTERN, convs.WINDOW)
-        return PairPlan(scope, PATTERN, pooling, leaf, (operator_lowering(pooling, leaf, convs.macs(scope, index)),))
+        return node_plan(scope, pooling, leaf)
 
 
 @dataclass(frozen=True)

@@ -112,9 +112,6 @@ class ChainHead(Rule):
         values = {"pool": pool, "macs_before": count, "macs_after": count, "operator": OP_TYPE}
         log.rewritten(self.site_report(plan.scope, PATTERN, "convavgpool", **values), outputs[0])
 
-    def kept(self, site: Site, verdict: Reject | None, times: dict[str, float] | None, log: Log) -> None:
-        """Nothing: a head that stays is no pair of the model's."""
-
 
 def _from_map(scope: Scope, index: int) -> list[int]:
     """The nodes from the sum or mean over space to the product `index`, in order; none where there is no such chain."""

@@ -228,8 +228,7 @@ def _fused_node(plan: FusionPlan, edit: Edit) -> None:
     if not parts.is_plain and not given.get("B"):
         given["B"] = constant(("zeros", plan.elem_type, m), np.zeros(m), f"{stem}_bias")
     schema.give_parts(node, parts)
-    del node.input[:]
-    node.input.extend(given[name] for name in parts.inputs if name != "B" or given.get("B"))
+    node.input[:] = [given[name] for name in parts.inputs if name != "B" or given.get("B")]
     node.output[0] = plan.output
     edit.nodes.append(node)
 
@@ -254,7 +253,6 @@ class FuseEpilogue(FusionRule):
     names = ("fuse_epilogue",)
 
     def grow(self, draft: Draft) -> None:
-        """Fuse all that can be behind the node."""
         current: FusionPlan | None = draft.plan
         while current is not None:
             if current.parts != draft.plan.parts or current.weights is not draft.plan.weights:
@@ -339,8 +337,11 @@ def _residual(draft: Draft, plan: FusionPlan, taken: FusionPlan) -> FusionPlan |
     x = scope.info(plan.x).shape
     if shapes[0] and shapes[1] and x and x[0] == shapes[1][0]:
         shapes[0] = (x[0], *shapes[0][1:])  # the same batch, for which a value_info may have another name
-    same = shapes[0] == shapes[1] and shapes[0] is not None and len(shapes[0]) == draft.rank + 2 and None not in shapes[0]
-    if not same and not _same_origin(scope, plan.output, other, shapes, draft.rank):
+    ranked = [shape for shape in shapes if shape is not None and len(shape) == draft.rank + 2 and None not in shape[:2]]
+    same = len(ranked) == 2 and ranked[0] == ranked[1] and None not in ranked[0]
+    if not same and len(ranked) == 2 and ranked[0][:2] == ranked[1][:2]:  # and spatial sizes of one origin
+        same = spatial_sizes(scope, plan.output, draft.rank) == spatial_sizes(scope, other, draft.rank)
+    if not same:
         got, expected = (list(shape) if shape is not None else "unknown" for shape in reversed(shapes))
         return reject(scope, reader, "shape of the residual", got, f"provably the result's, {expected}")
     rival = scope.producer.get(other)
@@ -398,20 +399,12 @@ def _work(scope: Scope, index: int) -> int:
     return math.prod(dim for dim in shape[1:] if isinstance(dim, int)) if shape else 0
 
 
-def _same_origin(scope: Scope, y: str, other: str, shapes: list, rank: int) -> bool:
-    """Return True if batch and channels are equal by shape, and spatial sizes by origin."""
-    if any(shape is None or len(shape) != rank + 2 or None in shape[:2] for shape in shapes):
-        return False
-    return shapes[0][:2] == shapes[1][:2] and spatial_sizes(scope, y, rank) == spatial_sizes(scope, other, rank)
-
-
 class FusePrologue(FusionRule):
     """The rule that fuses the nodes in front of a node of the operator."""
 
     names = ("fuse_prologue",)
 
     def grow(self, draft: Draft) -> None:
-        """Fuse all that can be in front of the node."""
         plan, scope, options = draft.plan, draft.plan.scope, draft.context.options
         if patterns.has_prologue(scope, plan.node):
             return

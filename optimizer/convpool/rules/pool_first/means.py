@@ -59,7 +59,8 @@ def may_be_mean(scope: Scope, index: int) -> str | None:
     if terms is None or len(terms.slices) < 2:
         return None
     is_mean = math.isclose(sum(terms.weights), 1, rel_tol=terms.rounding)
-    if not is_mean and _continues(scope, scope.nodes[index].output[0]):
+    readers = scope.readers.get(scope.nodes[index].output[0], [])
+    if not is_mean and len(readers) == 1 and is_op(scope.nodes[readers[0]], *SUMMING):
         return None
     return _slice_base(scope, terms.slices[0])
 
@@ -225,12 +226,6 @@ def _scalar(value: Constant | TensorProto | None) -> float | None:
     return float(array.reshape(-1)[0]) if array.size == 1 else None
 
 
-def _continues(scope: Scope, name: str) -> bool:
-    """Return True if a sum goes on: its one reader adds to it or scales it."""
-    readers = scope.readers.get(name, [])
-    return len(readers) == 1 and is_op(scope.nodes[readers[0]], *SUMMING)
-
-
 def _slice_base(scope: Scope, name: str) -> str | None:
     """The tensor that a chain of Slices starts from; None if `name` is no Slice's output."""
     base = None
@@ -363,18 +358,14 @@ def _step(scope: Scope, index: int, view: linear.View) -> linear.View | Reject |
         return axes
     if not axes and values.get("noop_with_empty_axes", 0) or any(not -count <= axis < count for axis in axes):
         return None
-    chosen = {axis % count for axis in axes or range(count)}
-    return _reduced(view, chosen, keep=values.get("keepdims", 1) == 1, is_sum=node.op_type == "ReduceSum")
-
-
-def _reduced(view: linear.View, chosen: set[int], *, keep: bool, is_sum: bool) -> linear.View:
+    chosen, keep = {axis % count for axis in axes or range(count)}, values.get("keepdims", 1) == 1
     gone = tuple(part for axis in sorted(chosen) for part in view.axes[axis])
-    axes = tuple(() if axis in chosen else parts for axis, parts in enumerate(view.axes) if keep or axis not in chosen)
+    left = tuple(() if axis in chosen else parts for axis, parts in enumerate(view.axes) if keep or axis not in chosen)
     factor = view.factor
-    if is_sum and factor is not None:
+    if node.op_type == "ReduceSum" and factor is not None:
         sizes = [part.size for part in gone]
         factor = None if None in sizes else factor * math.prod(n for n in sizes if n is not None)
-    return linear.View(axes, (*view.averaged, *gone), factor)
+    return linear.View(left, (*view.averaged, *gone), factor)
 
 
 def _pooling(scope: Scope, chain: list[int], view: linear.View, rank: int) -> Pooling | Reject:

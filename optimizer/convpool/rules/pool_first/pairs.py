@@ -20,6 +20,7 @@ from convpool.algebra.lowering import Lowering
 from convpool.algebra.parts import IDENTITY, OP_TYPE, to_channels_last
 from convpool.ir import schema
 from convpool.ir.edit import Edit
+from convpool.ir.index import Scope
 from convpool.ir.protos import label, stand_for
 from convpool.ir.schema import VERSION
 from convpool.report import Log
@@ -119,9 +120,11 @@ class PairRule(Rule):
         log.kept(self.site_report(site.scope, site.pattern, None, conv=conv, pool=pool, **values))
 
 
-def operator_lowering(pooling: Pooling, leaf: ConvLeaf, count: int | None = None) -> Lowering:
-    """A convolution as a node of the operator, which saves no multiply-adds: `count` before and after."""
-    return Lowering("convavgpool", pooling.spec, leaf.conv, macs_before=count, macs_after=count)
+def node_plan(scope: Scope, pooling: Pooling, leaf: ConvLeaf) -> PairPlan:
+    """A convolution as a node of the operator, which saves no multiply-adds.  pooling: what stands in front of it."""
+    count = macs(scope, leaf.node)
+    lowering = Lowering("convavgpool", pooling.spec, leaf.conv, macs_before=count, macs_after=count)
+    return PairPlan(scope, pooling.kind, pooling, leaf, (lowering,))
 
 
 class Emitter:

@@ -116,8 +116,7 @@ def _traced(site: PairSite, context: Context) -> tuple[convs.Pooling, convs.Tree
     tree = trace(scope, pooling.input, rank, frozenset(pooling.nodes))
     if isinstance(tree, Reject):
         return tree
-    merged = _pad_of_opaque(scope, tree, pooling.spec, context)
-    return (pooling, tree) if merged is None else merged
+    return _pad_of_opaque(scope, tree, pooling.spec, context) or (pooling, tree)
 
 
 def _pad_of_opaque(scope: Scope, tree: convs.Tree, pool: PoolSpec | None, context: Context) -> Reject | None:

@@ -25,7 +25,7 @@ first size of a convolution's input.  Shapes that only serve the average go with
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -129,24 +129,14 @@ def _with_step(scope: Scope, tree: convs.Tree, step: Step) -> convs.Tree | Rejec
     if step.pads is not None and any(step.pads):
         if isinstance(tree, convs.JoinTree) or tree.behind:
             return reject(scope, step.node, "Pad behind nodes that move", list(step.pads), "Pad next to a convolution")
-        conv_node = scope.nodes[tree.node]
-        has_bias = len(conv_node.input) > 2 and bool(conv_node.input[2])
-        conv = pad_behind(tree.conv, step.pads, has_bias or bool(tree.affine.shift.any()))
+        conv = pad_behind(tree.conv, step.pads, any(scope.nodes[tree.node].input[2:]) or bool(tree.affine.shift.any()))
         return rejection(scope, step.node, conv) if isinstance(conv, Refusal) else replace(tree, conv=conv, nodes=nodes)
     if step.affine is IDENTITY:
         return replace(tree, nodes=nodes)
-    if isinstance(tree, convs.ConvLeaf) and not tree.behind and _foldable(scope, tree, step):
-        assert step.affine is not None
-        return replace(tree, affine=step.affine.after(tree.affine), folded=(*tree.folded, step), nodes=nodes)
+    if isinstance(tree, convs.ConvLeaf) and not tree.behind and convs.is_known(scope, tree) and step.affine is not None:
+        if step.affine.fits(tree.weight_shape[0]):
+            return replace(tree, affine=step.affine.after(tree.affine), folded=(*tree.folded, step), nodes=nodes)
     return replace(tree, behind=(*tree.behind, step), nodes=nodes)
-
-
-def _foldable(scope: Scope, leaf: convs.ConvLeaf, step: Step) -> bool:
-    conv = scope.nodes[leaf.node]
-    constant_bias = leaf.bias is not None or len(conv.input) < 3 or not conv.input[2]
-    if step.affine is None or leaf.weight is None or not constant_bias:
-        return False
-    return step.affine.fits(leaf.weight_shape[0])
 
 
 def _join(scope: Scope, index: int, rank: int, depth: int) -> convs.JoinTree | Reject:
@@ -200,7 +190,11 @@ def shape_nodes_of(scope: Scope, pooling: convs.Pooling, tree: convs.Tree) -> Sh
     found = sorted(reader for reader in readers if _replaceable(scope, reader))
     if not found:
         return ShapeNodes()
-    dying = _dying(scope, pooling.nodes, own)
+    # Shapes, and what is computed from them, that only the other inputs of the average need.
+    names = (name for node in pooling.nodes for name in scope.nodes[node].input[1:])
+    dying = scope.upstream(names, lambda index: index not in own and is_op(scope.nodes[index], "Shape", *FOLDABLE))
+    while read := {i for i in dying if any(scope.read_outside(name, own | dying) for name in scope.nodes[i].output)}:
+        dying -= read
     kept = []
     for node in found:
         if node in dying:
@@ -223,14 +217,6 @@ def _replaceable(scope: Scope, node: int) -> bool:
     if not shape or not all(isinstance(n, int) for n in shape[1:]):
         return False
     return isinstance(shape[0], int) or isinstance(shape[0], str) and scope.opset >= SLICE_OPSET
-
-
-def _dying(scope: Scope, nodes: Iterable[int], own: set[int]) -> set[int]:
-    """Shapes and what is computed from them that only the other inputs of `nodes` need."""
-    found = scope.shape_arithmetic((name for node in nodes for name in scope.nodes[node].input[1:]), FOLDABLE, own)
-    while read := {i for i in found if any(scope.read_outside(name, own | found) for name in scope.nodes[i].output)}:
-        found -= read
-    return found
 
 
 def rewire(shapes: ShapeNodes, edit: Edit) -> None:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of the rules that move convolutions across a resampling: recognising one, the way to it, new nodes."""
+"""Convolutions that move across a resampling.  `rule` is the front."""

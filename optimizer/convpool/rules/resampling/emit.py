@@ -14,17 +14,17 @@ from onnx import NodeProto
 from convpool.algebra import expand
 from convpool.algebra.expand import Crop, TransposeSpec, UpsampleSpec
 from convpool.algebra.geometry import ConvSpec, Ints
-from convpool.algebra.parts import IDENTITY, UPSAMPLING_OP_TYPE, Parts, fold
+from convpool.algebra.parts import UPSAMPLING_OP_TYPE, Parts
 from convpool.ir import schema
 from convpool.ir.edit import Edit
 from convpool.ir.index import Scope
 from convpool.ir.protos import attributes, is_op, label, stand_for
 from convpool.report import Log, SiteReport
 from convpool.rules.base import Reject, Rule
-from convpool.rules.convs import WINDOW, macs
+from convpool.rules.convs import WINDOW, folded, is_known, macs
 from convpool.rules.linear import WHOLE_AXIS
 from convpool.rules.resampling import plans
-from convpool.rules.resampling.maps import Applied, Source, sliced
+from convpool.rules.resampling.maps import Applied, Source
 from convpool.rules.resampling.resize import Resample
 from convpool.rules.seen import verdict_of
 
@@ -39,7 +39,6 @@ class ResizeRule(Rule):
     pattern: ClassVar[str] = "resize_conv"
 
     def report(self, scope: Scope, conv: int, resize: int, lowering: str | None, **values: Any) -> SiteReport:
-        """A report of a convolution and a resampling of a scope."""
         names = {"conv": label(scope.nodes[conv]), "pool": label(scope.nodes[resize])}
         return self.site_report(scope, self.pattern, lowering, **names, **values)
 
@@ -60,8 +59,8 @@ class MovingRule(ResizeRule):
     def apply(self, plan: plans.ResizePlan, edit: Edit) -> None:
         scope, leaf = plan.scope, plan.leaf
         old = scope.nodes[leaf.node]
-        emitter = Emitter(edit, leaf.conv.rank, plan.output, self.names[0])
         behind = [scope.nodes[index] for index in plan.behind]
+        emitter = Emitter(edit, leaf.conv.rank, plan.output, self.names[0], behind)
         results: list[str] = []
         for group, weight, bias in self._weights(plan):
             maps = [emitter.joined("Add", [emitter.source(source) for source in sources]) for _, _, sources in group.ranges]
@@ -69,7 +68,7 @@ class MovingRule(ResizeRule):
             if group.form == plans.OPERATOR and weight is not None:
                 results = [emitter.operator(x, weight, bias, leaf.conv, group.resample, *results)]
             else:
-                results.append(_convolution(emitter, plan, group, x, weight, bias, behind))
+                results.append(emitter.convolution(plan, group, x, weight, bias))
         name = emitter.joined("Add", results)
         last = next(node for node in reversed(emitter.nodes) if name in node.output)
         last.output[0] = plan.output
@@ -81,15 +80,10 @@ class MovingRule(ResizeRule):
     def _weights(self, plan: plans.ResizePlan) -> Iterator[tuple[plans.Group, np.ndarray | None, np.ndarray | None]]:
         """The weights and the bias of each group; None for weights that stay, and where there is no bias."""
         leaf = plan.leaf
-        if leaf.weight is None or not plans.is_known(plan.scope, leaf) or plan.lowering == plans.NODE:
+        if not is_known(plan.scope, leaf) or plan.lowering == plans.NODE:
             yield plan.groups[0], None, None
             return
-        array = leaf.weight.array()
-        bias = None if leaf.bias is None else leaf.bias.array()
-        if plan.affine is not IDENTITY:
-            dtype = array.dtype
-            array, bias = fold(array, bias, plan.affine)
-            array, bias = array.astype(dtype), None if bias is None else bias.astype(dtype)
+        array, bias = folded(leaf)
         large = [group for group in plan.groups if not group.form]
         joined = plans.Group(tuple(item for group in large for item in _at_full_size(group, plan.scope)), None)
         # What is convolved at the size of the result comes last, so that runtimes fuse the sum into that convolution; but for a
@@ -119,44 +113,19 @@ def _at_full_size(group: plans.Group, scope: Scope) -> Iterator[tuple[int, int, 
             yield first, count, tuple(Applied(found.node, (source,), kind="resample", resample=found) for source in sources)
 
 
-def _convolution(
-    emitter: Emitter,
-    plan: plans.ResizePlan,
-    group: plans.Group,
-    x: str,
-    weight: np.ndarray | None,
-    bias: np.ndarray | None,
-    behind: Sequence[NodeProto],
-) -> str:
-    """The nodes of one group's convolution; the tensor that they give."""
-    conv, old = plan.leaf.conv, plan.scope.nodes[plan.leaf.node]
-    if weight is None:
-        assert group.resample is not None
-        if group.form == plans.NODE and group.resample.up is not None:
-            return emitter.node(x, list(old.input[1:]), conv, group.resample.up)
-        return emitter.kept(x, list(old.input[1:]), conv, group.resample, behind)
-    if group.resample is None and plan.skip_is_node:
-        return emitter.operator(x, weight, bias, conv, None)
-    if group.resample is None:
-        names = [emitter.constant(array, name) for array, name in ((weight, "weight"), (bias, "bias")) if array is not None]
-        return emitter.conv(x, names[0], names[1] if len(names) > 1 else "", conv)
-    return emitter.form(group.form, x, weight, bias, conv, group.resample, behind)
-
-
 class Emitter:
     """New nodes for one scope, inputs first."""
 
-    def __init__(self, edit: Edit, rank: int, prefix: str, owner: str) -> None:
-        """prefix: begins the names of new tensors.  owner: whose plans share what they compute."""
-        self._owner, self.nodes = owner, edit.nodes
+    def __init__(self, edit: Edit, rank: int, prefix: str, owner: str, behind: Sequence[NodeProto] = ()) -> None:
+        """prefix: begins the names of new tensors.  owner: whose plans share what they compute.  behind: elementwise nodes on the
+        convolution's result, which go in front of what only moves elements."""
+        self._owner, self._elementwise, self.nodes = owner, behind, edit.nodes
         self._edit, self._scope, self._rank, self._prefix = edit, edit.scope, rank, prefix
 
     def constant(self, array: np.ndarray, wanted: str) -> str:
-        """A new constant's name."""
         return self._edit.constant(array, f"{self._prefix}_{wanted}")
 
     def add(self, op_type: str, inputs: Sequence[str], wanted: str, **values: Any) -> str:
-        """A new node; the name of what it gives."""
         return self._edit.add(op_type, inputs, f"{self._prefix}_{wanted}", **values)
 
     # ---- maps at their own size -----------------------------------------------------------------------------------------
@@ -198,10 +167,11 @@ class Emitter:
         constant = self._scope.constant(name) if name and channels is not None else None
         if constant is None or channels is None:
             return name
-        array = constant.array()
-        by_channel = is_op(node, "BatchNormalization", "InstanceNormalization")
-        part = sliced(array, 0 if by_channel else array.ndim - self._rank - 1, channels)
-        return name if part is array else self.constant(part, "channels")
+        array, (first, count) = constant.array(), channels
+        axis = 0 if is_op(node, "BatchNormalization", "InstanceNormalization") else array.ndim - self._rank - 1
+        if axis < 0 or array.ndim <= axis or array.shape[axis] == 1:  # one number for all channels
+            return name
+        return self.constant(np.take(array, range(first, first + count), axis), "channels")
 
     def _groups(self, source: Applied) -> str:
         (operand,) = source.operands
@@ -232,28 +202,30 @@ class Emitter:
 
     # ---- convolutions and resamplings -----------------------------------------------------------------------------------
 
-    def conv(self, x: str, weight: str, bias: str, spec: ConvSpec | TransposeSpec, wanted: str = "conv") -> str:
-        """A Conv or ConvTranspose; `bias` is "" for none."""
-        op_type = "Conv" if isinstance(spec, ConvSpec) else "ConvTranspose"
-        return self.add(op_type, [x, weight, bias] if bias else [x, weight], wanted, **vars(spec))
-
-    def node(self, x: str, names: Sequence[str], conv: ConvSpec, up: UpsampleSpec) -> str:
-        """The node of a graph of PyTorch's that upsamples x and convolves it, with the weights and the bias by name."""
-        values = {"factors": up.factors, "kernel_shape": conv.kernel_shape, "pads": conv.pads}
-        return self.add("UpsampleConv", [x, *names], "upsampled", domain=DOMAIN_OF_TORCH, **values)
-
-    def form(
-        self,
-        form: str,
-        x: str,
-        array: np.ndarray,
-        bias: np.ndarray | None,
-        conv: ConvSpec,
-        resample: Resample,
-        behind: Sequence[NodeProto] = (),
+    def convolution(
+        self, plan: plans.ResizePlan, group: plans.Group, x: str, weight: np.ndarray | None, bias: np.ndarray | None
     ) -> str:
-        """The convolution with weights `array` [M, C/group, kernel...] behind a resampling of x.  behind: elementwise nodes on
-        its result, which go in front of what only moves elements."""
+        """The nodes of one group's convolution; the tensor that they give."""
+        conv, names = plan.leaf.conv, list(plan.scope.nodes[plan.leaf.node].input[1:])
+        if weight is None:
+            assert group.resample is not None
+            if group.form == plans.NODE and group.resample.up is not None:
+                values = {"factors": group.resample.up.factors, "kernel_shape": conv.kernel_shape, "pads": conv.pads}
+                return self.add("UpsampleConv", [x, *names], "upsampled", domain=DOMAIN_OF_TORCH, **values)
+            return self.kept(x, names, conv, group.resample)
+        if group.resample is None and plan.skip_is_node:
+            return self.operator(x, weight, bias, conv, None)
+        if group.resample is None:
+            named = ((weight, "weight"), (bias, "bias"))
+            return self.conv([x, *(self.constant(array, name) for array, name in named if array is not None)], conv)
+        return self.form(group.form, x, weight, bias, conv, group.resample)
+
+    def conv(self, inputs: Sequence[str], spec: ConvSpec | TransposeSpec, wanted: str = "conv") -> str:
+        """A Conv or ConvTranspose of x, weights and, if there is one, a bias."""
+        return self.add("Conv" if isinstance(spec, ConvSpec) else "ConvTranspose", inputs, wanted, **vars(spec))
+
+    def form(self, form: str, x: str, array: np.ndarray, bias: np.ndarray | None, conv: ConvSpec, resample: Resample) -> str:
+        """The convolution with weights `array` [M, C/group, kernel...] behind a resampling of x."""
         dtype = array.dtype
 
         def stored(values: np.ndarray, wanted: str) -> str:
@@ -262,30 +234,32 @@ class Emitter:
         up = resample.up
         # The mean of padding has no bias in it: that is added behind.
         padded = form == "direct" and up is not None and any(expand.direct_specs(conv, up)[1].pads)
-        b = ""
+        b: list[str] = []
         if bias is not None:
             repeated = np.tile(bias, up.copies) if form == "subpixel" and up is not None else bias
-            b = stored(np.reshape(repeated, (-1, *[1] * self._rank)) if padded else repeated, "bias")
+            b = [stored(np.reshape(repeated, (-1, *[1] * self._rank)) if padded else repeated, "bias")]
         if form == "conv_first":
-            return self.kept(x, [stored(array, "weight"), *filter(None, [b])], conv, resample, behind)
+            return self.kept(x, [stored(array, "weight"), *b], conv, resample)
         assert up is not None
         if form == "subpixel":
             spec, crop = expand.subpixel(conv, up)
-            y = self.conv(x, stored(expand.subpixel_kernel(array, conv, up), "subpixel"), b, spec)
-            return self._crop(self._interleave(self._behind(y, behind), up), crop)
+            y = self.conv([x, stored(expand.subpixel_kernel(array, conv, up), "subpixel"), *b], spec)
+            return self._crop(self._interleave(self._behind(y), up), crop)
         if form == "phases":
             specs = expand.phase_specs(conv, up) or []
             kernels = expand.phase_kernels(array, conv, up, specs)
-            parts = [self.conv(x, stored(kernel, "phase"), b, spec, "phase") for kernel, spec in zip(kernels, specs, strict=True)]
-            return self._interleave(self._behind(self.joined("Concat", parts), behind), up)
+            parts = [
+                self.conv([x, stored(kernel, "phase"), *b], spec, "phase") for kernel, spec in zip(kernels, specs, strict=True)
+            ]
+            return self._interleave(self._behind(self.joined("Concat", parts)), up)
         if form == "direct":
             spread, box = expand.direct_specs(conv, up)
             flipped = stored(expand.transpose_kernel(array, conv) * box.taps, "flipped")
-            y = self.conv(x, flipped, "" if padded else b, spread, "transpose")
+            y = self.conv([x, flipped, *(() if padded else b)], spread, "transpose")
             pads = {"pads": box.pads, "count_include_pad": 1} if padded else {}
             y = self.add("AveragePool", [y], "boxes", kernel_shape=box.kernel_shape, strides=box.strides, **pads)
-            return self.add("Add", [y, b], "shifted") if padded and b else y
-        return self.conv(x, stored(expand.fuse_kernel(array, conv, up), "fused"), b, expand.fused_spec(conv, up), "transpose")
+            return self.add("Add", [y, *b], "shifted") if padded and b else y
+        return self.conv([x, stored(expand.fuse_kernel(array, conv, up), "fused"), *b], expand.fused_spec(conv, up), "transpose")
 
     def operator(
         self, x: str, weight: np.ndarray, bias: np.ndarray | None, conv: ConvSpec, resample: Resample | None, *residual: str
@@ -301,15 +275,14 @@ class Emitter:
         self.nodes.append(node)
         return output
 
-    def kept(self, x: str, names: list[str], conv: ConvSpec, resample: Resample, behind: Sequence[NodeProto]) -> str:
+    def kept(self, x: str, names: list[str], conv: ConvSpec, resample: Resample) -> str:
         """`form` "conv_first" with the weights and the bias as they are, by name."""
         spec, crop = (conv, None) if resample.up is None else expand.conv_first(conv, resample.up)
-        y = self._behind(self.conv(x, names[0], names[1] if len(names) > 1 else "", spec), behind)
-        y = self.resample(y, resample)
+        y = self.resample(self._behind(self.conv([x, *names], spec)), resample)
         return y if crop is None else self._crop(y, crop)
 
-    def _behind(self, name: str, behind: Sequence[NodeProto]) -> str:
-        for old in behind:
+    def _behind(self, name: str) -> str:
+        for old in self._elementwise:
             node = deepcopy(old)
             node.input[0] = name
             for position, bound in enumerate(old.input):

@@ -22,8 +22,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from convpool.algebra.expand import UpsampleSpec
 from convpool.ir.index import Scope
 from convpool.ir.protos import attributes, is_op
@@ -83,9 +81,9 @@ class Map:
     loose: bool = False
 
     @property
-    def resampled(self) -> tuple[Part, ...]:
-        """The parts that are."""
-        return tuple(part for part in self.parts if part.resample is not None)
+    def resampled(self) -> tuple[Resample, ...]:
+        """The resamplings of the parts that have one."""
+        return tuple(part.resample for part in self.parts if part.resample is not None)
 
 
 class Walk:
@@ -179,7 +177,7 @@ class Walk:
         if len(maps) > 1:
             return self._joined(index, maps)
         (found,) = maps
-        picks = all(part.resample is None or part.resample.picks for part in found.parts)
+        picks = all(item.picks for item in found.resampled)
         scales = per_channel and isinstance(step, Step) and step.affine is not None and not step.affine.shift.any()
         if found.summed and not scales or not picks and not per_channel:
             self.rejects.append(reject(scope, index, "between resize and convolution", node.op_type, "maps per channel"))
@@ -226,8 +224,8 @@ class Walk:
         known = [self._scope.info(name).shape for name in node.input]
         data = [position for position, shape in enumerate(known) if varies_over_space(shape, self._rank)]
         alike = all(kind == kinds[0] for kind in kinds) and not any(item.summed for item in maps)
-        picks = all(part.resample is None or part.resample.picks for item in maps for part in item.parts)
-        same = {part.resample.input for item in maps for part in item.parts if part.resample and part.resample.up is None}
+        resamples = [found for item in maps for found in item.resampled]
+        picks, same = all(found.picks for found in resamples), {found.input for found in resamples if found.up is None}
         if alike and picks and len(same) <= 1 and self._divisible(index, data):
             return self._applied(index, data, maps, nodes)
         if not is_op(node, "Add", "Sum") or len(data) < len(node.input):
@@ -280,7 +278,7 @@ class Walk:
         found = self.map(tensor, depth + 1)
         if not found.resampled:
             return None
-        if found.summed or any(part.resample.up is None for part in found.resampled if part.resample):
+        if found.summed or any(item.up is None for item in found.resampled):
             got, expected = "of another resampling", "of one that repeats each element"
             self.rejects.append(reject(self._scope, index, "statistics of the map", got, expected))
             return None
@@ -299,9 +297,7 @@ class Walk:
         """Condition (4): Reshape to [N, groups, rest], InstanceNormalization, Reshape to the shape before."""
         scope = self._scope
         chain = scope.chain(index, "InstanceNormalization", "Reshape")
-        if chain is None:
-            return None
-        if not groups_channels(scope, chain, self._rank):
+        if chain is None or not groups_channels(scope, chain, self._rank):
             return None
         _, inner, first = chain
         tensor = scope.nodes[first].input[0]
@@ -316,9 +312,9 @@ class Walk:
 
 def against(scope: Scope, found: Resample, rank: int, *, whole: bool) -> Reject | None:
     """The reason why a convolution behind a resampling stays there."""
-    if whole and found.up is None and unknown_ratios(scope, found.node, rank):
-        return unknown_scales(scope, found.node, rank)
     if whole and found.up is None:
+        if unknown_ratios(scope, found.node, rank):
+            return unknown_scales(scope, found.node, rank)
         values = attributes(scope.nodes[found.node])
         got = [values[name].decode() for name in ("mode", "coordinate_transformation_mode", "nearest_mode") if name in values]
         got.append(f"{found.growth:g} times as many elements")
@@ -351,11 +347,3 @@ def count_nodes(source: Source) -> int:
     if isinstance(source, str):
         return 0
     return 1 + sum(count_nodes(operand) for operand in source.operands if operand is not None)
-
-
-def sliced(array: np.ndarray, axis: int, channels: tuple[int, int]) -> np.ndarray:
-    """The channels of a constant operand, whose axis of channels is `axis`; all of it where it has one for all, or none."""
-    if axis < 0 or array.ndim <= axis or array.shape[axis] == 1:
-        return array
-    first, count = channels
-    return np.take(array, range(first, first + count), axis)

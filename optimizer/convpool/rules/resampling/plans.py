@@ -15,12 +15,12 @@ from convpool.algebra import expand
 from convpool.algebra.expand import UpsampleSpec, Work
 from convpool.algebra.geometry import Ints, miscounts
 from convpool.algebra.lowering import NOMINAL_SIZE, Cost
-from convpool.algebra.parts import IDENTITY, MAX_UPSAMPLE, Affine, fold, holds, keeps, outside
+from convpool.algebra.parts import MAX_UPSAMPLE, holds, keeps, outside
 from convpool.ir import schema
 from convpool.ir.index import Scope
 from convpool.ir.protos import is_op, known_attributes, label
 from convpool.rules.base import Context, Plan, Reject, Site, reject, rejection, spatial_size
-from convpool.rules.convs import ConvLeaf, against_one
+from convpool.rules.convs import ConvLeaf, against_one, folded_exactly, is_known
 from convpool.rules.linear import Step, step_or_reject
 from convpool.rules.resampling.maps import Map, Source, count_nodes
 from convpool.rules.resampling.resize import Resample
@@ -81,16 +81,15 @@ class Group:
 class ResizePlan(Plan):
     """A convolution that goes in front of resamplings.
 
-    leaf: with all pads in it.  passed: nodes in front that go where nothing else reads them.  behind: a BatchNormalization that
-    is folded, if affine is not the identity, and activations, all the convolution's only readers in turn.  skip_is_node: whether
-    what is convolved at the size of the result, beside a node of UpsampleConv, is a ConvAvgPool.
+    leaf: with all pads in it.  passed: nodes in front that go where nothing else reads them.  folded: a BatchNormalization, which
+    the leaf's affine map is.  behind: activations.  Both are the convolution's only readers in turn.  skip_is_node: whether what
+    is convolved at the size of the result, beside a node of UpsampleConv, is a ConvAvgPool.
     """
 
     leaf: ConvLeaf
     groups: tuple[Group, ...]
     passed: frozenset[int]
     folded: int | None = None
-    affine: Affine = IDENTITY
     behind: tuple[int, ...] = ()
     macs_before: int | None = None
     macs_after: int | None = None
@@ -205,8 +204,7 @@ def is_whole(group: Group, channels: int) -> bool:
 def planned(site: ResizeSite, leaf: ConvLeaf, found: Map, passed: frozenset[int], context: Context) -> ResizePlan | Reject:
     """The plan without forms, where the convolution can be split as its map is, or moved as it is."""
     scope = site.scope
-    nodes = {index for part in found.resampled if part.resample is not None for index in part.resample.nodes}
-    if any(context.excluded(label(scope.nodes[index])) for index in sorted(nodes)):
+    if any(context.excluded(label(scope.nodes[index])) for index in sorted({i for item in found.resampled for i in item.nodes})):
         return reject(scope, site.resize, "resampling in front", "one excluded by name", "none")
     channels = leaf.weight_shape[1] * leaf.conv.group
     groups = grouped(found, channels)
@@ -252,11 +250,6 @@ def _is_of_nodes(source: Source) -> bool:
 def _copies(groups: Sequence[Group]) -> float:
     """The most weights that a form adds up."""
     return float(max(group.resample.up.copies if group.resample and group.resample.up else 1 for group in groups))
-
-
-def is_known(scope: Scope, leaf: ConvLeaf) -> bool:
-    """Return True if weights and bias are constants."""
-    return leaf.weight is not None and (leaf.bias is not None or not any(scope.nodes[leaf.node].input[2:]))
 
 
 def with_forms(plan: ResizePlan, context: Context) -> ResizePlan | Reject:
@@ -503,9 +496,10 @@ def with_nodes_behind(plan: ResizePlan) -> ResizePlan:
     if not isinstance(step, Step) or step.affine is None or not step.affine.fits(channels_out(leaf)):
         return plan
     dtype = helper.tensor_dtype_to_np_dtype(leaf.weight.data_type)
-    weight, bias = fold(leaf.weight.array(), None if leaf.bias is None else leaf.bias.array(), step.affine)
+    leaf = replace(leaf, affine=step.affine)
+    weight, bias = folded_exactly(leaf)
     fits = keeps(weight * _copies(plan.groups), dtype) and (bias is None or holds(bias, dtype))
-    return replace(plan, folded=index, affine=step.affine) if fits else plan
+    return replace(plan, folded=index, leaf=leaf) if fits else plan
 
 
 def with_activations(plan: ResizePlan) -> ResizePlan:

@@ -137,13 +137,13 @@ def _repeats(coordinates: str, rounding: str, factors: Ints) -> bool:
 
 def sources(scope: Scope, names: Sequence[str]) -> set[int]:
     """The nodes that small tensors such as scales and sizes are computed by, up to what Shapes read."""
-    return scope.shape_arithmetic(names, ("Constant", "Identity", *FOLDABLE))
+    return scope.upstream(names, lambda index: is_op(scope.nodes[index], "Shape", "Constant", "Identity", *FOLDABLE))
 
 
 # ---- other spellings ----------------------------------------------------------------------------------------------------
 
 
-def _nearest(scope: Scope, index: int, x: str, factors: Sequence[int], nodes: Sequence[int]) -> Resample | None:
+def _nearest(index: int, x: str, factors: Sequence[int], nodes: Sequence[int]) -> Resample | None:
     if max(factors) < 2:
         return None
     up = UpsampleSpec(tuple(factors))
@@ -169,12 +169,9 @@ def _expanded(scope: Scope, index: int, rank: int) -> Resample | None:
     old, one, many, new = shapes
     if old is None or one is None or many is None or new is None or len(old) != rank + 2 or len(new) != rank + 2:
         return None
+    nodes = (index, spread, opened, *sources(scope, [*node.input[1:], *scope.nodes[index].input[1:]]))
     factors = _merged(old, one, many, new)
-    if factors is None:
-        return None
-    return _nearest(
-        scope, index, x, factors, (index, spread, opened, *sources(scope, [*node.input[1:], *scope.nodes[index].input[1:]]))
-    )
+    return None if factors is None else _nearest(index, x, factors, nodes)
 
 
 def _merged(old: tuple[Dim, ...], one: tuple[Dim, ...], many: tuple[Dim, ...], new: tuple[Dim, ...]) -> list[int] | None:
@@ -212,7 +209,7 @@ def _ones(scope: Scope, index: int, rank: int) -> Resample | None:
     dilated = any(d != 1 for d in values.get("dilations", ()))
     if not plain or others or dilated or values.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
         return None
-    return _nearest(scope, index, node.input[0], strides, (index,)) if np.all(weight.array() == 1) else None
+    return _nearest(index, node.input[0], strides, (index,)) if np.all(weight.array() == 1) else None
 
 
 def _repeated_channels(scope: Scope, index: int, rank: int) -> Resample | None:
@@ -226,7 +223,7 @@ def _repeated_channels(scope: Scope, index: int, rank: int) -> Resample | None:
         whole = len(set(before.input)) == 1 and len(before.input) == block**2 and attributes(before).get("axis") in (1, -3)
     else:
         whole = is_op(before, "Tile") and scope.constant_ints(before.input[1]) == (1, block**2, 1, 1)
-    return _nearest(scope, index, before.input[0], (block, block), (index, source)) if whole else None
+    return _nearest(index, before.input[0], (block, block), (index, source)) if whole else None
 
 
 def _gathered(scope: Scope, index: int, rank: int) -> Resample | None:
@@ -272,7 +269,7 @@ def _by_indices(
     rows = [np.arange(count) // factors[axis - 2] for axis, count in zip(axes, indices.shape, strict=False)]
     if 0 in indices.shape or not np.array_equal(indices, np.stack(np.meshgrid(*rows, indexing="ij"), -1)):
         return None
-    return _nearest(scope, index, x, factors, nodes)
+    return _nearest(index, x, factors, nodes)
 
 
 # ---- maps whose first element is resized apart --------------------------------------------------------------------------
