@@ -19,14 +19,14 @@ from convpool.algebra.parts import ACCUMULATIONS
 from convpool.ir import schema
 from convpool.ir.index import Scope
 from convpool.ir.inference import MADE_UP, forget_open_sizes, has_open_sizes, side_by_side
-from convpool.ir.protos import graphs_within, label, model_nodes, opset_of, value_names
+from convpool.ir.protos import graphs_within, label, model_nodes, opset_of, refill, value_names
 
 
 class Edit:
     """The changes to one scope.  `nodes`: a plan's new ones, inputs first, up to its `replace`; new_nodes: all that it put in."""
 
     def __init__(self, editor: Editor, scope: Scope) -> None:
-        self.scope, self._editor = scope, editor
+        self.scope, self._editor, self.fresh = scope, editor, editor.fresh
         self.nodes: list[NodeProto] = []
         self.new_nodes: list[NodeProto] = []
         self.removed: set[int] = set()
@@ -59,10 +59,6 @@ class Edit:
 
     def set_inputs(self, node: int, names: list[str]) -> None:
         self.inputs[node] = names
-
-    def fresh(self, wanted: str) -> str:
-        """A name for a new tensor: `wanted`, with a number behind it if something has that name already."""
-        return self._editor.fresh(wanted)
 
     def constant(self, array: np.ndarray, wanted: str) -> str:
         """A new constant tensor's name."""
@@ -121,8 +117,7 @@ class Editor:
         """Make the changes.  The scope's index is stale afterwards."""
         scope, removed = edit.scope, edit.removed | edit.dead()
         for index, names in edit.inputs.items():
-            del scope.nodes[index].input[:]
-            scope.nodes[index].input.extend(names)
+            scope.nodes[index].input[:] = names
         for node in (*sum(edit.inserted.values(), []), *(scope.nodes[index] for index in edit.inputs)):
             for specs in (devices.sharding_spec for devices in node.device_configurations):
                 gone = {spec.tensor_name for spec in specs} - {*node.input, *node.output}
@@ -138,8 +133,7 @@ class Editor:
             nodes.extend(edit.inserted.get(index, ()))
             if index not in removed:
                 nodes.append(node)
-        scope.proto.ClearField("node")
-        scope.proto.node.extend(nodes)
+        refill(scope.proto.node, nodes)
         _drop_by_name(scope.proto.value_info, gone, lambda value: value.name)
         if not scope.is_function:
             _drop_by_name(scope.proto.quantization_annotation, gone, lambda item: item.tensor_name)
@@ -191,11 +185,10 @@ class Editor:
         return changed
 
     def made(self, name: str) -> bool:
-        """Return True if tensor `name` is new."""
         return name in self._fresh
 
     def fresh(self, wanted: str) -> str:
-        """`wanted`, with a number behind it if something has that name already."""
+        """A name for a new tensor: `wanted`, with a number behind it if something has that name already."""
         name = wanted
         while name in self._names:
             self._numbers[wanted] += 1

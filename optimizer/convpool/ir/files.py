@@ -237,9 +237,8 @@ def _checked_stamp(where: str, base_dir: Path, location: str) -> Stamp:
         raise ModelError(f"{what}: the file is missing")
     status = path.stat()
     size = status.st_size
-    probe = TensorProto(name="probe", data_type=TensorProto.UINT8, dims=[min(size, 1)], data_location=TensorProto.EXTERNAL)
-    for key, value in (("location", location), ("offset", 0), ("length", min(size, 1))):
-        probe.external_data.add(key=key, value=str(value))
+    probe = TensorProto(name="probe", data_type=TensorProto.UINT8, dims=[min(size, 1)])
+    refer_to(probe, Place(location, 0, min(size, 1)))
     try:
         if size:
             load_external_data_for_tensor(probe, str(base_dir))

@@ -32,7 +32,7 @@ from convpool.errors import ModelError
 from convpool.ir import inference_process
 from convpool.ir.inference_process import GROWTH_BYTES
 from convpool.ir.process import EndedError, Shared
-from convpool.ir.protos import all_nodes, graphs_within, is_op, known_attributes, model_nodes, ops_of, opset_of, subgraphs
+from convpool.ir.protos import all_nodes, graphs_within, is_op, known_attributes, model_nodes, ops_of, opset_of, refill, subgraphs
 from convpool.ir.schema import DOMAIN, OP_TYPES, SCALES, complete_layouts, functions_for, give, is_operator, layout_of, used_in
 from convpool.ir.serving import FAILED, MEMORY
 
@@ -233,8 +233,7 @@ def forget_open_sizes(model: ModelProto, inferred: ModelProto) -> None:
             if not noted.HasField("shape") or not found.HasField("shape"):
                 continue
             if len(noted.shape.dim) != len(found.shape.dim):
-                del noted.shape.dim[:]
-                noted.shape.dim.extend(TensorShapeProto.Dimension() for _ in found.shape.dim)
+                refill(noted.shape.dim, [TensorShapeProto.Dimension() for _ in found.shape.dim])
             for dim, size in zip(noted.shape.dim, found.shape.dim, strict=True):
                 if dim.HasField("dim_value") and 0 <= dim.dim_value != size.dim_value:
                     dim.Clear()
@@ -316,8 +315,7 @@ def with_own_functions(model: ModelProto) -> ModelProto:
     permuting = complete_layouts(list(filter(is_operator, nodes)))
     own = functions_for(used_in(copy), TYPES_OPSET, permuting, for_sizes=True)  # of the nodes in functions too
     others = [function for function in copy.functions if function.domain != DOMAIN or function.name not in OP_TYPES]
-    del copy.functions[:]
-    copy.functions.extend((*others, *own))
+    refill(copy.functions, (*others, *own))
     return copy
 
 

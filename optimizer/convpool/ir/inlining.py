@@ -55,10 +55,8 @@ def _fits(function: FunctionProto, model: ModelProto) -> bool:
     theirs = {entry.domain: entry.version for entry in function.opset_import}
     ours = {entry.domain: entry.version for entry in model.opset_import}
     other = {domain for domain, version in theirs.items() if ours.get(domain, version) != version}
-    other &= {node.domain for node in protos.all_nodes(function)} - {
-        *protos.STANDARD_DOMAINS,
-        *(entry.domain for entry in model.functions),
-    }
+    local = {*protos.STANDARD_DOMAINS, *(entry.domain for entry in model.functions)}
+    other &= {node.domain for node in protos.all_nodes(function)} - local
     old, new = protos.opset_of(function.opset_import), protos.opset_of(model.opset_import)
     nodes = [node for node in protos.all_nodes(function) if node.domain in protos.STANDARD_DOMAINS]
     return not other and (old == new or all(_since(node, old) == _since(node, new) for node in nodes))
@@ -80,9 +78,7 @@ class _Inliner:
 
     def run(self, graph: GraphProto, around: Call = ()) -> None:
         """Replace the calls of a graph and of the bodies in it.  around: the call that the graph comes from."""
-        nodes = [new for node in graph.node for new in self._replaced(node, _first(node), around)]
-        del graph.node[:]
-        graph.node.extend(nodes)
+        protos.refill(graph.node, [new for node in graph.node for new in self._replaced(node, _first(node), around)])
 
     def _replaced(self, node: NodeProto, name: str, around: Call, path: str = "") -> Iterator[NodeProto]:
         """Yield a node's final replacement.  name: its first output in the function of `path`."""
@@ -145,8 +141,7 @@ class _Inliner:
             if given is not None:
                 attributes.append(deepcopy(given))
                 attributes[-1].name = attribute.name
-        del node.attribute[:]
-        node.attribute.extend(attributes)
+        protos.refill(node.attribute, attributes)
 
     def _fresh(self, wanted: str) -> str:
         name, number = wanted, 0

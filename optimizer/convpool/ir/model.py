@@ -25,17 +25,7 @@ from types import MappingProxyType
 import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import (
-    AttributeProto,
-    FunctionProto,
-    GraphProto,
-    ModelProto,
-    TensorProto,
-    TensorShapeProto,
-    ValueInfoProto,
-    helper,
-    numpy_helper,
-)
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from convpool.errors import ModelError, OptionError, first_line
 from convpool.ir import protos, schema
@@ -497,12 +487,8 @@ def suggested(model: ModelProto, known: Mapping[str, Sequence[int]]) -> dict[str
 
 def batches_of_one(model: ModelProto) -> dict[str, Sequence[int]]:
     """Shapes of the inputs whose first axis alone is open, with 1 there."""
-    shapes: dict[str, Sequence[int]] = {}
-    for value in feeds(model):
-        dims = value.type.tensor_type.shape.dim
-        if dims and not dims[0].dim_value > 0 and all(dim.dim_value > 0 for dim in dims[1:]):
-            shapes[value.name] = [1, *(dim.dim_value for dim in dims[1:])]
-    return shapes
+    sizes = {value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in feeds(model)}
+    return {name: [1, *dims[1:]] for name, dims in sizes.items() if dims and dims[0] <= 0 < min(dims[1:], default=1)}
 
 
 def with_sizes(model: ModelProto, shapes: Shapes) -> ModelProto:
@@ -547,11 +533,10 @@ def _noted(graph: GraphProto, model: ModelProto) -> Iterator[ValueInfoProto]:
     yield from (*graph.value_info, *graph.output, *(() if graph is model.graph else graph.input))
 
 
-def _fill_in(noted: TensorShapeProto, known: TensorShapeProto) -> None:
+def _fill_in(noted: onnx.TensorShapeProto, known: onnx.TensorShapeProto) -> None:
     """Give one tensor's open sizes those that are known."""
     if len(noted.dim) != len(known.dim):
-        noted.ClearField("dim")
-        noted.dim.extend(TensorShapeProto.Dimension() for _ in known.dim)
+        protos.refill(noted.dim, [onnx.TensorShapeProto.Dimension() for _ in known.dim])
     for dim, other in zip(noted.dim, known.dim, strict=True):
         if other.HasField("dim_value"):
             dim.dim_value = other.dim_value

@@ -82,6 +82,13 @@ def key_of(part: NodeProto | FunctionProto) -> Key:
     return part.domain, part.op_type if isinstance(part, NodeProto) else part.name, part.overload
 
 
+def refill(field: Any, entries: Iterable[Any]) -> None:
+    """Give a repeated field of messages these entries in place of its own, which may be among them."""
+    kept = list(entries)
+    del field[:]
+    field.extend(kept)
+
+
 def subgraphs(node: NodeProto) -> list[tuple[int, int, GraphProto]]:
     """The graphs in a node's attributes, with the attribute's index and the position in it."""
     found = []
@@ -181,9 +188,7 @@ def in_order(model: ModelProto) -> ModelProto:
     result = deepcopy(model)
     for graph, order in zip(_node_lists(result), orders, strict=True):
         if order is not None:
-            nodes = [graph.node[index] for index in order]
-            graph.ClearField("node")
-            graph.node.extend(nodes)
+            refill(graph.node, [graph.node[index] for index in order])
     return result
 
 
@@ -248,6 +253,5 @@ def in_default_domain(model: ModelProto) -> ModelProto:
     for holder in (result, *result.functions):
         version = opset_of(holder.opset_import)
         kept = [entry for entry in holder.opset_import if entry.domain not in STANDARD_DOMAINS]
-        del holder.opset_import[:]
-        holder.opset_import.extend([helper.make_opsetid(name, version), *kept] if version else kept)
+        refill(holder.opset_import, [helper.make_opsetid(name, version), *kept] if version else kept)
     return result

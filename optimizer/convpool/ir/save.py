@@ -80,7 +80,8 @@ def save(model: LoadedModel, out: Path, new_constants: Iterable[str] = (), layou
     originals = set(map(os.path.realpath, model.weight_files))
     if os.path.realpath(out) in originals:
         raise OutputError(f"{out}: holds weights of the model; expected another name")
-    sources, place = _sources(proto, base_dir), (os.path.realpath(out.parent), out.name)
+    sources = {location: (base_dir / location).resolve() for location in _locations(proto)} if base_dir is not None else {}
+    place = os.path.realpath(out.parent), out.name
     in_place = model.path is not None and place == (os.path.realpath(model.path.parent), model.path.name)
     try:
         may_stay = layout != "one" and (in_place or not sources)
@@ -115,20 +116,16 @@ def referred(path: Path) -> set[str]:
 
 
 def _needed(proto: ModelProto, out: Path) -> list[Path]:
-    return [
-        out,
-        *dict.fromkeys(out.parent / files.place_of(tensor).location for tensor in filter(files.is_external, tensors(proto))),
-    ]
+    return [out, *(out.parent / location for location in _locations(proto))]
 
 
 def _whole_bytes(proto: ModelProto) -> int:
     return proto.ByteSize() + files.external_size(proto)
 
 
-def _sources(proto: ModelProto, base_dir: Path | None) -> dict[str, Path]:
-    """The data files of a model by location."""
-    locations = dict.fromkeys(files.place_of(tensor).location for tensor in filter(files.is_external, tensors(proto)))
-    return {location: (base_dir / location).resolve() for location in locations} if base_dir is not None else {}
+def _locations(proto: ModelProto) -> list[str]:
+    """The data files of a model, each once."""
+    return list(dict.fromkeys(files.place_of(tensor).location for tensor in filter(files.is_external, tensors(proto))))
 
 
 class _Placer:

@@ -28,7 +28,6 @@ from convpool.algebra.parts import (
     ACCUMULATIONS,
     ACTIVATION_NUMBERS,
     EPILOGUES,
-    FUSED_VARIANTS,
     LAYOUTS,
     MAX_UPSAMPLE,
     OPERATORS,
@@ -38,7 +37,7 @@ from convpool.algebra.parts import (
     to_channels_first,
 )
 from convpool.errors import ModelError, OptionError
-from convpool.ir.protos import model_nodes, named, opset_of
+from convpool.ir.protos import model_nodes, named, opset_of, refill
 
 _WINDOW = ("kernel_shape", "strides", "pads", "dilations")
 """The attributes of a convolution; those of a pooling are these behind `pool_`."""
@@ -144,7 +143,7 @@ def is_own(part: NodeProto | FunctionProto) -> bool:
 def parts_of(node: NodeProto) -> Parts:
     """Return the parts of a node of these operators; its name and attributes say the same."""
     kind = OPERATORS[node.op_type]
-    if node.op_type not in FUSED_VARIANTS:
+    if kind.is_plain:
         return kind
     given = {item.name: item for item in node.attribute}
     kind = replace(kind, prologue_alpha=given["prologue_alpha"].f, epilogue_alpha=given["alpha"].f)
@@ -179,8 +178,7 @@ def give_parts(node: NodeProto, parts: Parts) -> None:
 def give(node: NodeProto, values: Mapping[str, Any], instead_of: Collection[str] = ()) -> None:
     """Give a node attributes, last of all, in place of those of their names and of the names `instead_of`."""
     kept = [item for item in node.attribute if item.name not in values and item.name not in instead_of]
-    del node.attribute[:]
-    node.attribute.extend((*kept, *(helper.make_attribute(name, value) for name, value in values.items())))
+    refill(node.attribute, [*kept, *(helper.make_attribute(name, value) for name, value in values.items())])
 
 
 def layout_of(node: NodeProto) -> int:
@@ -350,11 +348,9 @@ def attributes_of(parts: Parts) -> dict[str, tuple[int, int | str | None, str]]:
     kinds = {
         AttributeProto.INTS: {**(_UPSAMPLING if parts.upsamples else _POOLING), **_CONVOLUTION},
         AttributeProto.FLOATS: _SCALES if parts.upsamples else {},
-        AttributeProto.INT: {} if parts.is_plain else _PART_INTS,
-        AttributeProto.FLOAT: {} if parts.is_plain else _PART_FLOATS,
+        AttributeProto.INT: ({} if parts.is_plain else _PART_INTS) | (_NORM_INTS if parts.normalized else {}),
+        AttributeProto.FLOAT: ({} if parts.is_plain else _PART_FLOATS) | (_NORM_FLOATS if parts.normalized else {}),
     }
-    if parts.normalized:
-        kinds |= {AttributeProto.INT: _PART_INTS | _NORM_INTS, AttributeProto.FLOAT: _PART_FLOATS | _NORM_FLOATS}
     found: dict[str, tuple[int, int | str | None, str]] = {}
     for kind, meanings in kinds.items():
         found |= {name: (kind, None, text) for name, text in meanings.items()}
@@ -395,9 +391,8 @@ def move_to_domain(model: ModelProto, domain: str, source: str = DOMAIN) -> bool
         versions = {entry.domain: entry.version for entry in holder.opset_import}
         if source in versions:
             versions[domain] = max(versions.get(domain, 0), versions[source])
-            del holder.opset_import[:]
             kept = [name for name in versions if stays or name != source]
-            holder.opset_import.extend(helper.make_opsetid(name, versions[name]) for name in kept)
+            refill(holder.opset_import, [helper.make_opsetid(name, versions[name]) for name in kept])
     return True
 
 
