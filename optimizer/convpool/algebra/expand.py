@@ -79,7 +79,6 @@ class Crop:
 
     @property
     def is_empty(self) -> bool:
-        """Return True if nothing is."""
         return not any((*self.begins, *self.ends))
 
 

@@ -159,7 +159,8 @@ def fused_spec(conv: ConvSpec, pool: PoolSpec) -> ConvSpec:
     for i in range(conv.rank):
         k, p = conv.kernel_shape[i], pool.kernel_shape[i]
         reach = conv.dilations[i] * (k - 1) + conv.strides[i] * pool.dilations[i] * (p - 1)
-        step = _grid(conv, pool, i)
+        # The step of the finest grid that both kernels' taps lie on.
+        step = math.gcd(conv.dilations[i] if k > 1 else 0, conv.strides[i] * pool.dilations[i] if p > 1 else 0) or 1
         kernel.append(reach // step + 1)
         dilations.append(step)
     strides = tuple(s * q for s, q in zip(conv.strides, pool.strides, strict=True))
@@ -180,13 +181,6 @@ def fuse_kernel(weight: np.ndarray, conv: ConvSpec, pool: PoolSpec) -> np.ndarra
             rows[box * j : box * j + tap * (conv.kernel_shape[i] - 1) + 1 : tap] += np.moveaxis(out, 2 + i, 0)
         out = summed
     return out
-
-
-def _grid(conv: ConvSpec, pool: PoolSpec, axis: int) -> int:
-    """Dilation of the fused kernel along `axis`: the step of the finest grid that both kernels' taps lie on."""
-    tap_step = conv.dilations[axis] if conv.kernel_shape[axis] > 1 else 0
-    box_step = conv.strides[axis] * pool.dilations[axis] if pool.kernel_shape[axis] > 1 else 0
-    return math.gcd(tap_step, box_step) or 1
 
 
 def same_pads(auto_pad: str, kernel: Ints, strides: Ints, dilations: Ints, size: Ints | None) -> Ints:

@@ -127,12 +127,7 @@ def affine_cost(count: int, channels: int, size: Ints, item_bytes: int) -> Cost:
 
 LOWERINGS = ("convavgpool", "direct", "fused")
 REQUESTS = (*LOWERINGS, "auto")
-ORDERS: dict[str, tuple[str, ...]] = {
-    "convavgpool": ("convavgpool", "direct", "fused"),
-    "direct": ("direct",),
-    "fused": ("fused",),
-    "auto": ("direct", "fused"),
-}
+ORDERS: dict[str, tuple[str, ...]] = {"convavgpool": LOWERINGS, "direct": ("direct",), "fused": ("fused",), "auto": LOWERINGS[1:]}
 """For each request the lowerings to try, in order; for auto the order is by cost."""
 MAX_KERNEL_RANK = 2
 """Most spatial axes of the plugin's kernels on tensor cores; its `generic` kernel takes more, and groups."""
