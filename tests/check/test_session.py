@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -201,8 +200,8 @@ def test_sessions_are_those_of_onnxruntime():
     for options in ({"optimize": False}, {"optimize": True, "threads": 1, "spin": True}):
         here = session_process.open_session(model.SerializeToString(), None, **options)
         there = Session(LoadedModel(model, None, 0), **options)
-        assert [(i.name, i.type) for i in there.get_inputs()] == [(i.name, i.type) for i in here.get_inputs()]
-        assert [i.name for i in there.get_outputs()] == [i.name for i in here.get_outputs()]
+        assert list(there.inputs.items()) == [(i.name, i.type) for i in here.get_inputs()]
+        assert there.outputs == [i.name for i in here.get_outputs()]
         np.testing.assert_array_equal(there.run(None, feeds)[0], here.run(None, feeds)[0])
         assert there.turn(feeds) > 0
 
@@ -347,7 +346,6 @@ convpool.optimize({str(path)!r})
 
 
 def test_arrays_are_float32_where_the_session_s_input_is():
-    inputs = [SimpleNamespace(name=name, type=kind) for name, kind in (("x", "tensor(float)"), ("h", "tensor(float16)"))]
     half = np.ones(2, np.float16)
-    found = fitted(SimpleNamespace(get_inputs=lambda: inputs), {"x": half, "h": half})
+    found = fitted({"x": "tensor(float)", "h": "tensor(float16)"}, {"x": half, "h": half})
     assert found["x"].dtype == np.float32 and found["h"] is half

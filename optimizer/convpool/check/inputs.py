@@ -89,7 +89,10 @@ class InputMaker:
         self._open_size: int | None = None
         self._scale: float | None = None
         self._dims = {value.name: dims_of(value) for value in self._feeds}
-        self._shared = _shared_names(list(self._dims.values()))
+        shapes_of_all = list(self._dims.values())
+        sides = {dim for dims in shapes_of_all for axis, dim in enumerate(dims) if axis > 1 or dims.count(dim) > 1}
+        self._shared = {dims[0] for dims in shapes_of_all if dims and isinstance(dims[0], str)} & sides
+        """Names of first sizes that are no batch's alone: of a side of a map too, or of another size of the same input."""
         self._named = self._named_sizes()
 
     def runnable(self, number: int, run: Callable[[Arrays], list[object]]) -> tuple[Arrays, list[object]]:
@@ -237,12 +240,6 @@ def _within(bounds: Sequence[Sequence[int]], shape: Sequence[int], before: Seque
     """A shape within bounds; where these have no larger size than before, the least one."""
     sizes = zip(bounds[0], bounds[2], shape, before, strict=True)
     return tuple(old if size == old else min(max(size, least), most) if old < most else least for least, most, size, old in sizes)
-
-
-def _shared_names(shapes: list[list[Dim]]) -> set[str]:
-    """Names of first sizes that are no batch's alone: of a side of a map too, or of another size of the same input."""
-    sides = {dim for dims in shapes for axis, dim in enumerate(dims) if axis > 1 or dims.count(dim) > 1}
-    return {dims[0] for dims in shapes if dims and isinstance(dims[0], str)} & sides
 
 
 def random_array(rng: np.random.Generator, dtype: np.dtype, shape: Sequence[int]) -> np.ndarray:

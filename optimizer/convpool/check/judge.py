@@ -277,7 +277,6 @@ class Judge:
 
     @property
     def compared(self) -> bool:
-        """True if anything has been compared."""
         return not self._names or self._compared.total() > 0
 
     def _is_random(self, index: int, error: float, original: Any, again: Callable[[], list]) -> bool:
@@ -339,8 +338,7 @@ class Judge:
         if not all(isinstance(value, np.ndarray) for value in (reference, original, result)):
             return self._sequence(name, reference, original, result)
         if reference.dtype.kind not in "fiub" and reference.dtype.name != "bfloat16" and reference.shape == result.shape:
-            same = bool(np.array_equal(reference, result))
-            return _exact(name, same, reference.size)
+            return _exact(name, bool(np.array_equal(reference, result)), reference.size)
         tolerance = self._tolerance_of(reference)
         return array_errors(name, reference, result, tolerance, original if self._own_error_counts else None)
 

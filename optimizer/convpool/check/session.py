@@ -21,7 +21,7 @@ from copy import deepcopy
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -48,12 +48,6 @@ class Session:
         with _shared.lock:
             self._make(_current())
 
-    def get_inputs(self) -> list[Any]:
-        return [SimpleNamespace(name=name, type=kind) for name, kind in self._inputs]
-
-    def get_outputs(self) -> list[Any]:
-        return [SimpleNamespace(name=name) for name in self._outputs]
-
     def run(self, names: list[str] | None, arrays: Arrays) -> list[Any]:
         """Run the model as an onnxruntime session does."""
         return self._ask("run", names, arrays)
@@ -71,7 +65,7 @@ class Session:
 
     def _make(self, place: _Place) -> None:
         content, folder = serialize(self._model.proto), self._model.base_dir and str(self._model.base_dir)
-        self._number, self._inputs, self._outputs = _answer(*place.ask("make", folder, self._options, content=content))
+        self._number, self.inputs, self.outputs = _answer(*place.ask("make", folder, self._options, content=content))
         self._place = weakref.ref(place)
         drop = partial(place.ask_later, _shared.lock, "drop") if isinstance(place, OtherProcess) else place.drop
         weakref.finalize(self, drop, self._number).atexit = False
@@ -118,9 +112,9 @@ def _answer(kind: str, value: Any) -> Any:
     return value
 
 
-def fitted(session: Any, arrays: Arrays) -> Arrays:
-    """The arrays as a session's inputs take them: in float32 where the model was made float32."""
-    floats = {item.name for item in session.get_inputs() if item.type == "tensor(float)"}
+def fitted(inputs: Mapping[str, str], arrays: Arrays) -> Arrays:
+    """The arrays as a session takes them: in float32 where the model was made float32.  inputs: their types in it, by name."""
+    floats = {name for name, kind in inputs.items() if kind == "tensor(float)"}
     return {name: array.astype(np.float32, copy=False) if name in floats else array for name, array in arrays.items()}
 
 
@@ -177,19 +171,15 @@ class OnnxruntimeRunner(Runner):
         self.optimize, self._lenient = optimize, lenient and not optimize
         self.loaded, self._spin = model, spin
         try:
-            self._load()
+            try:
+                self.session = Session(self.loaded, optimize=self.optimize, spin=self._spin)
+            except EndedError as error:
+                if not self._lenient:
+                    raise
+                self._optimize(error)
+            self.input_names, self.output_names = list(self.session.inputs), self.session.outputs
         except Exception as error:  # onnxruntime's exceptions share no base class
             self.error = _why(error)
-
-    def _load(self) -> None:
-        try:
-            self.session = Session(self.loaded, optimize=self.optimize, spin=self._spin)
-        except EndedError as error:
-            if not self._lenient:
-                raise
-            self._optimize(error)
-        self.input_names = [value.name for value in self.session.get_inputs()]
-        self.output_names = [value.name for value in self.session.get_outputs()]
 
     def _optimize(self, error: EndedError) -> None:
         """Load the model with onnxruntime's passes from now on.  error: what it does without."""
@@ -210,7 +200,7 @@ class OnnxruntimeRunner(Runner):
     def values(self, arrays: Arrays) -> list[Any]:
         """All outputs in order.  Raises ModelError if onnxruntime fails."""
         self.check()
-        given = fitted(self.session, arrays)
+        given = fitted(self.session.inputs, arrays)
         try:
             try:
                 return self.session.run(None, given)

@@ -53,19 +53,18 @@ class Service:
         self._made: dict[int, Any] = {}
         self._count = 0
 
-    def make(self, content: bytes, folder: str | None, options: dict[str, Any]) -> tuple[int, list[tuple[str, str]], list[str]]:
-        """A session's number, the names and types of its inputs, and the names of its outputs."""
+    def make(self, content: bytes, folder: str | None, options: dict[str, Any]) -> tuple[int, dict[str, str], list[str]]:
+        """A session's number, the types of its inputs by name, and the names of its outputs."""
         session = open_session(content, folder, **options)
         self._count += 1
         self._made[self._count] = session
-        inputs = [(item.name, item.type) for item in session.get_inputs()]
+        inputs = {item.name: item.type for item in session.get_inputs()}
         return self._count, inputs, [item.name for item in session.get_outputs()]
 
     def run(self, number: int, names: list[str] | None, arrays: dict[str, Any]) -> list[Any]:
         return self._made[number].run(names, arrays)
 
     def turn(self, number: int, arrays: dict[str, Any]) -> float:
-        """`turn` of a session."""
         return turn(self._made[number], arrays)
 
     def drop(self, number: int) -> None:
