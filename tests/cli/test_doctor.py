@@ -65,7 +65,7 @@ def test_an_nvidia_smi_that_fails_is_no_driver_version(monkeypatch, tmp_path, sc
     smi.write_text(f"#!/bin/sh\n{script}\n")
     smi.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setattr(doctor.ctypes, "CDLL", lambda name: Driver())
+    monkeypatch.setattr(doctor, "driver", Driver)
     driver = doctor._driver()
     assert (driver.state, driver.found) == (state, found)
 

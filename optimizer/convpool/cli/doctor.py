@@ -19,7 +19,7 @@ import click
 from rich.markup import escape
 
 from convpool.cli.table import make_console
-from convpool.cuda.library import INSTALL, VARIABLE
+from convpool.cuda.library import INSTALL, VARIABLE, driver
 from convpool.errors import OnnxruntimeError, TensorRTError
 from convpool.onnxruntime.session import CUDA, NAME, runtime_module
 from convpool.onnxruntime.session import library_path as ort_library_path
@@ -55,11 +55,8 @@ def _version(*distributions: str) -> str | None:
 
 def _gpus() -> list[tuple[str, int]]:
     """(name, compute capability as major*10+minor) of every GPU, by the driver; empty without driver or GPU."""
-    try:
-        cuda = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return []
-    if cuda.cuInit(0) != 0:
+    cuda = driver()
+    if cuda is None or cuda.cuInit(0) != 0:
         return []
     count = ctypes.c_int()
     cuda.cuDeviceGetCount(ctypes.byref(count))
@@ -76,12 +73,9 @@ def _gpus() -> list[tuple[str, int]]:
 
 
 def _driver() -> Finding:
-    try:
-        cuda = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return Finding(
-            "driver", MISSING, "libcuda.so.1 not found", "install NVIDIA's driver; without it, only the optimizer works"
-        )
+    if (cuda := driver()) is None:
+        advice = "install NVIDIA's driver; without it, only the optimizer works"
+        return Finding("driver", MISSING, "libcuda.so.1 not found", advice)
     version = ctypes.c_int()
     cuda.cuDriverGetVersion(ctypes.byref(version))
     number = f"CUDA {version.value // 1000}.{version.value % 1000 // 10}"

@@ -228,11 +228,6 @@ def maker(array: Any) -> str:
     return ""
 
 
-def frees_in_stream_order(array: Any) -> bool:
-    """Return True if the array's library frees memory in the order of the stream; pycuda waits for the device instead."""
-    return maker(array) in ("cupy", "torch")
-
-
 Allocator = Callable[[Any, int], tuple[Any, int]]
 """A new array and its address, from an array on the device and a cudaStream_t."""
 

@@ -205,7 +205,8 @@ def load() -> ctypes.CDLL:
 
 
 @functools.cache
-def _driver() -> ctypes.CDLL | None:
+def driver() -> ctypes.CDLL | None:
+    """CUDA's driver; None where there is none."""
     try:
         return ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -214,9 +215,8 @@ def _driver() -> ctypes.CDLL | None:
 
 def current_ordinal() -> int | None:
     """The number of the device that a launch would run on; None where the driver does not say."""
-    number = ctypes.c_int()
-    driver = _driver()
-    if driver is None or driver.cuCtxGetDevice(ctypes.byref(number)) != 0:
+    number, cuda = ctypes.c_int(), driver()
+    if cuda is None or cuda.cuCtxGetDevice(ctypes.byref(number)) != 0:
         return None
     return number.value
 
@@ -237,11 +237,3 @@ def warn_of_tuned_file() -> None:
     message = last_error()
     if message:
         warnings.warn(message, RuntimeWarning, stacklevel=3)
-
-
-def unsupported_reason(status: int) -> str | None:
-    """None for success, the reason for "unsupported", and an exception for anything else."""
-    if status == _UNSUPPORTED:
-        return last_error()
-    check(status)
-    return None

@@ -221,9 +221,9 @@ def _plan(call: _Call) -> _Planned:
     if planned is not None:
         return planned
     x, tactic = call.operands[_X], call.options[-1]
-    most = None
-    if tactic is None and (call.space is not None or not arrays.frees_in_stream_order(x)):
-        most = call.space_bytes
+    # CuPy and PyTorch free memory in the order of the stream; pycuda waits for the device instead.
+    bounded = tactic is None and (call.space is not None or arrays.maker(x) not in ("cupy", "torch"))
+    most = call.space_bytes if bounded else None
     plan = Plan(problem, tactic=tactic, max_workspace_bytes=most, unaligned=tactic is None and call.bits != 0)
     _expect_current_device(call.kinds[_X][2], plan.device)
     planned = _Planned(plan, arrays.maker(x))

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from convpool.cuda import library
-from convpool.errors import ProblemError
+from convpool.errors import ProblemError, UnsupportedError
 
 _LAYOUTS = dict.fromkeys(("NCHW", "NCW", "NCDHW", "channels_first"), False)
 _LAYOUTS |= dict.fromkeys(("NHWC", "NWC", "NDHWC", "channels_last"), True)
@@ -265,8 +265,11 @@ class Problem:
             shared_bytes: Its shared memory a block, in bytes.
         """
         device = whole("cc", cc, 32), whole("shared_bytes", shared_bytes, 32)
-        status = library.load().convpool_supports(self.struct, find_tactic(tactic).id, *device)
-        return library.unsupported_reason(status)
+        try:
+            library.check(library.load().convpool_supports(self.struct, find_tactic(tactic).id, *device))
+        except UnsupportedError as error:
+            return str(error)
+        return None
 
     def workspace_bytes(self, tactic: int | str | Tactic) -> int:
         """Bytes of device memory, aligned to 256, that a launch of the tactic needs."""
