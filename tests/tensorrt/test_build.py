@@ -325,5 +325,7 @@ def test_profiles_fill_in_what_is_left_out():
     assert _profile({}, {"x": [4, 3]}, {}) == {"x": ([4, 3], [4, 3], [4, 3])}
     assert _profile({"x": [1, 3]}, {}, {"x": [8, 3]}) == {"x": ([1, 3], [8, 3], [8, 3])}
     assert _profile({}, {}, {}) is None
-    with pytest.raises(OptionError, match="shapes of 'x'; got 1x2 / 1x2x3 / 1x2x3"):
-        _profile({"x": [1, 2]}, {"x": [1, 2, 3]}, {})
+    with pytest.raises(
+        OptionError, match=r"'x'; got \[1, 2\] / \[1, 2, 3\] / \[1, 2, 3\], expected the same rank and smallest <= "
+    ):
+        BuildOptions(profiles=_profile({"x": [1, 2]}, {"x": [1, 2, 3]}, {}))

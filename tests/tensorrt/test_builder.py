@@ -93,8 +93,8 @@ OPEN_LATER = {"image": ([1, 3, 32, 32], [8, 3, 32, 32], [64, 3, 32, 32])}
     [
         (OPEN_LATER, r"profile: input 'image'; got \[1, 3, 32, 32\], expected \[2, 3, 32, 32\]"),
         ({"none": ([1, 3, 32, 32],) * 3}, "profile: no input 'none'; expected image"),
-        ({"image": ([4, 3, 32, 32], [1, 3, 32, 32], [16, 3, 32, 32])}, "expected smallest <= typical <= largest"),
-        ({"image": ([1, 3, 32, 32], [32, 3, 32, 32], [16, 3, 32, 32])}, "expected smallest <= typical <= largest"),
+        ({"image": ([4, 3, 32, 32], [1, 3, 32, 32], [16, 3, 32, 32])}, "expected the same rank and smallest <= typical"),
+        ({"image": ([1, 3, 32, 32], [32, 3, 32, 32], [16, 3, 32, 32])}, "expected the same rank and smallest <= typical"),
         ({"image": ([1, 3, 32, 32], [1, 3, 32, 32])}, "got 2 shapes, expected its smallest, typical and largest"),
         *(
             ({"image": (shape,) * 3}, rf"got {re.escape(str(shape))}, expected \[-1, 3, 32, 32\] with -1 replaced")

@@ -163,8 +163,10 @@ def build_command(
             built, mismatch = error.built, error
     group.write_report(report_path, json_text({"model": model, "engine": output, **built.report.to_dict()}))
     console = make_console(stderr=report_path == "-")
-    if not quiet:
-        _show(built.report, console)
+    if built.report.autotune and not quiet:
+        _show_times(built.report.autotune, console)
+    if built.report.verification and not quiet:
+        show_verification(built.report.verification, console)
     if mismatch is not None:
         raise mismatch
     built.save(output)
@@ -190,27 +192,11 @@ def _profile(least: Shapes, typical: Shapes, largest: Shapes) -> Profile | None:
         most = largest.get(name) or typical.get(name) or least[name]
         middle = typical.get(name) or most
         profile[name] = (least.get(name) or middle, middle, most)
-    for name, shapes in profile.items():
-        if len({len(shape) for shape in shapes}) != 1 or any(
-            not low <= mid <= high for low, mid, high in zip(*shapes, strict=True)
-        ):
-            raise OptionError(
-                f"shapes of '{name}'; got {' / '.join('x'.join(map(str, s)) for s in shapes)}, "
-                "expected the same rank and smallest <= typical <= largest"
-            )
     return profile or None
 
 
 def _counted(nodes: dict[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in nodes.items()) or "nothing"
-
-
-def _show(report: BuildReport, console: Console) -> None:
-    """Print what was timed and compared."""
-    if report.autotune:
-        _show_times(report.autotune, console)
-    if report.verification:
-        show_verification(report.verification, console)
 
 
 def _show_written(output: str, report: BuildReport, console: Console) -> None:

@@ -99,23 +99,26 @@ class BuildOptions:
         if self.autotune and (self.lowering or self.layers):
             other = "lowering" if self.lowering else "layers"
             raise OptionError(f"autotune: got {other} too; expected one of them")
-        self._check_accumulation()
+        if self.accumulation is not None:
+            check_choice("accumulation", self.accumulation, get_args(Accumulation))
+        packed = self.accumulation == "packed"  # where no node of the plugin computes in 16 bits
+        if packed and not self.plugin:
+            raise OptionError("accumulation: got packed without the plugin, expected one of them")
+        if packed and self.precision == "tf32":
+            raise OptionError("accumulation: got packed with precision tf32, expected precision fp16 or bf16")
+        if packed and self.lowering not in (None, "convavgpool"):
+            raise OptionError(f"accumulation: got packed with lowering {self.lowering}, expected lowering convavgpool")
         for name in ("check", "seed"):
             if getattr(self, name) < 0:
                 raise OptionError(f"{name}: got {getattr(self, name)}, expected 0 or more")
-
-    def _check_accumulation(self) -> None:
-        """Refuse packed sums where no node of the plugin computes in 16 bits."""
-        if self.accumulation is not None:
-            check_choice("accumulation", self.accumulation, get_args(Accumulation))
-        if self.accumulation != "packed":
-            return
-        if not self.plugin:
-            raise OptionError("accumulation: got packed without the plugin, expected one of them")
-        if self.precision == "tf32":
-            raise OptionError("accumulation: got packed with precision tf32, expected precision fp16 or bf16")
-        if self.lowering not in (None, "convavgpool"):
-            raise OptionError(f"accumulation: got packed with lowering {self.lowering}, expected lowering convavgpool")
+        for name, shapes in (item for profile in self.profile_list for item in profile.items()):
+            got, expected = " / ".join(str(list(shape)) for shape in shapes), "the same rank and smallest <= typical <= largest"
+            if len(shapes) != 3:
+                raise OptionError(
+                    f"profile: input '{name}'; got {len(shapes)} shapes, expected its smallest, typical and largest"
+                )
+            if len(set(map(len, shapes))) > 1 or not all(low <= mid <= high for low, mid, high in zip(*shapes, strict=True)):
+                raise OptionError(f"profile: input '{name}'; got {got}, expected {expected}")
 
     @property
     def checked(self) -> bool:

@@ -95,19 +95,14 @@ def _parse(trt: ModuleType, builder: Any, model: ModelProto) -> tuple[Any, Any]:
     """The network of a model, and its parser, which has the weights and must outlive it.  Raises ModelError with TensorRT's own
     messages."""
     log = logger(trt)
-    network = builder.create_network(_network_flags(trt))
+    flags = trt.NetworkDefinitionCreationFlag
+    typed = flags.EXPLICIT_BATCH if is_weakly_typed(trt) else getattr(flags, "STRONGLY_TYPED", None)
+    network = builder.create_network(0 if typed is None else 1 << int(typed))
     parser = trt.OnnxParser(network, log)
     if not parser.parse(serialize(model)):
         errors = "; ".join(parser.get_error(i).desc() for i in range(parser.num_errors))
         raise ModelError(f"TensorRT {trt.__version__} cannot read the model; got {log.explain(errors)}")
     return network, parser
-
-
-def _network_flags(trt: ModuleType) -> int:
-    flags = trt.NetworkDefinitionCreationFlag
-    if is_weakly_typed(trt):
-        return 1 << int(flags.EXPLICIT_BATCH)
-    return 1 << int(flags.STRONGLY_TYPED) if hasattr(flags, "STRONGLY_TYPED") else 0
 
 
 def keep_heads_in_float(trt: ModuleType, network: Any, config: Any) -> None:
@@ -153,7 +148,9 @@ def add_profiles(builder: Any, config: Any, network: Any, profiles: Sequence[Pro
         for name, shapes in profile.items():
             if name not in inputs:
                 raise OptionError(f"profile: no input '{name}'; expected {', '.join(inputs)}")
-            _check_shapes(name, inputs[name], shapes)
+            for shape, dims in ((shape, inputs[name]) for shape in shapes):
+                if len(shape) != len(dims) or any(d not in (-1, s) or s < 0 for d, s in zip(dims, shape, strict=True)):
+                    raise OptionError(f"profile: input '{name}'; got {list(shape)}, expected {list(dims)} with -1 replaced")
     if open_inputs and not profiles:
         raise OptionError(
             f"profile: input '{open_inputs[0]}' has the open shape {list(inputs[open_inputs[0]])}; "
@@ -166,19 +163,6 @@ def add_profiles(builder: Any, config: Any, network: Any, profiles: Sequence[Pro
                 raise OptionError(f"profile: no shapes for input '{name}', which is open: {list(inputs[name])}")
             made.set_shape(name, *(tuple(map(int, shape)) for shape in profile[name]))
         config.add_optimization_profile(made)
-
-
-def _check_shapes(name: str, dims: tuple[int, ...], shapes: Sequence[Sequence[int]]) -> None:
-    if len(shapes) != 3:
-        raise OptionError(f"profile: input '{name}'; got {len(shapes)} shapes, expected its smallest, typical and largest")
-    for shape in shapes:
-        if len(shape) != len(dims) or any(d not in (-1, s) or s < 0 for d, s in zip(dims, shape, strict=True)):
-            raise OptionError(f"profile: input '{name}'; got {list(shape)}, expected {list(dims)} with -1 replaced")
-    if not all(low <= middle <= high for low, middle, high in zip(*shapes, strict=True)):
-        raise OptionError(
-            f"profile: input '{name}'; got {' / '.join(str(list(shape)) for shape in shapes)}, expected "
-            "smallest <= typical <= largest"
-        )
 
 
 def _configure(trt: ModuleType, config: Any, options: BuildOptions) -> None:

@@ -248,11 +248,10 @@ class Engine:
         buffers = {name: loaded.buffers[name][0] for name in shapes}
         if on_device:
             return buffers
-        active = stream or loaded.memory.stream
         results = {name: np.empty(shape, loaded.outputs[name].dtype) for name, shape in shapes.items()}
         for name, array in results.items():
-            loaded.memory.download(array, buffers[name], active)
-        loaded.memory.synchronize(active)
+            loaded.memory.download(array, buffers[name], stream)
+        loaded.memory.synchronize(stream)
         return results
 
     def bind(self, inputs: Mapping[str, Any], stream: Any = None) -> dict[str, Shape]:
@@ -321,12 +320,11 @@ class Engine:
         trt = self._module
         memory = PycudaMemory(self._device)
         log = logger(trt)
+        missing = ""
         try:
             load_plugin(trt)
         except TensorRTError as error:
             missing = str(error)  # an engine without the plugin's layers loads all the same
-        else:
-            missing = ""
         try:
             runtime = trt.Runtime(log)
         except TypeError as error:
@@ -365,7 +363,6 @@ class Engine:
     def _choose_profile(self, shapes: dict[str, Shape], stream: Any) -> None:
         """Make a profile current that all shapes lie in."""
         loaded = self._loaded
-        wrong = ""
         for number in [loaded.profile, *range(loaded.engine.num_optimization_profiles)]:
             wrong = ""
             for name, shape in shapes.items():
@@ -374,9 +371,9 @@ class Engine:
                     wrong = f"input '{name}': shape; got {list(shape)}, expected {list(least)} to {list(most)}"
             if not wrong:
                 if number != loaded.profile:
-                    active = stream or loaded.memory.stream
-                    loaded.context.set_optimization_profile_async(number, gpu_arrays.stream_handle(active))
-                    loaded.memory.synchronize(active)
+                    handle = gpu_arrays.stream_handle(stream or loaded.memory.stream)
+                    loaded.context.set_optimization_profile_async(number, handle)
+                    loaded.memory.synchronize(stream)
                     loaded.profile = number
                 return
         raise OptionError(wrong)

@@ -191,7 +191,6 @@ def check_can_run(options: BuildOptions, no_check: str = "check=0", no_autotune:
 
 
 def _build_one(model: LoadedModel, lowering: str, options: BuildOptions) -> Engine:
-    """The engine of one lowering."""
     if options.lowering in ("direct", "fused") and prepare.has_plugin_nodes(model.proto):
         raise OptionError(f"lowering: got {lowering} for a model with the operator's nodes already; expected the original model")
     trt = options.trt or tensorrt_module()

@@ -31,7 +31,7 @@ from convpool.ir import schema
 from convpool.ir.inference import infer_shapes, mark_layers
 from convpool.ir.inlining import inlined
 from convpool.ir.model import TYPE_ATTRIBUTES, LoadedModel, feeds, fitting
-from convpool.ir.protos import all_nodes, graphs_within, is_op
+from convpool.ir.protos import all_nodes, graphs_within, is_op, refill
 from convpool.ir.save import self_contained
 from convpool.options import PASS_OF_SWITCH, OptimizeOptions
 from convpool.tensorrt.build_options import HALF_PRECISIONS, BuildOptions, Profile
@@ -83,7 +83,6 @@ def lowered(
 
 
 def has_plugin_nodes(model: ModelProto) -> bool:
-    """Return True if the model has nodes that the plugin runs."""
     return any(is_plugin_node(node) for node in all_nodes(model.graph))
 
 
@@ -109,9 +108,7 @@ def for_parser(model: ModelProto, major: int, *, plugin: bool, allow_tf32: bool,
             "model, or one of --target tensorrt"
         )
     if plugin and has_plugin_nodes(model):  # TensorRT 10.0 to 10.6 take a function before a plugin of the same name
-        others = [function for function in model.functions if not schema.is_own(function)]
-        del model.functions[:]
-        model.functions.extend(others)
+        refill(model.functions, [function for function in model.functions if not schema.is_own(function)])
     if model.functions:
         model = _without_trailing_blanks(onnx.inliner.inline_local_functions(model))
     if major < STRONGLY_TYPED_SINCE:
@@ -175,7 +172,8 @@ def half_weights(model: ModelProto, kind: int) -> None:
 def cast_floats(model: ModelProto, kind: int) -> None:
     """Make all float32 tensors inside of type `kind`, which strongly typed networks then compute in; inputs and outputs stay."""
     graph = model.graph
-    kept = _float_only(graph)
+    of_inputs = ((node, index) for node in all_nodes(graph) for index in _FLOAT_ONLY_INPUTS.get(node.op_type, ()))
+    kept = {name for node, index in of_inputs for name in node.input[index : index + 1]}
     for node in all_nodes(graph):
         if node.op_type != "Constant" or node.output[0] not in kept:
             _convert_attributes(node, kind)
@@ -187,14 +185,6 @@ def cast_floats(model: ModelProto, kind: int) -> None:
             if value.type.tensor_type.elem_type == TensorProto.FLOAT and value.name not in kept:
                 value.type.tensor_type.elem_type = kind
     _cast_ends(graph, kind)
-
-
-def _float_only(graph: GraphProto) -> set[str]:
-    names: set[str] = set()
-    for node in all_nodes(graph):
-        for index in _FLOAT_ONLY_INPUTS.get(node.op_type, ()):
-            names.update(node.input[index : index + 1])
-    return names
 
 
 def _convert(tensor: TensorProto, kind: int) -> None:
@@ -214,9 +204,7 @@ def _convert_attributes(node: NodeProto, kind: int) -> None:
         elif attribute.type == AttributeProto.TENSOR and node.op_type in ("Constant", "ConstantOfShape"):
             _convert(attribute.t, kind)
         elif node.op_type == "Constant" and attribute.name in ("value_float", "value_floats"):
-            shape = [] if attribute.name == "value_float" else [len(attribute.floats)]
-            values = [attribute.f] if attribute.name == "value_float" else list(attribute.floats)
-            tensor = helper.make_tensor("", TensorProto.FLOAT, shape, values)
+            tensor = numpy_helper.from_array(np.array(helper.get_attribute_value(attribute), np.float32))
             _convert(tensor, kind)
             attribute.CopyFrom(helper.make_attribute("value", tensor))
 
@@ -237,9 +225,7 @@ def _cast_ends(graph: GraphProto, kind: int) -> None:
         for names in (node.input, node.output):
             for index, name in enumerate(names):
                 names[index] = renames.get(name, name)
-    nodes = [*first, *graph.node, *last]
-    del graph.node[:]
-    graph.node.extend(nodes)
+    refill(graph.node, [*first, *graph.node, *last])
 
 
 def default_lowering(model: LoadedModel, options: BuildOptions, trt: ModuleType | None = None) -> str:
