@@ -136,7 +136,6 @@ class Tolerance(click.FloatRange):
         super().__init__(min=0)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number of one option value."""
         number = super().convert(value, param, ctx)
         if not math.isfinite(number):
             self.fail(f"got {value!r}, expected a finite number", param, ctx)
@@ -168,7 +167,6 @@ class NewFile(click.ParamType):
         self._stdout = stdout
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The value of one option."""
         value = "-" if value in ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1") else value
         if not value or value.endswith(os.sep) or value == "-" and not self._stdout:
             self.fail(f"got {value!r}, expected a file's name", param, ctx)
@@ -284,7 +282,6 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of a name, None where there is none."""
         if cmd_name not in COMMANDS:
             return bench if cmd_name == "bench" else None
         module, _, name = COMMANDS[cmd_name].partition(":")

@@ -12,9 +12,7 @@ from convpool.api import optimize
 from convpool.cli.group import SHAPE, NamedShape, NewFile, SectionedCommand, complete_file, load_model, write_report
 from convpool.cli.table import make_console, show
 from convpool.ir.files import check_output
-from convpool.ir.model import LoadedModel
 from convpool.options import TARGETS
-from convpool.report import Report
 from convpool.summary import name_of
 from convpool.types import Lowering, Target
 
@@ -51,17 +49,11 @@ def command(
     if report_path and report_path != "-":
         check_output(Path(report_path), {"the model itself": [Path(model)], "weights of the model": loaded.weight_files})
     report = optimize(loaded, target=target, lowering=lowering, check=0, input_shapes=dict(shapes)).report
-    report.hints += _next_commands(report, loaded)
+    if report.summary.rewritten:
+        report.hints += [
+            f"on a CPU: convpool optimize {name_of(loaded)} --target cpu --time",
+            f"in onnxruntime on a GPU: convpool optimize {name_of(loaded)} --target cuda",
+            f"in TensorRT: convpool build {name_of(loaded)} -o {name_of(loaded, '.engine')}",
+        ]
     write_report(report_path, report.to_json())
     show(report, make_console(stderr=report_path == "-"), verbose=verbose, preview=True)
-
-
-def _next_commands(report: Report, model: LoadedModel) -> list[str]:
-    """Return the commands to run on a model."""
-    name, engine = name_of(model), name_of(model, ".engine")
-    commands = [
-        f"on a CPU: convpool optimize {name} --target cpu --time",
-        f"in onnxruntime on a GPU: convpool optimize {name} --target cuda",
-        f"in TensorRT: convpool build {name} -o {engine}",
-    ]
-    return commands if report.summary.rewritten else []

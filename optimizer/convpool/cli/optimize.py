@@ -232,7 +232,6 @@ def command(
 
 
 def main() -> None:
-    """Entry point; turns exceptions into exit statuses and one line on stderr."""
     sys.exit(group.run(command, "convpool-optimize"))
 
 

@@ -38,7 +38,6 @@ class PrintableConsole(Console):
     """A console that shows control characters as text.  Every string that is printed comes through `render_str`."""
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """The text of a string, which may be markup."""
         return super().render_str(text if text.isprintable() else printable(text), **options)
 
 
@@ -100,7 +99,9 @@ def show(report: Report, console: Console, *, verbose: bool = False, preview: bo
     if len(shown) < len(wanted):
         console.print(f"... and {len(wanted) - len(shown)} more; --verbose shows all")
     totals = [] if preview else _totals(report, verbose)
-    for line in (*_gains(report, preview), *_kept(report, verbose), *totals, *_remarks(report)):
+    remarks = {"[yellow]warning[/]  ": report.warnings, "note     ": report.notes, "next     ": report.hints}
+    told = [f"{head} {escape(text)}" for head, texts in remarks.items() for text in texts]
+    for line in (*_gains(report, preview), *_kept(report, verbose), *totals, *told):
         console.print(line, soft_wrap=True)
 
 
@@ -126,7 +127,6 @@ def _show_sites(sites: Sequence[SiteReport], console: Console, verbose: bool) ->
 
 
 def _form(site: SiteReport, verbose: bool) -> str:
-    """Return the form that a convolution took, as markup."""
     if site.status != "rewritten":
         return f"[{STYLES[site.status]}]{site.status}[/]"
     form = site.operator if site.operator not in (None, OP_TYPE) else site.lowering
@@ -174,7 +174,6 @@ def _seen(summary: Summary) -> list[str]:
 
 
 def _model(summary: Summary) -> str:
-    """The multiply-adds of the whole model."""
     before, after = summary.model_macs_before, summary.model_macs_after
     if before is None or after is None:
         return "multiply-adds unknown"
@@ -223,13 +222,6 @@ def _totals(report: Report, verbose: bool) -> list[str]:
         lines.append(f"speed     {_speed(report.speed)}")
     lines.append(f"took      {summary.seconds:.2f} s")
     return lines
-
-
-def _remarks(report: Report) -> list[str]:
-    """Warnings, notes and what to do next, as markup."""
-    lines = [f"[yellow]warning[/]   {escape(text)}" for text in report.warnings]
-    lines += [f"note      {escape(text)}" for text in report.notes]
-    return lines + [f"next      {escape(text)}" for text in report.hints]
 
 
 def _verification(report: Report, verbose: bool) -> list[str]:
