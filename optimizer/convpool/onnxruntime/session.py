@@ -122,7 +122,7 @@ def session(
         register(settings)
     source, folder = _source(model)
     try:
-        with _data_from(folder, settings, shared=options is not None):
+        with _data_from(folder, settings):
             made = runtime.InferenceSession(source, settings, providers=wanted)
     except Exception as error:  # onnxruntime's exceptions share no base class
         raise OnnxruntimeError(f"model: onnxruntime refuses it; got {first_line(error)}") from error
@@ -145,14 +145,9 @@ def _source(model: Model) -> tuple[Any, Path | None]:
 
 
 @contextmanager
-def _data_from(folder: Path | None, settings: Any, shared: bool) -> Iterator[None]:
-    """Name the folder of a model's data in session options.  Of shared ones, which go on to other models, only meanwhile.  A
-    model that is a path has its data beside it, but some releases of onnxruntime look where the entry says."""
-    if not shared:
-        if folder is not None:
-            settings.add_session_config_entry(_FOLDER, str(folder))
-        yield
-        return
+def _data_from(folder: Path | None, settings: Any) -> Iterator[None]:
+    """Name the folder of a model's data in session options, which may go on to other models, meanwhile.  A model that is a path
+    has its data beside it, but some releases of onnxruntime look where the entry says."""
     with _LOCKS.setdefault(settings, Lock()):
         if folder is None:
             yield
@@ -185,9 +180,7 @@ def require_cuda(runtime: Any) -> None:
             f"onnxruntime {runtime.__version__}: CUDA provider; got {', '.join(available)}, expected {CUDA}; "
             "pip uninstall onnxruntime, then pip install onnxruntime-gpu"
         )
-    preload = getattr(runtime, "preload_dlls", None)  # since 1.21
-    if preload is not None:
-        preload()
+    runtime.preload_dlls()
 
 
 class CudaRunner(Runner):
