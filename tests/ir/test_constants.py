@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 import convpool
 from convpool.errors import ModelError
 from convpool.ir import index as constants
-from convpool.ir.index import Constant, computed, folded
+from convpool.ir.index import folded
 from tests.support.models import function_scope, graph, operators, weights
 from tests.support.rewriting import DIRECT, PAIR, POOL, rewrite
 
@@ -269,7 +269,6 @@ def test_what_the_reference_refuses_is_not_folded():
 
 
 def test_weights_that_cannot_be_computed_are_no_constants(monkeypatch):
-    leaf = Constant(numpy_helper.from_array(np.arange(4.0)), numpy_helper.to_array)
     asked = []
 
     def evaluate(model, name):
@@ -278,13 +277,14 @@ def test_weights_that_cannot_be_computed_are_no_constants(monkeypatch):
             raise RuntimeError("no kernel")
         return np.arange(3.0)
 
-    nodes = [helper.make_node("Neg", ["a"], ["y"])]
-    found = computed(nodes, "y", {"a": leaf}, 17, evaluate)
-    assert found is not None and numpy_helper.to_array(found).tolist() == [0, 1, 2]
-    assert computed(nodes, "y", {"a": leaf}, 17, evaluate) is None and asked == ["y", "y"]
+    four = np.arange(4, dtype=np.float32)
+    scope = constants.index_model(graph("y = Add(a, b)", {"a": four, "b": four + 1}), numpy_helper.to_array, evaluate)[0]
+    found = scope.compute("y", [0])
+    assert found is not None and found.array().tolist() == [0, 1, 2]
+    assert scope.compute("y", [0]) is None and asked == ["y", "y"]
     for most in (7, 8):
         monkeypatch.setattr(constants, "MAX_WEIGHT_ELEMENTS", most)
-        assert computed(nodes, "y", {"a": leaf, "b": leaf}, 17, evaluate) is None
+        assert scope.compute("y", [0]) is None
     assert len(asked) == 3  # too large, and not asked for
 
 

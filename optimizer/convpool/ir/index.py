@@ -96,22 +96,6 @@ def folded(node: NodeProto, name: str, inputs: Mapping[str, np.ndarray], opset: 
     return None if result.size > MAX_FOLDED_ELEMENTS else numpy_helper.from_array(result, name)
 
 
-def computed(
-    nodes: Sequence[NodeProto], name: str, leaves: Mapping[str, Constant], opset: int, evaluate: Evaluate
-) -> TensorProto | None:
-    """Return `name` that nodes give for constants; None if too large or `evaluate` refuses."""
-    if sum(math.prod(leaf.shape) for leaf in leaves.values()) > MAX_WEIGHT_ELEMENTS:
-        return None
-    stored = [numpy_helper.from_array(leaf.array(), source) for source, leaf in leaves.items()]
-    graph = helper.make_graph(nodes, "weights", [], [helper.make_empty_tensor_value_info(name)], stored)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
-    try:
-        result = evaluate(model, name)
-    except Exception:  # a type or opset that the runtime does not have: then these are no constants
-        return None
-    return numpy_helper.from_array(result, name)
-
-
 def constant_of(node: NodeProto, read: Read) -> Constant | None:
     """The value of a Constant node; None for a string, or an attribute of the function around it."""
     if len(node.attribute) != 1 or node.attribute[0].ref_attr_name:
@@ -332,20 +316,16 @@ class Scope:
         inputs = {}
         for source in filter(None, node.input):
             constant = self.constant(source, depth)
-            if constant is None:
-                return self._picked_sizes(node, name, depth)
+            if constant is None:  # a Gather or Slice may pick static sizes of a shape with others
+                sizes = self.sizes(name, depth) if is_op(node, "Gather", "Slice") else None
+                indices = self.constant(node.input[1], depth) if sizes is not None and is_op(node, "Gather") else None
+                return self._static(sizes, (-1,) if indices is None else indices.shape)
             if math.prod(constant.shape) > MAX_FOLDED_ELEMENTS:
                 return None
             inputs[source] = constant.array()
         if any(attribute.ref_attr_name for attribute in node.attribute):
             return None
         return self._known(folded(node, name, inputs, self.opset))
-
-    def _picked_sizes(self, node: NodeProto, name: str, depth: int) -> Constant | None:
-        """Return the sizes that a Gather or Slice picks of a shape that is not all static."""
-        sizes = self.sizes(name, depth) if is_op(node, "Gather", "Slice") else None
-        indices = self.constant(node.input[1], depth) if sizes is not None and is_op(node, "Gather") else None
-        return self._static(sizes, (-1,) if indices is None else indices.shape)
 
     def weights(self, name: str) -> Constant | None:
         """Find a `constant` of any size, as spectral or weight normalisation computes."""
@@ -381,7 +361,16 @@ class Scope:
         made = {output for node in nodes for output in node.output}
         leaves = {source: self.constant(source) for node in nodes for source in node.input if source and source not in made}
         known = {source: leaf for source, leaf in leaves.items() if leaf is not None}
-        return self._known(computed(nodes, name, known, self.opset, self._evaluate))
+        if sum(math.prod(leaf.shape) for leaf in known.values()) > MAX_WEIGHT_ELEMENTS:
+            return None
+        stored = [numpy_helper.from_array(leaf.array(), source) for source, leaf in known.items()]
+        graph = helper.make_graph(nodes, "weights", [], [helper.make_empty_tensor_value_info(name)], stored)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", self.opset)], ir_version=8)
+        try:
+            result = self._evaluate(model, name)
+        except Exception:  # a type or opset that the runtime does not have: then these are no constants
+            return None
+        return self._known(numpy_helper.from_array(result, name))
 
     def _known(self, tensor: TensorProto | None) -> Constant | None:
         return None if tensor is None else Constant(tensor, self._read)

@@ -20,8 +20,9 @@ used, and not only its survival: what reads beside an array fails at one time an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
+from typing import Any
 
 import onnx
 from google.protobuf.message import EncodeError
@@ -225,18 +226,24 @@ def has_open_sizes(model: ModelProto) -> bool:
     return any(not kind.HasField("shape") or any(not dim.HasField("dim_value") for dim in kind.shape.dim) for kind in types)
 
 
+def noted_sizes(model: ModelProto, inferred: ModelProto, outputs: bool) -> Iterator[tuple[Any, Any]]:
+    """Yield each size that a model notes, with the one after shape inference; of a tensor whose rank is noted wrongly open ones.
+    outputs: the model's own count too."""
+    for graph, _, known in side_by_side(model, inferred):
+        main = graph is model.graph
+        for value in (*graph.value_info, *(() if main else graph.input), *(() if main and not outputs else graph.output)):
+            noted, found = value.type.tensor_type, known.get(value.name, TypeProto()).tensor_type
+            if noted.HasField("shape") and found.HasField("shape"):
+                if len(noted.shape.dim) != len(found.shape.dim):
+                    refill(noted.shape.dim, [TensorShapeProto.Dimension() for _ in found.shape.dim])
+                yield from zip(noted.shape.dim, found.shape.dim, strict=True)
+
+
 def forget_open_sizes(model: ModelProto, inferred: ModelProto) -> None:
     """Take the sizes out of a model's notes that do not follow from its inputs.  inferred: the model after shape inference."""
-    for graph, _, known in side_by_side(model, inferred):
-        for value in graph.value_info if graph is model.graph else (*graph.value_info, *graph.input, *graph.output):
-            noted, found = value.type.tensor_type, known.get(value.name, TypeProto()).tensor_type
-            if not noted.HasField("shape") or not found.HasField("shape"):
-                continue
-            if len(noted.shape.dim) != len(found.shape.dim):
-                refill(noted.shape.dim, [TensorShapeProto.Dimension() for _ in found.shape.dim])
-            for dim, size in zip(noted.shape.dim, found.shape.dim, strict=True):
-                if dim.HasField("dim_value") and 0 <= dim.dim_value != size.dim_value:
-                    dim.Clear()
+    for dim, size in noted_sizes(model, inferred, outputs=False):
+        if dim.HasField("dim_value") and 0 <= dim.dim_value != size.dim_value:
+            dim.Clear()
 
 
 def _contradict(note: TypeProto, found: TypeProto | None) -> bool:

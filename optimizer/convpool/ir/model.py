@@ -31,7 +31,7 @@ from convpool.errors import ModelError, OptionError, first_line
 from convpool.ir import protos, schema
 from convpool.ir.files import Stamp, check_external_data, check_unchanged, external_size, is_external, read_in, tensor_bytes
 from convpool.ir.index import Dim, Evaluate, Scope, index_with_shapes
-from convpool.ir.inference import INFERENCE_ERRORS, infer_elsewhere, infer_shapes, side_by_side, take, without_large_values
+from convpool.ir.inference import INFERENCE_ERRORS, infer_elsewhere, infer_shapes, noted_sizes, take, without_large_values
 
 SUGGESTED_SIZE = 224
 """Stands for open sizes but the first in a command that is suggested."""
@@ -514,32 +514,15 @@ def with_sizes(model: ModelProto, shapes: Shapes) -> ModelProto:
             if len(sizes.get(dim.dim_param, ())) == 1:
                 (dim.dim_value,) = sizes[dim.dim_param]
     for graph in protos.graphs_within(fixed.graph):
-        for value in _noted(graph, fixed):
+        for value in (*graph.value_info, *graph.output, *(() if graph is fixed.graph else graph.input)):
             for dim in value.type.tensor_type.shape.dim:
                 if not dim.dim_param or dim.dim_param in sizes:
                     dim.Clear()
     inferred = infer_shapes(fixed)
-    if inferred is not None:
-        for graph, _, known in side_by_side(fixed, inferred):
-            for value in _noted(graph, fixed):
-                found = known[value.name].tensor_type if value.name in known else None
-                if value.type.tensor_type.HasField("shape") and found is not None and found.HasField("shape"):
-                    _fill_in(value.type.tensor_type.shape, found.shape)
+    for dim, size in noted_sizes(fixed, inferred, outputs=True) if inferred is not None else ():
+        if size.HasField("dim_value"):
+            dim.dim_value = size.dim_value
     return fixed
-
-
-def _noted(graph: GraphProto, model: ModelProto) -> Iterator[ValueInfoProto]:
-    """Yield a graph's notes of tensors other than the model's inputs."""
-    yield from (*graph.value_info, *graph.output, *(() if graph is model.graph else graph.input))
-
-
-def _fill_in(noted: onnx.TensorShapeProto, known: onnx.TensorShapeProto) -> None:
-    """Give one tensor's open sizes those that are known."""
-    if len(noted.dim) != len(known.dim):
-        protos.refill(noted.dim, [onnx.TensorShapeProto.Dimension() for _ in known.dim])
-    for dim, other in zip(noted.dim, known.dim, strict=True):
-        if other.HasField("dim_value"):
-            dim.dim_value = other.dim_value
 
 
 def at_shapes(model: ModelProto, shapes: Shapes) -> ModelProto:

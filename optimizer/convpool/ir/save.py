@@ -220,7 +220,10 @@ class _Placer:
         for location in locations:
             target = self._out.parent / location
             if os.path.normpath(location) in self._known:
-                if self._usable(target) and filecmp.cmp(new.path, target, shallow=False):
+                # A result's data is a file of its own that no model given has.
+                plain = target.is_file() and not target.is_symlink() and target.stat().st_nlink == 1
+                usable = plain and os.path.realpath(target) not in self._avoided
+                if usable and filecmp.cmp(new.path, target, shallow=False):
                     return location
             elif os.path.realpath(target) != os.path.realpath(self._out):
                 with suppress(FileExistsError):
@@ -229,11 +232,6 @@ class _Placer:
                     new.settle(target)
                     return location
         raise AssertionError("names without end")
-
-    def _usable(self, path: Path) -> bool:
-        """Return True if a file can be a result's data: one of its own that no model given has."""
-        plain = path.is_file() and not path.is_symlink() and path.stat().st_nlink == 1
-        return plain and os.path.realpath(path) not in self._avoided
 
 
 def _names(name: str) -> Iterator[str]:
