@@ -57,14 +57,15 @@ class Fold(Rule):
             if index in computed:
                 if any(scope.read_outside(name, computed) for name in node.output):
                     yield Site(scope, index)
-            elif any(_passed(scope, name) != name for name in node.input):
+            elif any(_passed(scope, name)[1] for name in node.input):
                 yield Site(scope, index)
 
     def check(self, site: Site, context: Context) -> FoldPlan | None:
         scope, node = site.scope, site.scope.nodes[site.root]
-        inputs = tuple(_passed(scope, name) for name in node.input)
-        if inputs != tuple(node.input):
-            return FoldPlan(scope, site.root, (), inputs, frozenset(_idle_before(scope, node)))
+        passed = [_passed(scope, name) for name in node.input]
+        if any(nodes for _, nodes in passed):
+            before_it = frozenset(index for _, nodes in passed for index in nodes)
+            return FoldPlan(scope, site.root, (), tuple(name for name, _ in passed), before_it)
         values, before = [], set()
         for name in filter(None, node.output):
             cone = scope.upstream([name], lambda index: _is_foldable(scope.nodes[index]))
@@ -135,21 +136,13 @@ def _bytes(scope: Scope, name: str) -> int | None:
     return math.prod(int(n or 0) for n in shape) * helper.tensor_dtype_to_np_dtype(info.elem_type).itemsize
 
 
-def _passed(scope: Scope, name: str) -> str:
-    """The tensor that `name` is another name of, by nodes that hand on what they read."""
+def _passed(scope: Scope, name: str) -> tuple[str, list[int]]:
+    """The tensor that `name` is another name of, and the nodes by which it is, which hand on what they read."""
+    nodes: list[int] = []
     while (index := scope.producer.get(name)) is not None:
-        node = scope.nodes[index]
-        op = op_of(node)
+        op = op_of(scope.nodes[index])
         if op is None or not op.idle or not isinstance(step_or_reject(scope, index, 0), Step):
             break
-        name = node.input[0]
-    return name
-
-
-def _idle_before(scope: Scope, node: NodeProto) -> Iterator[int]:
-    """The nodes that `_passed` passes."""
-    for name in node.input:
-        while name != _passed(scope, name):
-            index = scope.producer[name]
-            yield index
-            name = scope.nodes[index].input[0]
+        nodes.append(index)
+        name = scope.nodes[index].input[0]
+    return name, nodes

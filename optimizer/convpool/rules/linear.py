@@ -118,6 +118,17 @@ def viewed(scope: Scope, index: int, view: View) -> View | Reject:
     return replace(view, axes=tuple(parts for axis, parts in enumerate(view.axes) if axis not in chosen))
 
 
+def chain_to(scope: Scope, index: int, *reductions: str) -> list[int]:
+    """The views in front of node `index`, and it, the last.  reductions: operators that may be among them, read there alone."""
+    chain = [index]
+    while len(chain) < MAX_CHAIN and (producer := scope.producer.get(scope.nodes[chain[0]].input[0])) is not None:
+        node = scope.nodes[producer]
+        if not is_op(node, *VIEWS) and not (is_op(node, *reductions) and scope.other_readers(node.output[0]) is None):
+            break
+        chain.insert(0, producer)
+    return chain
+
+
 def axes_of(scope: Scope, index: int, values: dict[str, Any]) -> Ints | Reject:
     """The axes that a node is told, by an attribute or an input; empty where it is told none.  values: its attributes."""
     node = scope.nodes[index]
@@ -454,15 +465,11 @@ def _reduction(scope: Scope, index: int, rank: int) -> Step | Reject | None:
 
 
 def _view(scope: Scope, index: int, rank: int) -> Step | Reject:
-    chain = [index]
-    while len(chain) < MAX_CHAIN and (producer := scope.producer.get(scope.nodes[chain[-1]].input[0])) is not None:
-        if not is_op(scope.nodes[producer], *VIEWS):
-            break
-        chain.append(producer)
-    order = channel_order(scope, chain[::-1], rank)
+    chain = chain_to(scope, index)
+    order = channel_order(scope, chain, rank)
     if isinstance(order, Reject):
         return order
-    return Step(index, 0, None if order else IDENTITY, before=tuple(chain[1:]), channels=order)
+    return Step(index, 0, None if order else IDENTITY, before=tuple(chain[-2::-1]), channels=order)
 
 
 @dataclass(frozen=True)

@@ -215,10 +215,15 @@ def _fused_node(plan: FusionPlan, edit: Edit) -> None:
         if old or new.bias.any():
             given["B"] = constant(("B", plan.node), new.bias, f"{old or stem + '_bias'}_scaled")
     m, channels = plan.channels
-    if plan.modulation is not None:
-        rank = len(attributes(node)["kernel_shape"])
-        maps = patterns.scale_and_shift(plan.modulation, stem, channels, rank, constant, edit)
-        given["scale"], given["shift"] = maps
+    if (found := plan.modulation) is not None:
+        given["scale"], given["shift"] = found.factor, found.summand
+        if found.affine is not IDENTITY:  # a map by constants, which comes first
+            shape, maps = (1, channels, *(1,) * len(attributes(node)["kernel_shape"])), vars(found.affine)
+            columns = {what: np.broadcast_to(maps[what], (channels,)).reshape(shape) for what in ("scale", "shift")}
+            names = [constant((what, stem), column, f"{stem}_{what}_column") for what, column in columns.items()]
+            given["scale"] = edit.add("Mul", [found.factor, names[0]], f"{stem}_factor")
+            product = edit.add("Mul", [found.factor, names[1]], f"{stem}_product")
+            given["shift"] = edit.add("Add", [product, found.summand], f"{stem}_shift")
     elif plan.affine is not None:
         scale, shift = (np.broadcast_to(values, (channels,)) for values in (plan.affine.scale, plan.affine.shift))
         given["scale"] = constant(("scale", plan.node), scale, f"{stem}_factor")

@@ -9,7 +9,6 @@ Factor and summand are computed tensors [N, C, 1...], as of conditional and adap
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +16,6 @@ from onnx import NodeProto
 
 from convpool.algebra.parts import IDENTITY, PROLOGUES, Affine
 from convpool.ir import schema
-from convpool.ir.edit import Edit
 from convpool.ir.index import Scope
 from convpool.ir.protos import is_op, known_attributes
 from convpool.rules.linear import is_map, op_of
@@ -79,23 +77,6 @@ def modulated_by(scope: Scope, index: int, rank: int, channels: int) -> tuple[in
     if multiplied is None or (scope.info(multiplied[0]).shape or (None, None))[1] != channels:
         return None
     return product, multiplied[1], added[1], multiplied[0]
-
-
-def scale_and_shift(
-    found: Modulation, stem: str, channels: int, rank: int, constant: Callable[..., str], edit: Edit
-) -> tuple[str, str]:
-    """Scale and shift by image and channel, after a map by constants if any.  constant: stores an array, by key and name."""
-    if found.affine is IDENTITY:
-        return found.factor, found.summand
-
-    def column(what: str, values: np.ndarray) -> str:
-        made = np.broadcast_to(values, (channels,)).reshape(1, channels, *(1,) * rank)
-        return constant((what, stem), made, f"{stem}_{what}_column")
-
-    names = column("scale", found.affine.scale), column("shift", found.affine.shift)
-    scale = edit.add("Mul", [found.factor, names[0]], f"{stem}_factor")
-    product = edit.add("Mul", [found.factor, names[1]], f"{stem}_product")
-    return scale, edit.add("Add", [product, found.summand], f"{stem}_shift")
 
 
 EPILOGUE_HOSTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")

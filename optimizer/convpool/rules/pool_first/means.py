@@ -265,12 +265,12 @@ def may_be_reduction(scope: Scope, index: int) -> str | None:
         ends = _undoes(scope, index)
     else:
         ends = is_op(node, *REDUCTIONS) and not _goes_on(scope, node.output[0])
-    return scope.nodes[_chain(scope, index)[0]].input[0] if ends else None
+    return scope.nodes[linear.chain_to(scope, index, *REDUCTIONS)[0]].input[0] if ends else None
 
 
 def recognise_reduction(scope: Scope, index: int, rank: int, size: Ints | None) -> Pooling | Reject | None:
     """The average that a chain up to `index` begins with, a Reject for none over windows, None for none of positions at all."""
-    chain = _chain(scope, index)
+    chain = linear.chain_to(scope, index, *REDUCTIONS)
     found = _average(scope, chain, rank, size)
     for start in range(1, len(chain)):
         if isinstance(found, Reject) and isinstance(linear.step_or_reject(scope, chain[start - 1], rank), linear.Step):
@@ -314,17 +314,6 @@ def _other_axes(scope: Scope, x: str, axes: int, rank: int) -> Reject | None:
     return None
 
 
-def _chain(scope: Scope, index: int) -> list[int]:
-    """Node `index`, and those in front of it that rearrange or reduce: the first one reads x."""
-    chain = [index]
-    while len(chain) < linear.MAX_CHAIN and (producer := scope.producer.get(scope.nodes[chain[-1]].input[0])) is not None:
-        node = scope.nodes[producer]
-        if not is_op(node, *linear.VIEWS) and not (is_op(node, *REDUCTIONS) and scope.other_readers(node.output[0]) is None):
-            break
-        chain.append(producer)
-    return chain[::-1]
-
-
 def _goes_on(scope: Scope, name: str) -> bool:
     """Return True if the only reader reduces on, perhaps rearranged, or undoes an Unsqueeze."""
     for _ in range(linear.MAX_CHAIN):
@@ -344,7 +333,7 @@ def _undoes(scope: Scope, index: int) -> bool:
     """Return True if a Squeeze ends the chain, right after a reduction, behind an Unsqueeze."""
     if scope.made_by(scope.nodes[index].input[0], *REDUCTIONS) is None or _goes_on(scope, scope.nodes[index].output[0]):
         return False
-    return any(is_op(scope.nodes[node], "Unsqueeze") for node in _chain(scope, index))
+    return any(is_op(scope.nodes[node], "Unsqueeze") for node in linear.chain_to(scope, index, *REDUCTIONS))
 
 
 def _step(scope: Scope, index: int, view: linear.View) -> linear.View | Reject | None:
