@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -124,7 +124,7 @@ class InputMaker:
                 if isinstance(dim, int) and axis < len(dims.get(value.name, ())):
                     dims[value.name][axis] = dim
         for batch, step in OTHER_SIZES:
-            shapes = _other_shapes(arrays, dims, self._shared, batch, step)
+            shapes = self._other_shapes(arrays, dims, batch, step)
             for bounds in ranges:
                 shapes |= {name: _within(bounds[name], shapes[name], arrays[name].shape) for name in bounds}
             changed = [name for name, array in arrays.items() if array.shape != shapes[name] and array.size]
@@ -135,6 +135,27 @@ class InputMaker:
                 drawn = {name: arrays[name].reshape(-1)[rng.integers(arrays[name].size, size=shapes[name])] for name in changed}
                 return {**arrays, **drawn}, run({**arrays, **drawn})
         return None
+
+    def _other_shapes(
+        self, arrays: Arrays, dims: Mapping[str, Sequence[Dim]], batch: int, step: int
+    ) -> dict[str, tuple[int, ...]]:
+        """Shapes with other sizes where `dims` has none, one for each name, by a row of OTHER_SIZES."""
+        sizes: dict[object, int] = {}
+        shapes, sides = {}, 0
+        for name, array in arrays.items():
+            shape = list(array.shape)
+            for axis, dim in enumerate(dims[name]):
+                if isinstance(dim, int):
+                    continue
+                key = dim or (name, axis)
+                if key not in sizes and axis == 0 and dim not in self._shared:
+                    sizes[key] = batch + 2 if batch == shape[0] else batch or shape[0]
+                elif key not in sizes:
+                    sizes[key] = shape[axis] + step * (2 * sides + 1) | step % 2
+                    sides += 1
+                shape[axis] = sizes[key]
+            shapes[name] = tuple(shape)
+        return shapes
 
     @property
     def scale(self) -> float:
@@ -212,28 +233,6 @@ def typed_inputs(types: Mapping[str, np.dtype], shapes: Mapping[str, Sequence[in
         raise OptionError(f"data: {error}") from error
     inputs = [helper.make_tensor_value_info(name, kind, [None] * len(shapes[name])) for name, kind in kinds.items()]
     return helper.make_model(helper.make_graph([], "inputs", inputs, []))
-
-
-def _other_shapes(
-    arrays: Arrays, dims: Mapping[str, Sequence[Dim]], shared: Container[str], batch: int, step: int
-) -> dict[str, tuple[int, ...]]:
-    """Shapes with other sizes where `dims` has none, one for each name, by a row of OTHER_SIZES."""
-    sizes: dict[object, int] = {}
-    shapes, sides = {}, 0
-    for name, array in arrays.items():
-        shape = list(array.shape)
-        for axis, dim in enumerate(dims[name]):
-            if isinstance(dim, int):
-                continue
-            key = dim or (name, axis)
-            if key not in sizes and axis == 0 and dim not in shared:
-                sizes[key] = batch + 2 if batch == shape[0] else batch or shape[0]
-            elif key not in sizes:
-                sizes[key] = shape[axis] + step * (2 * sides + 1) | step % 2
-                sides += 1
-            shape[axis] = sizes[key]
-        shapes[name] = tuple(shape)
-    return shapes
 
 
 def _within(bounds: Sequence[Sequence[int]], shape: Sequence[int], before: Sequence[int]) -> tuple[int, ...]:

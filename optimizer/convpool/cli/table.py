@@ -16,7 +16,7 @@ from convpool.algebra.parts import OP_TYPE
 from convpool.check.judge import Verification, shapes_text
 from convpool.errors import printable
 from convpool.ir import schema
-from convpool.report import Report, SiteReport, Speed, Summary
+from convpool.report import Report, SiteReport, Summary
 
 RESIZING = ("upsample_last", "resize_last", "resize_first")
 """The rules whose convolutions stand beside a resize."""
@@ -219,7 +219,10 @@ def _totals(report: Report, verbose: bool) -> list[str]:
         lines.append(f"operators {counts}")
     lines += _verification(report, verbose)
     if report.speed:
-        lines.append(f"speed     {_speed(report.speed)}")
+        speed = report.speed
+        unit, size = ("ms", 1e3) if max(speed.original_us, speed.result_us) >= 1e3 else ("us", 1.0)
+        old, new = (f"{value / size:.3g} {unit}" for value in (speed.original_us, speed.result_us))
+        lines.append(f"speed     here, {_plural(speed.threads, 'thread')}: {old} -> {new} ({speed.ratio:.2f}x)")
     lines.append(f"took      {summary.seconds:.2f} s")
     return lines
 
@@ -247,12 +250,6 @@ def _verification(report: Report, verbose: bool) -> list[str]:
         note = f" ({escape(o.note)})" if o.note else ""
         lines.append(f"          {escape(o.name)}: {o.max_rel_error:.3g} relative, {o.max_abs_error:.3g} absolute{note}")
     return lines
-
-
-def _speed(speed: Speed) -> str:
-    unit, size = ("ms", 1e3) if max(speed.original_us, speed.result_us) >= 1e3 else ("us", 1.0)
-    before, after = (f"{value / size:.3g} {unit}" for value in (speed.original_us, speed.result_us))
-    return f"here, {_plural(speed.threads, 'thread')}: {before} -> {after} ({speed.ratio:.2f}x)"
 
 
 def _plural(count: int, noun: str) -> str:

@@ -160,7 +160,13 @@ def build(model: object, options: BuildOptions | None = None, **keywords: Any) -
         lowering, verification = _first_that_agrees(loaded, engines, options, arrays, left_out)
     agrees = verification is None or verification.passed
     tuning = Tuning(lowering if agrees else None, timed.times_us, left_out) if timed else None
-    built = Built(engines[lowering], lowering, _report(engines[lowering], options, seconds, verification, tuning))
+    engine = engines[lowering]
+    nodes = sorted(engine.built_from.items())
+    ours = {name: count for name, count in nodes if options.plugin and name in schema.OP_TYPES}
+    others = {name: count for name, count in nodes if name not in ours}
+    asked = options.precision, options.plugin, options.accumulation
+    report = BuildReport(*asked, seconds, len(engine.plan), ours, others, verification, tuning)
+    built = Built(engine, lowering, report)
     if verification is not None and not agrees:
         raise EngineMismatchError(f"verification: {verification.difference}", built)
     return built
@@ -210,16 +216,6 @@ def _first_that_agrees(
             break
         left_out[lowering] = verification.difference
     return lowering, verification
-
-
-def _report(
-    engine: Engine, options: BuildOptions, seconds: float, verification: Verification | None, tuning: Tuning | None
-) -> BuildReport:
-    nodes = sorted(engine.built_from.items())
-    ours = {name: count for name, count in nodes if options.plugin and name in schema.OP_TYPES}
-    others = {name: count for name, count in nodes if name not in ours}
-    asked = options.precision, options.plugin, options.accumulation
-    return BuildReport(*asked, seconds, len(engine.plan), ours, others, verification, tuning)
 
 
 @dataclass(frozen=True)
