@@ -214,7 +214,7 @@ def time_network(name: str, options: Options) -> Row:
     if inside:
         inputs = {key: x.astype(np.float16).astype(np.float32) for key, x in inputs.items()}
     session = Session(LoadedModel(model, None, 0), optimize=True)
-    reference = dict(zip([output.name for output in session.get_outputs()], session.run(None, inputs), strict=True))
+    reference = dict(zip(session.outputs, session.run(None, inputs), strict=True))
     found: dict[str, dict[str, Any]] = {}
     engines: dict[str, Engine] = {}
     given = to_channels_last(inputs) if inside else inputs

@@ -114,7 +114,7 @@ def check_model(name: str, digits: str | None, level: int) -> list[dict]:
         for shapes, inputs in sets.items():
             model = make_model(name, batch if shapes == "static" else "N")
             session = Session(LoadedModel(model, None, 0), optimize=True)
-            names = [output.name for output in session.get_outputs()]
+            names = session.outputs
             runtime = [dict(zip(names, session.run(None, x), strict=True)) for x in inputs]
             exact = [run_float64(model, x) for x in inputs]
             profile = None

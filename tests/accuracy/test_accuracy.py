@@ -80,7 +80,7 @@ def run_onnxruntime(model: onnx.ModelProto, precision: str, inputs) -> dict[str,
         model = prepare.self_contained(model, None)
         prepare.cast_floats(model, KINDS[precision])
     session = Session(LoadedModel(model, None, 0), optimize=False)
-    return dict(zip([output.name for output in session.get_outputs()], session.run(None, inputs), strict=True))
+    return dict(zip(session.outputs, session.run(None, inputs), strict=True))
 
 
 def test_float64_reference_is_onnx_own_on_a_small_model():
@@ -179,7 +179,7 @@ def run_exactly(model: onnx.ModelProto, precision: str, sets: list) -> list[dict
     if precision != "fp16":
         return [run_float64(model, one) for one in sets]
     session = Session(LoadedModel(model, None, 0), optimize=True)
-    names = [output.name for output in session.get_outputs()]
+    names = session.outputs
     return [dict(zip(names, session.run(None, one), strict=True)) for one in sets]
 
 
