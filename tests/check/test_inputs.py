@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from convpool.check import inputs as module
-from convpool.check.inputs import OPEN_SIZES, SCALES, InputMaker, random_array, typed_inputs
+from convpool.check.inputs import HARDER, OPEN_SIZES, SCALES, InputMaker, input_sets, noisy, random_array, typed_inputs
 from convpool.errors import ModelError, OptionError
 from convpool.ir.model import feeds
 from tests.support.models import graph, sparse_of
@@ -110,6 +110,17 @@ def test_the_largest_scale_at_which_most_is_finite_stays():
     plain = maker(("x", TensorProto.FLOAT, [64]), FLAG).runnable(0, lambda arrays: [])[0]
     np.testing.assert_allclose(arrays["x"], plain["x"] * np.float32(found.scale), rtol=1e-6)
     np.testing.assert_array_equal(arrays["flag"], plain["flag"])
+
+
+@pytest.mark.parametrize("kind", [TensorProto.FLOAT, TensorProto.BFLOAT16])
+def test_a_number_stays_an_array_without_axes(kind):
+    """onnxruntime takes no numbers of numpy."""
+    sets = [arrays for arrays, *_ in input_sets(maker(("x", kind, [])), 1, None, lambda _: [np.zeros(0)], lambda: False)]
+    found = maker(("x", kind, []))
+    small, _ = found.runnable(0, lambda arrays: [np.full(1, np.inf if abs(arrays["x"]) > 0.01 else 0)])
+    assert found.scale < 1 and len(sets) == 1 + len(HARDER)
+    for arrays in (*sets, small, noisy(small, 0.1, np.random.default_rng(0))):
+        assert isinstance(arrays["x"], np.ndarray) and arrays["x"].shape == ()
 
 
 def test_seeds_and_numbers_give_other_inputs():

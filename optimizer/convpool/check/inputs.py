@@ -221,7 +221,7 @@ class InputMaker:
                 got = f"shape {dims}; got {size} bytes"
                 raise ModelError(f"input '{value.name}': {got}, expected at most {MAX_INPUT_BYTES} to check")
             array = random_array(rng, dtype, dims)
-            arrays[value.name] = array if scale == 1 or array.dtype.kind in "OSUiub" else array * array.dtype.type(scale)
+            arrays[value.name] = array if scale == 1 else _times(array, scale)
         return arrays
 
 
@@ -252,6 +252,11 @@ def random_array(rng: np.random.Generator, dtype: np.dtype, shape: Sequence[int]
     return rng.standard_normal(shape).astype(dtype)
 
 
+def _times(array: np.ndarray, factor: float) -> np.ndarray:
+    """An array of floats times a factor, also one without axes, of which numpy makes a number; any other as it is."""
+    return array if array.dtype.kind in "OSUiub" else np.asarray(array * array.dtype.type(factor))
+
+
 HARDER = (1, 4, 16, 64, 256, 2.0**-4)
 """Random floats are multiplied by these where no output had a value: something behind a threshold may then."""
 NOISE = 0.5
@@ -279,8 +284,7 @@ def input_sets(
         try:
             arrays, outputs = maker.runnable(count + step, run)
             if factor != 1:
-                kinds = {name: array.dtype.kind for name, array in arrays.items()}
-                arrays = {name: a * a.dtype.type(factor) if kinds[name] in "fc" else a for name, a in arrays.items()}
+                arrays = {name: _times(array, factor) for name, array in arrays.items()}
                 outputs = run(arrays)
         except ModelError:
             continue
@@ -293,7 +297,7 @@ def noisy(arrays: Arrays, share: float, rng: np.random.Generator) -> Arrays:
     for name, array in arrays.items():
         if array.dtype.kind == "f" or array.dtype.name == "bfloat16":
             wide = array if array.dtype == np.float64 else array.astype(np.float32)
-            array = wide * (1 + share * rng.uniform(-1, 1, array.shape)).astype(wide.dtype)
+            array = np.asarray(wide * (1 + share * rng.uniform(-1, 1, array.shape)).astype(wide.dtype))
         changed[name] = array
     return changed
 
