@@ -422,8 +422,9 @@ def _is_ours(function: FunctionProto, opset: int) -> bool:
 
 
 def _same(one: FunctionProto, other: FunctionProto) -> bool:
+    """Return True if two functions compute the same; onnxslim, for one, changes the order of nodes."""
     same = all(list(getattr(one, part)) == list(getattr(other, part)) for part in ("input", "output", "attribute"))
-    return same and [_meaning(node) for node in one.node] == [_meaning(node) for node in other.node]
+    return same and sorted(map(_meaning, one.node)) == sorted(map(_meaning, other.node))
 
 
 def _meaning(node: NodeProto) -> tuple[Any, ...]:
