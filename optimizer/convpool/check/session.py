@@ -112,10 +112,13 @@ def _answer(kind: str, value: Any) -> Any:
     return value
 
 
+_FLOATS = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(double)": np.float64}
+
+
 def fitted(inputs: Mapping[str, str], arrays: Arrays) -> Arrays:
-    """The arrays as a session takes them: in float32 where the model was made float32.  inputs: their types in it, by name."""
-    floats = {name for name, kind in inputs.items() if kind == "tensor(float)"}
-    return {name: array.astype(np.float32, copy=False) if name in floats else array for name, array in arrays.items()}
+    """The arrays as a session takes them: floats in its input's type.  inputs: their types in it, by name."""
+    types = {name: _FLOATS[kind] for name, kind in inputs.items() if kind in _FLOATS}
+    return {name: array.astype(types[name], copy=False) if name in types else array for name, array in arrays.items()}
 
 
 def evaluate(model: ModelProto, name: str) -> np.ndarray:
