@@ -346,9 +346,7 @@ convpool.optimize({str(path)!r})
 
 
 def test_floats_have_the_type_of_the_session_s_input():
-    types, half = (
-        {"x": "tensor(float)", "h": "tensor(float16)", "d": "tensor(double)", "n": "tensor(int64)"},
-        np.ones(2, np.float16),
-    )
+    half = np.ones(2, np.float16)
+    types = {"x": "tensor(float)", "h": "tensor(float16)", "d": "tensor(double)", "n": "tensor(int64)"}
     found = fitted(types, dict.fromkeys(types, half))
     assert found["x"].dtype == np.float32 and found["d"].dtype == np.float64 and found["h"] is half and found["n"] is half

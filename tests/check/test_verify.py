@@ -232,8 +232,7 @@ def test_random_output_is_named_but_another_one_decides():
 
 def test_integer_and_boolean_outputs_are_compared():
     body = PAIR + "\nz = Constant<value = float {0.0}>()\nm = Greater(y, z)\ni = ArgMax<axis=1>(y)"
-    outputs = "float[a,b,c,d] y, bool[a,b,c,d] m, int64[a,e,c,d] i"
-    model = pair(body=body, outputs=outputs)
+    model = pair(body=body, outputs="float[a,b,c,d] y, bool[a,b,c,d] m, int64[a,e,c,d] i")
     assert [output.max_abs_error for output in convpool.optimize(model).report.verification.outputs[1:]] == [0.0, 0.0]
     broken = convpool.verify(model, change(model, "w", swap))
     assert [output.passed for output in broken.outputs] == [False, False, False]
@@ -272,14 +271,8 @@ def test_a_result_that_cannot_run_is_an_error():
 
 
 def test_inputs_that_share_a_symbolic_dimension_agree_on_it():
-    model = onnx.parser.parse_model("""
-        <ir_version: 8, opset_import: ["": 17]>
-        g (float[2,N,3] state, float[N,2,H,H] x) => (float[N,2,P,P] y, float[2,N,3] s) {
-            w = Constant <value = float[2,2,1,1] {1, 2, 3, 4}> ()
-            c = Conv (x, w)
-            y = AveragePool <kernel_shape = [2,2], strides = [2,2]> (c)
-            s = Identity (state)
-        }""")
+    inputs, outputs = "float[2,N,3] state, float[N,2,H,H] x", "float[N,2,P,P] y, float[2,N,3] s"
+    model = graph(f"c = Conv(x, w)\ny = {POOL}(c)\ns = Identity(state)", {"w": (2, 2, 1, 1)}, inputs=inputs, outputs=outputs)
     found = convpool.optimize(model).report.verification
     assert found.passed and found.input_shapes["state"] == [2, 1, 3] and found.input_shapes["x"][0] == 1
     found = convpool.optimize(model, input_shapes={"x": [4, 2, 8, 8]}).report.verification
