@@ -205,8 +205,8 @@ class Target:
     """The rules that run, the lowering asked for, and what stands for the operator where the plugin has no fast kernel.
 
     passes: names of rules.  lowering: one of `algebra.lowering.REQUESTS`.
-    direct_without_kernel: whether AveragePool and Conv may.  TensorRT 8.6 is slower with them than with one fused convolution
-    where a convolution has groups, and in 3-D slower than with the original.  keep_int8: leave convolutions behind
+    direct_without_kernel: whether AveragePool and Conv may, if they cost less than one fused convolution.  TensorRT 8.6 is slower
+    with them where a convolution has groups, and in 3-D slower than with the original.  keep_int8: leave convolutions behind
     DequantizeLinear, which TensorRT runs in INT8; any rewrite would make float kernels of them.
     metadata: what a changed model gets in its metadata_props, so that it says what it is for.  devices: where a convolution
     beside a resampling has to be faster: "cpu" by the cost model, "gpu" as was measured there, "tensorrt" as in its engines.
@@ -241,8 +241,8 @@ class OptimizeOptions(Target):
 
     exclude: glob patterns of names that stay.  pinned: nodes of the main graph that stay, by name, each with the reason.
     upsampling: the form to take where it is admitted, whatever it costs.
-    for_torch: whether the model stands for a graph of PyTorch's, which has a node for upsampled convolutions, and weights of each
-    call.
+    for_torch: the type of the device, where the model stands for a graph of PyTorch's, which has a node for upsampled
+    convolutions, and weights of each call; else empty.
     accumulation: one of `algebra.parts.ACCUMULATIONS` for the operator's nodes; None leaves those of the file as they are.
     """
 
@@ -250,7 +250,7 @@ class OptimizeOptions(Target):
     pinned: Mapping[str, Refusal] = field(default_factory=dict)
     accumulation: str | None = None
     upsampling: str | None = None
-    for_torch: bool = False
+    for_torch: str = ""
 
     def __post_init__(self) -> None:
         """Raise OptionError for names that there are not, and for packed sums of standard operators."""

@@ -26,8 +26,8 @@ def test_a_pooling_of_single_elements_that_keeps_all_costs_nothing():
 
 
 FORMS = {  # axes, opset: of a global mean, plain and depthwise, of Resizes, linear and nearest, for a CPU; of the mean for any
-    (1, 18): ["direct", None, None, None, "direct"], (1, 19): [None] * 5, (3, 19): ["fused", "fused", None, None, "fused"],
-    (2, 18): ["direct", "fused", "conv_first", None, "direct"], (3, 18): ["direct", "direct", None, "direct", "fused"],
+    (1, 18): ["direct", None, None, None, "direct"], (1, 19): [None] * 5, (3, 19): ["fused", "fused", None, None, None],
+    (2, 18): ["direct", "fused", "conv_first", None, "direct"], (3, 18): ["direct", "direct", None, "direct", "direct"],
 }  # fmt: skip
 
 

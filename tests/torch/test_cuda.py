@@ -54,6 +54,19 @@ def test_random_layers(seed, dtype, last):
     assert_with_derivatives_near(y, given, expected, exact)
 
 
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_windows_of_more_than_64_elements_are_not_summed_by_one_thread(kernel, monkeypatch):
+    """A 3x3 convolution and a mean over 112x112 took 47 times as long as PyTorch's two operators."""
+    monkeypatch.setattr(kernels, "by_plan", lambda *given: pytest.fail("a plan"))
+    x, pool = torch.randn(2, 8, 9, 9, device="cuda"), torch.nn.AdaptiveAvgPool2d(1)
+    module = torch.nn.Sequential(torch.nn.Conv2d(8, 16, kernel, padding=kernel // 2), pool).cuda()
+    changed, report = convpool.torch.optimize(copy.deepcopy(module), x)
+    assert [site.status for site in report.sites] == ["rewritten" if kernel == 1 else "rejected"]
+    given, padding = (x, module[0].weight, module[0].bias), kernel // 2
+    for found in (changed(x), convpool.torch.conv_avg_pool2d(*given, padding=padding, pool_size=9)):
+        torch.testing.assert_close(found, module(x), rtol=0.01, atol=0.01)
+
+
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES[:3])
 @pytest.mark.parametrize(

@@ -4,13 +4,14 @@
     avg_pool_p,q(conv_s(x, W) + b)  =  conv_sq(box_mean_p(x), W) + b
 
 The pooling is done first where that is exact (`convpool.algebra.geometry`) and saves arithmetic.  PyTorch's own two operators run
-for a pooling with strides of 1, which saves nothing; pool_padding behind a bias or too little padding of the convolution, where
-the border averages other values; ceil_mode; count_include_pad=False with pool_padding.
+for a pooling with strides of 1, which saves nothing; windows of more than 64 elements on a GPU; pool_padding behind a bias or too
+little padding of the convolution, where the border averages other values; ceil_mode; count_include_pad=False with pool_padding.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 
 from convpool.algebra.geometry import ConvSpec, Ints, PoolSpec, Refusal, pad_behind, pool_first, same_pads
+from convpool.algebra.lowering import MAX_KERNEL_WINDOW
 from convpool.algebra.parts import ACCUMULATIONS
 from convpool.errors import OptionError
 from convpool.torch import plain
@@ -114,7 +116,8 @@ def conv_avg_pool(rank: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.
     wrong = x.dim() not in (rank + 1, rank + 2) or not x.is_floating_point()  # which PyTorch's own operators say best
     casts = torch.is_autocast_enabled(x.device.type)
     wrong = wrong or casts and rank == 3 and x.device.type == "cpu"  # which averages in float32
-    if first is None or wrong or is_exporting() or x.dtype != weight.dtype and not casts:
+    slow = x.is_cuda and math.prod(pooling[0]) > MAX_KERNEL_WINDOW
+    if first is None or wrong or slow or is_exporting() or x.dtype != weight.dtype and not casts:
         return plain.POOLS[rank](plain.CONVS[rank](x, weight, bias, *convolution), *pooling)
     if x.dim() == rank + 1:
         return pooled_conv_of((x.unsqueeze(0), weight, bias), first).squeeze(0)

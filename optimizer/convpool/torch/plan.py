@@ -55,7 +55,9 @@ def plan(graph: fx.Graph, options: OptimizeOptions, stay: Collection[str] = ()) 
     given = LoadedModel(model, None, model.ByteSize(), inferred=onnx.shape_inference.infer_shapes(model))
     resized = any(proto.op_type == "Resize" for proto in model.graph.node)
     passes = frozenset({"pool_first", *(["upsample_last"] if resized else [])})
-    result = rewrite(given, replace(options, passes=passes, pinned=skeleton.pinned, for_torch=True), {})
+    kinds = {value.device.type for node in graph.nodes if isinstance(value := value_of(node), torch.Tensor)}
+    device = "cuda" if "cuda" in kinds else "cpu"
+    result = rewrite(given, replace(options, passes=passes, pinned=skeleton.pinned, for_torch=device), {})
     if result.changed:
         Rebuilding(skeleton, result.model).run()
     rules = {site.conv: site.rule for site in result.report.sites if site.status == "rewritten"}

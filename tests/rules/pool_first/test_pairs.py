@@ -204,16 +204,16 @@ def test_any_excluded_convolution_of_a_join_keeps_it(pattern):
 
 
 @pytest.mark.parametrize(
-    ("conv", "shape", "sizes", "fused"),
+    ("conv", "shape", "sizes", "in_tensorrt"),
     [
-        ("Conv<group=2, pads=[1,1,1,1]>(x, w)", (32, 8, 3, 3), "12,12", True),
-        ("Conv<group=2>(x, w)", (32, 8, 1, 1), "12,12", False),
-        ("Conv<pads=[1,1,1,1,1,1]>(x, w)", (16, 16, 3, 3, 3), "12,12,12", True),
-        ("Conv(x, w)", (32, 16, 1, 1, 1), "12,12,12", False),
+        ("Conv<group=2, pads=[1,1,1,1]>(x, w)", (32, 8, 3, 3), "12,12", "fused"),
+        ("Conv<group=2>(x, w)", (32, 8, 1, 1), "12,12", None),
+        ("Conv<pads=[1,1,1,1,1,1]>(x, w)", (16, 16, 3, 3, 3), "16,16,16", "fused"),
+        ("Conv(x, w)", (32, 16, 1, 1, 1), "12,12,12", None),
     ],
     ids=["groups", "pointwise groups", "3-D", "pointwise 3-D"],
 )
-def test_what_the_plugin_has_no_fast_kernel_for(conv, shape, sizes, fused):
+def test_what_the_plugin_has_no_fast_kernel_for(conv, shape, sizes, in_tensorrt):
     rank, given = len(shape) - 2, {"w": shape}
     pool = f"AveragePool<kernel_shape={[2] * rank}, strides={[2] * rank}>"
     types = {"inputs": f"float[1,16,{sizes}] x", "outputs": f"float[{','.join('abcde'[: rank + 2])}] y"}
@@ -221,13 +221,10 @@ def test_what_the_plugin_has_no_fast_kernel_for(conv, shape, sizes, fused):
     for options in ({}, {"target": "cpu"}, {"lowering": "auto"}):
         site = convpool.optimize(model, check=0, **options).report.sites[0]
         assert site.status == "rewritten" and site.lowering in ("direct", "fused")
-    if fused:
-        assert operators(rewrite(model, 1, "convavgpool").graph) == {"Conv": 1}
-        assert convpool.optimize(model, target="tensorrt").report.sites[0].lowering == "fused"
-    else:
-        assert operators(rewrite(model, 1, "convavgpool").graph) == {"AveragePool": 1, "Conv": 1}
-        kept = convpool.optimize(model, target="tensorrt").report.sites[0]
-        assert kept.status == "rejected" and "for which the plugin has kernels" in kept.reason
+    assert operators(rewrite(model, 1, "convavgpool").graph) == {"AveragePool": 1, "Conv": 1}
+    kept = convpool.optimize(model, target="tensorrt").report.sites[0]
+    assert kept.lowering == in_tensorrt
+    assert in_tensorrt or kept.status == "rejected" and "for which the plugin has kernels" in kept.reason
     body = f"h = Conv{'<group=2>' if 'group' in conv else ''}(x, w)\ny = GlobalAveragePool(h)"
     whole = graph(body, {"w": (*shape[:2], *[1] * rank)}, **types)
     assert operators(rewrite(whole, 1, "convavgpool").graph) == {"Conv": 1, "GlobalAveragePool": 1}
@@ -245,6 +242,16 @@ def test_a_window_of_more_than_64_elements_is_no_node(sizes, operator, target):
     found = operators(result.model.graph)
     assert ("ConvAvgPool" in found, "GlobalAveragePool" in found) == (operator, not operator)
     assert [site.lowering for site in result.report.sites] == ["convavgpool" if operator else "direct"]
+
+
+@pytest.mark.parametrize("target", ["any", "tensorrt", "cuda"])
+def test_three_axes_in_float32_are_fused_for_a_cpu_and_tensorrt_alone(target):
+    """cuDNN's convolutions with strides take three axes longer in TF32 than the original takes (decision 009)."""
+    model = graph("h = Conv<pads=[1,1,1,1,1,1]>(x, w)\ny = AveragePool<kernel_shape=[2,2,2], strides=[2,2,2]>(h)",
+                  {"w": (4, 48, 3, 3, 3)}, inputs="float[1,48,16,16,16] x")  # fmt: skip
+    model.opset_import[0].version = 19
+    lowerings = {name: convpool.optimize(model, check=0, target=name).report.sites[0].lowering for name in (target, "cpu")}
+    assert lowerings["cpu"] == "fused" and (lowerings[target] == "fused") == (target == "tensorrt")
 
 
 @pytest.mark.parametrize("target", ["tensorrt", "cuda"])

@@ -395,7 +395,7 @@ KERNEL = "would become a float kernel; got INT8, behind DequantizeLinear, expect
 
 
 def model(body: str):
-    return graph(body, GIVEN, inputs="float[1,64,8,8] x")
+    return graph(body, GIVEN, inputs="float[1,64,6,6] x")
 
 
 @pytest.mark.parametrize(("conv", "mean"), CASES)

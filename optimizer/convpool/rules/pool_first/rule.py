@@ -21,11 +21,12 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from convpool.algebra import lowering as forms
-from convpool.algebra.geometry import COUNTED, PoolSpec, Refusal, fills_window, miscounts, whole_map
+from convpool.algebra.geometry import COUNTED, PoolSpec, Refusal, fills_window, miscounts, refuse, whole_map
 from convpool.algebra.parts import IDENTITY, holds, keeps, outside
 from convpool.ir.index import Scope
 from convpool.ir.protos import AttributeReference, is_op, label
 from convpool.ir.schema import POOL_DILATIONS_OPSET
+from convpool.options import OptimizeOptions
 from convpool.rules import convs
 from convpool.rules.base import BETWEEN, Context, Plan, Reject, reject, rejection, spatial_size
 from convpool.rules.pool_first.averages import candidates, recognise
@@ -154,13 +155,19 @@ ENOUGH = 0.75
 
 @dataclass(frozen=True)
 class Attempt:
-    """Lowerings to try for every convolution: the first admitted, or the cheapest; without `direct` where no kernel is fast."""
+    """Lowerings to try for every convolution: the operator, else the first admitted, or the cheapest; without `direct` where no
+    kernel is fast: on three axes for TensorRT alone, which loses by it."""
 
     names: tuple[str, ...]
     by_cost: bool = False
     spare_direct: bool = False
 
 
+FEW_CHANNELS, LEAST_FUSED, MOST_OVERLAPPING = 8, 512, 49
+"""The most output channels with which a GPU is slow with one fused convolution of fewer positions of an image than these, and the
+most elements of windows that overlap, each summed by a thread."""
+MANY_CHANNELS = 12
+"""How many times the output channels a GPU is slow to average, where a CPU is not."""
 BY_COST = (Attempt(("direct", "fused"), by_cost=True), Attempt(("direct",)), Attempt(("fused",)))
 """The cheapest lowering by time may leave too many multiply-adds (a pointwise convolution fused): then the others."""
 
@@ -174,7 +181,7 @@ def choose(plan: PairPlan, context: Context) -> PairPlan | Reject:
     if context.options.lowering == "auto":
         attempts = BY_COST
     elif operator and context.options.direct_without_kernel:
-        attempts += BY_COST
+        attempts = (Attempt(order, by_cost=True), *BY_COST)
     for attempt in attempts:
         lowerings = []
         for leaf in plan.leaves:
@@ -184,7 +191,11 @@ def choose(plan: PairPlan, context: Context) -> PairPlan | Reject:
                 break
             lowerings.append(found)
         else:
-            outcome = _judge(plan, lowerings, _cpu_opset(plan, context, {found.name for found in lowerings}))
+            opset = _cpu_opset(plan, context, {found.name for found in lowerings})
+            outcome = _judge(plan, lowerings, opset)
+            many = any(c * leaf.conv.group > MANY_CHANNELS * m for leaf in plan.leaves for m, c in (leaf.weight_shape[:2],))
+            if opset and operator and many and isinstance(outcome, PairPlan):
+                outcome = _judge(plan, lowerings, 0)  # on a GPU
             if isinstance(outcome, PairPlan):
                 return replace(outcome, fallback=_fallback(outcome, failure, context))
             failure = failure or outcome
@@ -207,7 +218,8 @@ def _of_leaf(
     plan: PairPlan, leaf: convs.ConvLeaf, attempt: Attempt, context: Context
 ) -> tuple[forms.Lowering | None, Reject | None]:
     """The lowering that an attempt comes to for one convolution, and the first reason against a better one."""
-    refusal = forms.without_kernel(leaf.conv, plan.pooling.spec) if attempt.spare_direct else None
+    spares = attempt.spare_direct and (leaf.conv.rank < 3 or leaf.conv.group > 1 or "tensorrt" in context.options.devices)
+    refusal = forms.without_kernel(leaf.conv, plan.pooling.spec) if spares else None
     usable: list[forms.Lowering] = []
     reason = failure = None
     for name in attempt.names:
@@ -218,11 +230,11 @@ def _of_leaf(
             reason = rejection(plan.scope, leaf.node, refusal)
         else:
             usable.append(found)
-            if not attempt.by_cost:
+            if not attempt.by_cost or name == "convavgpool":
                 break
     if not usable:
         return None, reason or failure
-    if not attempt.by_cost:
+    if len(usable) == 1:
         return usable[0], reason
     size, bytes_ = leaf.size or forms.nominal_size(leaf.conv, plan.pooling.spec), _item_bytes(plan.scope, leaf)
     opset = _cpu_opset(plan, context, {found.name for found in usable})
@@ -246,6 +258,8 @@ def _lowering(plan: PairPlan, leaf: convs.ConvLeaf, name: str, context: Context)
     found = forms.lower(leaf.layer, spec, name, obstacles)
     if isinstance(found, Refusal):
         return rejection(scope, leaf.node, found)
+    if spec is not None and (slow := _against_gpu(leaf, found, spec, context.options)) is not None:
+        return rejection(scope, leaf.node, slow)
     if found.pool is not None and (merged := _pad_in_front(scope, leaf, found.pool, obstacles.miscounts)) is not None:
         return merged
     why = convs.against_one(scope, leaf.input) if found.pool is None and not found.is_global else None
@@ -257,6 +271,25 @@ def _lowering(plan: PairPlan, leaf: convs.ConvLeaf, name: str, context: Context)
         if not keeps(weight / spec.taps, np.dtype(np.float16)):
             return rejection(scope, leaf.node, outside("fused weights"))
     return found
+
+
+def _against_gpu(leaf: convs.ConvLeaf, found: forms.Lowering, spec: PoolSpec, options: OptimizeOptions) -> Refusal | None:
+    """Why a lowering is slow on a GPU (decision 009): fused kernels that are large, have few results or, but for TensorRT, three
+    axes of float32; large windows that overlap."""
+    if "gpu" not in options.devices or options.lowering == "fused" or options.lowering == "auto" and "cpu" in options.devices:
+        return None
+    if found.name == "fused":
+        few = leaf.weight_shape[0] <= FEW_CHANNELS and found.conv.group == 1
+        if few and leaf.size is not None and (places := found.conv.places(leaf.size)) < LEAST_FUSED:
+            return refuse("positions of one fused convolution to few channels", places, f"at least {LEAST_FUSED}, for a GPU")
+        in_float = leaf.weight is not None and leaf.weight.data_type == TensorProto.FLOAT
+        if spec.rank > 2 and in_float and "tensorrt" not in options.devices:
+            return refuse("spatial axes of one fused convolution in float32", spec.rank, "at most 2, for a GPU")
+    most = forms.MAX_KERNEL_WINDOW if found.name == "fused" else spec.taps
+    if found.pool is not None and not found.conv.is_pointwise:
+        summed = found.name == "convavgpool" or "cpu" not in options.devices or options.for_torch == "cuda"
+        most = MOST_OVERLAPPING if summed else most
+    return refuse("pooling window", list(spec.kernel_shape), f"at most {most} elements, for a GPU") if spec.taps > most else None
 
 
 def _pad_in_front(scope: Scope, leaf: convs.ConvLeaf, box: PoolSpec, old: bool) -> Reject | None:
