@@ -96,15 +96,19 @@ def test_activation_checkpoints(last_pad, epilogue, reentrant):
     torch.testing.assert_close((x.grad, weight.grad), expected)
 
 
-def test_the_box_mean_and_its_adjoint():
-    torch.manual_seed(0)
-    x = torch.randn(2, 3, 7, 6, dtype=torch.float64, requires_grad=True)
-    window = ([3, 2], [2, 1], [1, 2, 0, 1], [2, 1])
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("window", [([3, 2], [2, 1], [1, 2, 0, 1], [2, 1]), ([3, 2], [2, 3], [1, 0, 1, 0], [1, 1])])
+def test_the_box_mean_and_its_adjoint(window, last):
+    """16 bits are rounded once, also where windows overlap."""
+    x = drawn(2, 3, 7, 6, last=last)
     z = ops.box_mean(x, *window)
     spread = ops.box_mean_adjoint(g := torch.randn_like(z).requires_grad_(), [7, 6], *window)
     torch.testing.assert_close((z * g).sum(), (x * spread).sum(), rtol=1e-12, atol=0)
     assert torch.autograd.gradgradcheck(lambda x: ops.box_mean(x, *window), [x])
     assert torch.autograd.gradgradcheck(lambda g: ops.box_mean_adjoint(g, [7, 6], *window), [g])
+    assert plain.memory_format(spread) == plain.memory_format(x)
+    half, full = (ops.box_mean_adjoint(g.detach().bfloat16().to(dtype), [7, 6], *window) for dtype in (torch.bfloat16, g.dtype))
+    assert torch.equal(half, full.bfloat16())
 
 
 def test_the_first_pass_of_a_gradient_penalty_makes_no_gradient_of_weights():

@@ -6,6 +6,7 @@ On a GPU PyTorch's own pooling has a wrong gradient where windows overlap in pad
 import contextlib
 import copy
 import itertools
+import math
 
 import pytest
 
@@ -87,8 +88,8 @@ def test_derivatives(kind, rank, last, nodes, device):
     swaps = on_gpu and kind == "one tap"  # by PyTorch's operators, as all pairs of a CPU
     for penalty in (False, True):
         names, got = gradients(changed, given, penalty)
-        others = 2 + (swaps and not apart) if nodes and on_gpu and penalty else 0
-        counts = nodes and (penalty or on_gpu) and not (apart or swaps), others
+        by_operators = (swaps or not on_gpu) and not apart
+        counts = nodes and on_gpu and not (apart or swaps), nodes and penalty and 2 * on_gpu + by_operators
         assert [names.count(f"_{name}Backward") for name in ("Pair", "Convolution")] == [*counts], names
         assert_same(got, gradients(net, x, penalty)[1])
 
@@ -239,22 +240,28 @@ ORDERS += [((8, 64, 4), 32, 5, ONE), ((8, 64, 64), 8, 5, FIRST), ((0, 64, 64), 8
 
 @pytest.mark.parametrize("dtype, rtol", [(torch.float32, 1e-5), (torch.bfloat16, 0.03)])
 @pytest.mark.parametrize("sizes, size, kernel, expected", ORDERS)
-def test_the_order_that_takes_a_cpu_least(sizes, size, kernel, expected, dtype, rtol):
-    """Averages take long, those of the channels last not: fewer channels are pooled behind the convolution."""
+@pytest.mark.parametrize("penalty, joined", [(False, False), (False, True), (True, False)])
+def test_the_order_that_takes_a_cpu_least(penalty, joined, sizes, size, kernel, expected, dtype, rtol):
+    """Averages take long, those of the channels last not.  With a penalty large ones have convpool's second derivatives."""
     torch.manual_seed(4)
-    net = torch.nn.Sequential(torch.nn.Conv2d(*sizes[1:], kernel, padding=kernel // 2), torch.nn.AvgPool2d(2))
-    x = torch.randn(*sizes[:2], size, size)
-    exact = gradients(copy.deepcopy(net).double(), x.double())[1]
+    conv = torch.nn.Conv2d(*sizes[1:], kernel, padding=kernel // 2)
+    net = Forward(
+        lambda module, x: F.avg_pool2d(module.conv(x) + module.conv(x.abs()) if joined else module.conv(x), 2), conv=conv
+    )
+    x, large = torch.randn(*sizes[:2], size, size), penalty and math.prod(sizes) * (kernel * size) ** 2 > 8e6
+    exact = gradients(copy.deepcopy(net).double(), x.double(), penalty)[1]
     for order in (torch.contiguous_format, torch.channels_last):
         given, targets = {"dtype": dtype, "memory_format": order}, []
-        got = gradients(torch.compile(net.to(**given), backend=ready(targets, in_steps=False)), x.to(**given))[1]
-        assert targets == (FIRST if order == torch.channels_last else expected)
+        got = gradients(torch.compile(net.to(**given), backend=ready(targets, in_steps=False)), x.to(**given), penalty)[1]
+        wanted = [convolved if f is torch.conv2d and large else f for f in (FIRST if order == torch.channels_last else expected)]
+        assert [f for f in targets if f in (*FIRST, *ONE, convolved)] == wanted * (1 + joined)
         assert all((a.double() - b).abs().max() <= rtol * b.abs().max() for a, b in zip(got, exact, strict=True))
 
 
 def test_gradients_in_autocast_are_of_the_types_of_forward(device, monkeypatch):
     """The same as PyTorch's outside of it.  On a GPU PyTorch's own second derivatives take the type of autocast there."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    torch.manual_seed(0)
     x, weight = (torch.randn(shape, device=device, requires_grad=True) for shape in ((2, 4, 9, 9), (6, 4, 3, 3)))
     geometry, found = ((2, 2), (1, 1), (1, 1), 1), []
     for y, inside in ((F.conv2d(x, weight, None, *geometry), False), (convolved(x, weight, None, *geometry), True)):
@@ -262,6 +269,8 @@ def test_gradients_in_autocast_are_of_the_types_of_forward(device, monkeypatch):
             found.append(torch.autograd.grad(y.square().sum(), (x, weight), create_graph=True))
             found[-1] += torch.autograd.grad(found[-1][0].square().sum(), weight)
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-3)
+    with torch.autocast(device, torch.bfloat16):
+        torch.testing.assert_close(*(function(x, weight, None, *geometry) for function in (convolved, F.conv2d)))
 
 
 @pytest.mark.parametrize(

@@ -199,9 +199,7 @@ def test_types_other_than_floats_are_as_in_pytorch(dtype, rank):
         assert torch.equal(function(x, weight, pool_size=2), expected)
 
 
-@pytest.mark.parametrize("pool_size", [1, 2, 3])
-@pytest.mark.parametrize("pool_padding", [1, 2, 3])
-@pytest.mark.parametrize("kernel", [1, 2, 3])
+@pytest.mark.parametrize("kernel, pool_size, pool_padding", itertools.product((1, 2, 3), repeat=3))
 def test_pads_of_more_than_half_a_window(kernel, pool_size, pool_padding):
     """They are refused as by PyTorch."""
     x, weight = drawn(2, 2, 7, 8), drawn(3, 2, kernel, kernel)

@@ -62,9 +62,9 @@ def may_have_penalty(graph: fx.Graph) -> bool:
 def ready(module: fx.GraphModule, graph: fx.Graph, *, in_steps: Collection[str] | None = None) -> Callable:
     """A function that runs the module's rewritten graph: pairs are PyTorch's operators on a CPU, and calls of kernels elsewhere.
 
-    In training with a penalty large ones on a CPU have derivatives of convpool's.  in_steps: names of the convolutions with
-    derivatives of convpool's in an eager step on a GPU.  PyTorch's operators run more of it: 1x1
-    kernels change places with poolings and upsamplings, and pairs of larger ones on large maps are convolved by pooled ones."""
+    In training with a penalty large ones on a CPU have derivatives of convpool's.  in_steps: names of the convolutions with such
+    in an eager step on a GPU.  PyTorch's operators run more of it: 1x1 kernels change places with poolings and upsamplings, and
+    pairs of larger ones on large maps are convolved by pooled ones."""
     penalty, eager = torch.is_grad_enabled() and may_have_penalty(graph), in_steps is not None
     for node in list(graph.nodes):
         operators = _upsampled_last(*node.args) if eager and node.target is upsample_conv_of else None
@@ -74,13 +74,13 @@ def ready(module: fx.GraphModule, graph: fx.Graph, *, in_steps: Collection[str] 
             operators = _operators(tensors, geometry, eager)
             if eager and operators is None and _pools_weights(x, weight):
                 operators = _by_pooled_weights(graph, node, tensors, geometry)
-            elif operators is not None and not (eager or penalty):
+            elif operators is not None and not eager:
                 operators = _fastest(graph, node, operators, geometry)
-            if operators is not None and node.meta.get("convolution") in (in_steps or ()):
-                operators[-1] = (gpu.convolved, *operators[-1][1:])
-            many = SECOND_MACS * math.prod((*geometry[1], *geometry[4]))
-            if operators is None or penalty and not eager and _macs(weight, x) > many:
-                node.target, node.args, operators = pooled_conv_of, (tensors, geometry), None
+            large = penalty and not eager and _macs(weight, x) > SECOND_MACS * math.prod((*geometry[1], *geometry[4]))
+            if operators is None:
+                node.target, node.args = pooled_conv_of, (tensors, geometry)
+            elif large or node.meta.get("convolution") in (in_steps or ()):
+                operators = [(gpu.convolved if f in CONVS.values() else f, *rest) for f, *rest in operators]
         if operators is None:
             continue
         made = node.args[0]
@@ -150,11 +150,15 @@ def _padding(kernel: Sequence[int], pads: Sequence[int], zeros: Sequence[int]) -
 def _fastest(graph: fx.Graph, node: fx.Node, operators: list[tuple], geometry: tuple) -> list[tuple]:
     """The operators of a pair on a CPU: these, pooling first, or the original two, or one convolution by pooled weights."""
     (x, weight, bias), (kernel, strides, pads, _, steps, zeros, spread, groups) = node.args[:3], geometry[:8]
-    given, w, y, padding, rank = value_of(x), value_of(weight), value_of(node), _padding(kernel, pads, zeros), len(kernel)
-    known = all(isinstance(value, torch.Tensor) for value in (given, w, y)) and not given.is_cuda and given.dtype in AVERAGE_MACS
-    if not known or padding is None or any(s != 1 for s in strides) and any((*padding, *(n - 1 for n in w.shape[2:]))):
+    given, w, padding, rank = value_of(x), value_of(weight), _padding(kernel, pads, zeros), len(kernel)
+    known = isinstance(given, torch.Tensor) and isinstance(w, torch.Tensor) and not given.is_cuda and given.dtype in AVERAGE_MACS
+    if not known or padding is None or groups > 1 and given.requires_grad:  # this gradient takes long in any other order
         return operators
-    (images, _, *sizes), (m, c, *window), small = plain.hints(given.shape), w.shape, plain.hints(y.shape)[2:]
+    if any(s != 1 for s in strides) and any((*padding, *(n - 1 for n in w.shape[2:]))):
+        return operators
+    (images, _, *sizes), (m, c, *window) = plain.hints(given.shape), w.shape
+    means = plain.pooled_size(sizes, *geometry[:4])
+    small = plain.pooled_size(means, window, *geometry[4:7])
     full = [n + 2 * p - d * (k - 1) for n, p, d, k in zip(sizes, padding, spread, window, strict=True)]
     last = rank == 2 and torch.channels_last in (plain.memory_format(given), plain.memory_format(w))
     average = (LAST_MACS if last else AVERAGE_MACS[given.dtype]) * (TRAINED if torch.is_grad_enabled() else 1)
@@ -165,7 +169,7 @@ def _fastest(graph: fx.Graph, node: fx.Node, operators: list[tuple], geometry: t
         slow = 60 if max(kernel) == 1 and pixels < 16 and not last else 0  # PyTorch has another convolution for these
         return taps * (images * (pixels + slow + 10) + (50 if taps >= LARGE else 0)) + average * averages
 
-    wide, means = [n + k - 1 for n, k in zip(window, kernel, strict=True)], plain.pooled_size(sizes, *geometry[:4])
+    wide = [n + k - 1 for n, k in zip(window, kernel, strict=True)]
     each = [images * c * groups * math.prod(means), images * m * math.prod(small), m * c * math.prod(wide)]
     times = [macs(window, small, each[0]), LEAST * macs(window, full, each[1])]
     if all(s == 1 for s in strides) and macs(wide, small, each[2]) < min(times):
@@ -186,12 +190,8 @@ def _macs(weight: Any, y: Any) -> float:
     """Multiply-adds of a convolution with a result y; endless where one is not known."""
     if not isinstance(weight, torch.Tensor) or not isinstance(y, torch.Tensor):
         return math.inf
-    return math.prod(plain.hints(weight.shape)) * _positions(y)
-
-
-def _positions(y: torch.Tensor) -> int:
-    shape = plain.hints(y.shape)
-    return shape[0] * math.prod(shape[2:])
+    images, _, *sizes = plain.hints(y.shape)
+    return math.prod(plain.hints(weight.shape)) * images * math.prod(sizes)
 
 
 def _second_us(positions: float, pixels: float, macs: float) -> float:
@@ -225,7 +225,8 @@ def gaining(graph: fx.Graph, pairs: Mapping[str, str], scale: float = 1.0) -> tu
         by_operators = pairs.get(name) == "pool_first" and (swaps or _pools_weights(value_of(node.args[0]), weight))
         if convolved and penalty:
             share = 4 if by_operators else 1  # of the positions, with a pooling of 2x2
-            given = scale * _positions(y), math.prod(plain.hints(y.shape)[2:]), macs
+            pixels = math.prod(plain.hints(y.shape)[2:])
+            given = scale * plain.hints(y.shape)[0] * pixels, pixels, macs
             second = _second_us(*given)
             if name not in pairs or by_operators:
                 found.append((_second_us(*(n / share for n in given)), CONVOLUTION_US * recorded, place, name, taken[1]))

@@ -32,9 +32,8 @@ def convolved(
     """A convolution with fast second derivatives, and the activation of a code behind it.
 
     captures: in a CUDA graph, or before, so that the library may add the bias and compute the activation."""
-    if not unwatched(x, weight, "cuda") or x.dim() != weight.dim():
-        strides, padding, dilations, groups = convolution
-        y = torch.convolution(x, weight, bias, strides, padding, dilations, False, (0,) * len(strides), groups)
+    if not unwatched(x, weight, x.device.type) or x.dim() != weight.dim():
+        y = plain.CONVS[weight.dim() - 2](x, weight, bias, *convolution)  # which autocast knows on a CPU, too
     elif captures and bias is not None and _suits(x, weight):
         return pooled_conv_of((x, weight, bias), (*plain.single(*convolution)[:8], activation, 0.0, 0))
     else:

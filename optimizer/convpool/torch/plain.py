@@ -120,6 +120,11 @@ def box_mean(x: torch.Tensor, kernel: Ints, strides: Ints, pads: Ints, dilations
 def box_mean_adjoint(grad: torch.Tensor, size: Ints, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints) -> torch.Tensor:
     """The adjoint of `box_mean` for inputs of `size`: a mean over windows too, of the gradient with zeros in between."""
     rank, spread = len(kernel), grad
+    apart = all(s >= k for s, k in zip(strides, kernel, strict=True))  # else a CPU sums 16 bits in their type
+    fits = rank == 2 and grad.numel() and (apart or grad.dtype not in HALF_TYPES) and any(s != 1 for s in strides)
+    if fits and pools_rightly(grad, kernel, pads, dilations) and not grad.is_cuda:
+        like = torch.empty([*grad.shape[:2], *size], dtype=grad.dtype, device=grad.device, memory_format=memory_format(grad))
+        return torch.ops.aten.avg_pool2d_backward(grad, like, kernel, strides, pads[:2], False, True, None)
     if any(s != 1 for s in strides):
         spread = grad.new_zeros([*grad.shape[:2], *((n - 1) * s + 1 for n, s in zip(grad.shape[2:], strides, strict=True))])
         places = (..., *(slice(None, None, s) for s in strides))
