@@ -96,7 +96,9 @@ def _computed(scope: Scope) -> set[int]:
         if not _is_foldable(node):
             continue
         if all(name in known or _is_constant(scope, name) for name in filter(None, node.input)):
-            folds = _is_small(scope, node)
+            allowed = max(MAX_BYTES, sum(_bytes(scope, name) or 0 for name in filter(None, node.input)))
+            sizes = [_bytes(scope, name) for name in filter(None, node.output)]
+            folds = all(size is not None and size <= allowed for size in sizes)
         else:  # of a shape that is known, or in part
             folds = is_op(node, "Shape", "Gather", "Slice") and scope.constant(node.output[0]) is not None
         if folds:
@@ -115,13 +117,6 @@ def _is_constant(scope: Scope, name: str) -> bool:
     """Return True if a tensor is stored, also renamed; computed ones are `known` or too large."""
     index = scope.producer.get(name)
     return (index is None or is_op(scope.nodes[index], "Constant", "Identity")) and scope.constant(name) is not None
-
-
-def _is_small(scope: Scope, node: NodeProto) -> bool:
-    """Condition (2)."""
-    allowed = max(MAX_BYTES, sum(_bytes(scope, name) or 0 for name in filter(None, node.input)))
-    sizes = [_bytes(scope, name) for name in filter(None, node.output)]
-    return all(size is not None and size <= allowed for size in sizes)
 
 
 def _bytes(scope: Scope, name: str) -> int | None:

@@ -23,7 +23,7 @@ from convpool.report import SiteReport
 from convpool.rules.base import BETWEEN, Reject
 from convpool.rules.linear import JOINS, Step, is_map, op_of, step_or_reject
 from convpool.rules.pool_first.averages import candidates, recognise
-from convpool.rules.pool_first.trace import max_pools
+from convpool.rules.pool_first.trace import conv_upstream
 
 SEARCH_LIMIT = 64
 """Nodes that the search visits at most from each convolution."""
@@ -60,7 +60,8 @@ def survey(scopes: Sequence[Scope]) -> Seen:
         if scope.is_own:
             continue
         ends = _ends(scope, seen)
-        seen.max_pools += max_pools(scope)
+        maxima = ops_of(scope.nodes, "MaxPool", "GlobalMaxPool")
+        seen.max_pools += sum(conv_upstream(scope, node.input[0]) is not None for node in maxima)
         seen.resizes += len(ops_of(scope.nodes, "Resize", "Upsample"))
         for index, node in enumerate(scope.nodes):
             if _stands_for(node) in ("Conv", "ConvTranspose"):
@@ -126,7 +127,6 @@ def _judge(scope: Scope, way: list[int], seen: Seen) -> None:
 def _kind(scope: Scope, index: int) -> str | None:
     """None for a node that an average moves past; QUANTIZED or SAVED where it would past what the node stands for."""
     node = scope.nodes[index]
-    standard = node.domain in ("", "ai.onnx")
     op_type = _stands_for(node)
     if _moves_past(scope, index):
         return None
@@ -134,7 +134,7 @@ def _kind(scope: Scope, index: int) -> str | None:
         return OTHER if _clips(scope, node) else QUANTIZED
     if is_op(node, "Cast") and any(is_op(scope.nodes[i], "ConvInteger") for i in [scope.producer.get(node.input[0], index)]):
         return QUANTIZED
-    if not standard and op_type in ("Conv", *AVERAGES, *REORDERS):
+    if node.domain not in ("", "ai.onnx") and op_type in ("Conv", *AVERAGES, *REORDERS):
         activation = (known_attributes(node) or {}).get("activation", b"")
         return OTHER if activation else SAVED
     return OTHER

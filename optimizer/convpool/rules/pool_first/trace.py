@@ -35,7 +35,7 @@ from convpool.algebra.geometry import Refusal, pad_behind
 from convpool.algebra.parts import IDENTITY
 from convpool.ir.edit import Edit
 from convpool.ir.index import FOLDABLE, Dim, Scope
-from convpool.ir.protos import attributes, is_op, ops_of
+from convpool.ir.protos import attributes, is_op
 from convpool.rules import convs
 from convpool.rules.base import BETWEEN, Reject, reject, rejection
 from convpool.rules.linear import JOINS, NONLINEAR, Step, linear_step, op_of
@@ -70,11 +70,6 @@ def upstream(scope: Scope, tensor: str, *, apart: bool = False) -> Iterator[int]
             pending.extend(node.input)
         elif linear is not None or is_op(node, *NONLINEAR):
             pending.append(node.input[0])
-
-
-def max_pools(scope: Scope) -> int:
-    """How many poolings by the maximum of a scope are computed from a convolution by elementwise nodes and joins."""
-    return sum(conv_upstream(scope, node.input[0]) is not None for node in ops_of(scope.nodes, "MaxPool", "GlobalMaxPool"))
 
 
 DEPTH_LIMIT = 100
