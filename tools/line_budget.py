@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
-    "optimizer": 25586,
+    "optimizer": 25589,
     "plugin": 17473,
     "tests": 36043,
     "benchmarks": 8637,

@@ -276,7 +276,10 @@ def _lowering(plan: PairPlan, leaf: convs.ConvLeaf, name: str, context: Context)
 def _against_gpu(leaf: convs.ConvLeaf, found: forms.Lowering, spec: PoolSpec, options: OptimizeOptions) -> Refusal | None:
     """Why a lowering is slow on a GPU (decision 009): fused kernels that are large, have few results or, but for TensorRT, three
     axes of float32; large windows that overlap."""
-    if "gpu" not in options.devices or options.lowering == "fused" or options.lowering == "auto" and "cpu" in options.devices:
+    for_cpu = (
+        "gpu" not in options.devices or options.lowering == "auto" and "cpu" in options.devices or options.for_torch == "cpu"
+    )
+    if for_cpu or options.lowering == "fused":
         return None
     if found.name == "fused":
         few = leaf.weight_shape[0] <= FEW_CHANNELS and found.conv.group == 1
