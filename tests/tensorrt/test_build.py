@@ -260,10 +260,7 @@ def test_verify_refuses_models_of_other_inputs(pair, tmp_path, capsys):
     [
         (["none.onnx", "-o", "x.engine"], "none.onnx: no such file"),
         (["MODEL", "-o", "nowhere/x.engine"], "no folder 'nowhere'; make it first"),
-        (
-            ["MODEL", "-o", "x.engine", "--min-shape", "image:9x3x32x32", "--max-shape", "image:2x3x32x32"],
-            "expected the same rank and smallest <= typical <= largest",
-        ),
+        (["MODEL", "-o", "x.engine", "--min-shape", "image:9x3x32x32", "--max-shape", "image:2x3x32x32"], "smallest <= typical"),
         (["MODEL", "-o", "x.engine", "--precision", "fp8"], "'fp8' is not one of"),
         (["MODEL", "-o", "./a.onnx"], "a.onnx: the model itself, which would be overwritten"),
         (["MODEL", "-o", "x.engine", "--timing-cache", "a.onnx"], "a.onnx: the model itself, which would be overwritten"),

@@ -96,6 +96,7 @@ OPEN_LATER = {"image": ([1, 3, 32, 32], [8, 3, 32, 32], [64, 3, 32, 32])}
         ({"image": ([4, 3, 32, 32], [1, 3, 32, 32], [16, 3, 32, 32])}, "expected the same rank and smallest <= typical"),
         ({"image": ([1, 3, 32, 32], [32, 3, 32, 32], [16, 3, 32, 32])}, "expected the same rank and smallest <= typical"),
         ({"image": ([1, 3, 32, 32], [1, 3, 32, 32])}, "got 2 shapes, expected its smallest, typical and largest"),
+        ({"image": (1, 3, 32, 32)}, r"input 'image'; got \(1, 3, 32, 32\), expected its smallest, typical and largest shape"),
         *(
             ({"image": (shape,) * 3}, rf"got {re.escape(str(shape))}, expected \[-1, 3, 32, 32\] with -1 replaced")
             for shape in ([1, 3, 32, 31], [1, 4, 32, 32], [-1, 3, 32, 32], [1, 3, 32])

@@ -112,13 +112,14 @@ class BuildOptions:
             if getattr(self, name) < 0:
                 raise OptionError(f"{name}: got {getattr(self, name)}, expected 0 or more")
         for name, shapes in (item for profile in self.profile_list for item in profile.items()):
-            got, expected = " / ".join(str(list(shape)) for shape in shapes), "the same rank and smallest <= typical <= largest"
+            where, expected = f"profile: input '{name}'; got", "expected its smallest, typical and largest"
+            if not (np.iterable(shapes) and all(map(np.iterable, shapes))):
+                raise OptionError(f"{where} {shapes}, {expected} shape")
             if len(shapes) != 3:
-                raise OptionError(
-                    f"profile: input '{name}'; got {len(shapes)} shapes, expected its smallest, typical and largest"
-                )
+                raise OptionError(f"{where} {len(shapes)} shapes, {expected}")
             if len(set(map(len, shapes))) > 1 or not all(low <= mid <= high for low, mid, high in zip(*shapes, strict=True)):
-                raise OptionError(f"profile: input '{name}'; got {got}, expected {expected}")
+                got = " / ".join(str(list(shape)) for shape in shapes)
+                raise OptionError(f"{where} {got}, expected the same rank and smallest <= typical <= largest")
 
     @property
     def checked(self) -> bool:
