@@ -206,7 +206,7 @@ class Emitter:
         self, plan: plans.ResizePlan, group: plans.Group, x: str, weight: np.ndarray | None, bias: np.ndarray | None
     ) -> str:
         """The nodes of one group's convolution; the tensor that they give."""
-        conv, names = plan.leaf.conv, list(plan.scope.nodes[plan.leaf.node].input[1:])
+        conv, names = plan.leaf.conv, list(filter(None, plan.scope.nodes[plan.leaf.node].input[1:]))
         if weight is None:
             assert group.resample is not None
             if group.form == plans.NODE and group.resample.up is not None:
