@@ -122,7 +122,7 @@ def session(
         register(settings)
     source, folder = _source(model)
     try:
-        with _data_from(folder, settings):
+        with _data_from(folder, settings, shared=options is not None):
             made = runtime.InferenceSession(source, settings, providers=wanted)
     except Exception as error:  # onnxruntime's exceptions share no base class
         raise OnnxruntimeError(f"model: onnxruntime refuses it; got {first_line(error)}") from error
@@ -145,9 +145,9 @@ def _source(model: Model) -> tuple[Any, Path | None]:
 
 
 @contextmanager
-def _data_from(folder: Path | None, settings: Any) -> Iterator[None]:
-    """Name the folder of a model's data in session options, which may go on to other models, meanwhile.  A model that is a path
-    has its data beside it, but some releases of onnxruntime look where the entry says."""
+def _data_from(folder: Path | None, settings: Any, shared: bool) -> Iterator[None]:
+    """Name the folder of a model's data in session options; in shared ones, which go on to other models, only meanwhile.  A model
+    that is a path has its data beside it, but some releases of onnxruntime look where the entry says."""
     with _LOCKS.setdefault(settings, Lock()):
         if folder is None:
             yield
@@ -160,7 +160,8 @@ def _data_from(folder: Path | None, settings: Any) -> Iterator[None]:
         try:
             yield
         finally:
-            settings.add_session_config_entry(_FOLDER, before)
+            if shared:  # a session reads its data again where its providers change
+                settings.add_session_config_entry(_FOLDER, before)
 
 
 def runtime_module() -> Any:
