@@ -279,7 +279,7 @@ def _against_gpu(leaf: convs.ConvLeaf, found: forms.Lowering, spec: PoolSpec, op
     for_cpu = (
         "gpu" not in options.devices or options.lowering == "auto" and "cpu" in options.devices or options.for_torch == "cpu"
     )
-    if for_cpu or options.lowering == "fused":
+    if for_cpu or options.lowering in ("direct", "fused"):
         return None
     if found.name == "fused":
         few = leaf.weight_shape[0] <= FEW_CHANNELS and found.conv.group == 1
