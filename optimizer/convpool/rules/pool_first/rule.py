@@ -174,7 +174,7 @@ BY_COST = (Attempt(("direct", "fused"), by_cost=True), Attempt(("direct",)), Att
 
 def choose(plan: PairPlan, context: Context) -> PairPlan | Reject:
     """The plan with a lowering for each convolution, the first that pays, or why there is none."""
-    failure: Reject | None = None
+    failure = limit = None  # the first reason, and the first that another target would lift
     order, operator = forms.ORDERS[context.options.lowering], context.options.lowering == "convavgpool"
     # Each leaves out the first lowering of the one before: it was admitted, and did not pay.
     attempts = tuple(Attempt(order[i:], spare_direct=operator) for i in range(len(order)))
@@ -187,6 +187,7 @@ def choose(plan: PairPlan, context: Context) -> PairPlan | Reject:
         for leaf in plan.leaves:
             found, reason = _of_leaf(plan, leaf, attempt, context)
             failure = failure or reason
+            limit = limit or (reason if reason is not None and reason.expected.endswith("for this target") else None)
             if found is None:
                 break
             lowerings.append(found)
@@ -200,7 +201,7 @@ def choose(plan: PairPlan, context: Context) -> PairPlan | Reject:
                 return replace(outcome, fallback=_fallback(outcome, failure, context))
             failure = failure or outcome
     assert failure is not None
-    return failure
+    return limit or failure
 
 
 def _fallback(plan: PairPlan, failure: Reject | None, context: Context) -> Reject | None:
@@ -284,15 +285,21 @@ def _against_gpu(leaf: convs.ConvLeaf, found: forms.Lowering, spec: PoolSpec, op
     if found.name == "fused":
         few = leaf.weight_shape[0] <= FEW_CHANNELS and found.conv.group == 1
         if few and leaf.size is not None and (places := found.conv.places(leaf.size)) < LEAST_FUSED:
-            return refuse("positions of one fused convolution to few channels", places, f"at least {LEAST_FUSED}, for a GPU")
+            return refuse(
+                "positions of one fused convolution to few channels", places, f"at least {LEAST_FUSED}, for this target"
+            )
         in_float = leaf.weight is not None and leaf.weight.data_type == TensorProto.FLOAT
         if spec.rank > 2 and in_float and "tensorrt" not in options.devices:
-            return refuse("spatial axes of one fused convolution in float32", spec.rank, "at most 2, for a GPU")
+            return refuse("spatial axes of one fused convolution in float32", spec.rank, "at most 2, for this target")
     most = forms.MAX_KERNEL_WINDOW if found.name == "fused" else spec.taps
     if found.pool is not None and not found.conv.is_pointwise:
         summed = found.name == "convavgpool" or "cpu" not in options.devices or options.for_torch == "cuda"
         most = MOST_OVERLAPPING if summed else most
-    return refuse("pooling window", list(spec.kernel_shape), f"at most {most} elements, for a GPU") if spec.taps > most else None
+    return (
+        refuse("pooling window", list(spec.kernel_shape), f"at most {most} elements, for this target")
+        if spec.taps > most
+        else None
+    )
 
 
 def _pad_in_front(scope: Scope, leaf: convs.ConvLeaf, box: PoolSpec, old: bool) -> Reject | None:
