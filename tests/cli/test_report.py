@@ -209,7 +209,7 @@ def test_what_is_not_the_operator_says_why():
     model = graph("h = Conv<pads=[1,1,1,1], group=2>(x, w)\n" + f"y = {POOL}(h)", {"w": (32, 8, 3, 3)})
     report = convpool.optimize(model, check=0).report
     assert report.sites[0].fallback == "group of a ConvAvgPool; got 2, expected 1, for which the plugin has kernels"
-    assert f"fused     1 x instead of convavgpool: {report.sites[0].fallback}\n" in printed(report)
+    assert f"direct    1 x instead of convavgpool: {report.sites[0].fallback}\n" in printed(report)
     assert convpool.optimize(model, check=0, lowering="fused").report.sites[0].fallback is None
 
 

@@ -263,7 +263,8 @@ def test_forms_that_are_slow_on_a_gpu_are_for_a_cpu(shape, size, window, opset, 
     model = graph(body, given, inputs=inputs, outputs=f"float[{','.join('abcde'[: rank + 2])}] y", opset=opset)
     sites = [convpool.optimize(model, check=0, target=name).report.sites[0] for name in ("cpu", "tensorrt", "cuda", "any")]
     assert [site.lowering for site in sites] == expected, [site.reason for site in sites]
-    assert all(site.reason.endswith("for this target") for site in sites if site.status == "rejected")
+    kept = [site.reason for site in sites if site.status == "rejected"]
+    assert all("for this target" in reason or "saves too little as fused" in reason for reason in kept)
     asked = convpool.optimize(model, check=0, target="cuda", lowering=expected[0]).report.sites[0]
     assert asked.lowering == expected[0]  # a form that is asked for is taken
 
