@@ -77,7 +77,7 @@ def test_a_wrong_file_is_told(text, part, tmp_path):
     assert str(caught.value).startswith(str(path)) and part in str(caught.value)
 
 
-ROWS = [Row(2, 4, 6, 9, 8), Row(1, 4, 48, 11, 11, stride=2), Row(1, 4, 6, 9, 9, kernel=2, pad=0)]
+ROWS = [Row(2, 4, 12, 9, 8), Row(1, 4, 48, 11, 11, stride=2), Row(1, 4, 12, 9, 9, kernel=2, pad=0)]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
