@@ -305,7 +305,10 @@ def test_ctrl_c_ends_the_process(crash, stage):
     def press() -> None:
         while stage not in log():
             time.sleep(0.01)
-        signal.pthread_kill(main, signal.SIGINT)
+        while not session._shared.process.gone:  # Python drops one that comes within a destructor
+            signal.pthread_kill(main, signal.SIGINT)
+            for _ in range(500):
+                time.sleep(0 if session._shared.process.gone else 0.01)
 
     presser = threading.Thread(target=press)
     presser.start()
