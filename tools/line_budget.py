@@ -17,7 +17,7 @@ SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
     "optimizer": 25598,
     "plugin": 17473,
-    "tests": 36050,
+    "tests": 36055,
     "benchmarks": 8637,
     "tools": 952,
     "examples": 1167,
