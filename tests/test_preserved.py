@@ -3,6 +3,7 @@
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -10,7 +11,7 @@ import convpool
 from convpool.ir import schema
 from convpool.ir.protos import value_names
 from tests.support.models import graph, operators, sparse_of, weights
-from tests.support.rewriting import IF_BODY, IF_INPUTS, PAIR, POOL, rewrite
+from tests.support.rewriting import IF_BODY, IF_INPUTS, PAIR, POOL, assert_close, rewrite
 
 LOWERINGS = ("convavgpool", "direct", "fused")
 PLAIN = {"prologue": False, "epilogue": False}
@@ -146,6 +147,17 @@ def test_new_names_avoid_those_taken():
     body = PAIR + "\nw_fused = Relu(x)\nu, w_fused_1 = Dropout(w_fused)"
     result = rewrite(graph(body, outputs="float[a,b,c,d] y, float[1,16,12,12] u"), 1, "fused")
     assert [tensor.name for tensor in result.graph.initializer] == ["w_fused_2"]
+
+
+def test_names_that_onnxruntime_gives_again_where_it_inlines_functions(tmp_path):
+    body = f"g = Conv<pads=[1,1,1,1]>(x, u)\nq = {POOL}(g)\nh = Conv<pads=[1,1,1,1]>(q, w)\ny = {POOL}(h)"
+    model = graph(body, {"u": (16, 16, 3, 3), "w": (32, 16, 3, 3)})
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.optimized_model_filepath = str(tmp_path / "saved.onnx")
+    onnxruntime.InferenceSession(rewrite(model, 1, None, exclude="h").SerializeToString(), options)
+    assert "_inlfunc_ConvAvgPool_pooled" in value_names(saved := onnx.load(options.optimized_model_filepath))
+    assert_close(model, rewrite(saved, 1, None))
 
 
 def test_every_name_that_a_model_has():

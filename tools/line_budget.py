@@ -15,9 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
-    "optimizer": 25598,
+    "optimizer": 25661,
     "plugin": 17473,
-    "tests": 36055,
+    "tests": 36078,
     "benchmarks": 8637,
     "tools": 952,
     "examples": 1167,

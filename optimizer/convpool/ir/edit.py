@@ -19,7 +19,7 @@ from convpool.algebra.parts import ACCUMULATIONS
 from convpool.ir import schema
 from convpool.ir.index import Scope
 from convpool.ir.inference import MADE_UP, forget_open_sizes, has_open_sizes, side_by_side
-from convpool.ir.protos import graphs_within, label, model_nodes, opset_of, refill, value_names
+from convpool.ir.protos import graphs_within, label, model_nodes, opset_of, refill, rename, value_names
 
 
 class Edit:
@@ -155,6 +155,7 @@ class Editor:
         if self.operator_used:
             self._complete_functions()
         self._annotate(inferred())
+        self._make_way()
         for key, value in metadata:
             _drop_by_name(self._model.metadata_props, {key}, lambda entry: entry.key)
             self._model.metadata_props.add(key=key, value=value)
@@ -227,6 +228,14 @@ class Editor:
         for holder in (self._model, *self._model.functions):
             _drop_by_name(holder.opset_import, {schema.DOMAIN}, lambda entry: entry.domain)
         _drop_by_name(self._model.metadata_props, {schema.TARGET_KEY}, lambda entry: entry.key)  # of the nodes that went
+
+    def _make_way(self) -> None:
+        """Rename what onnxruntime left of the operator's functions in a file that it saved: it gives the same names again."""
+        graph, start = self._model.graph, tuple(f"_inlfunc_{op_type}_" for op_type in schema.used_in(self._model))
+        kept = {value.name for value in (*graph.input, *graph.output)} | self._fresh
+        names = sorted(name for name in value_names(self._model) - kept if name.startswith(start))
+        if names:
+            rename(graph, {name: self.fresh(name[1:]) for name in names})
 
     def _use_operator(self, scope: Scope, version: int) -> None:
         """Import the operator's domain; raise the IR version to one that has functions."""

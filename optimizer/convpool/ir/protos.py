@@ -5,7 +5,7 @@ to a model on loading: each node follows those that it reads from."""
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from graphlib import CycleError, TopologicalSorter
@@ -178,6 +178,19 @@ def value_names(model: ModelProto) -> set[str]:
             names.update(node.input)
             names.update(node.output)
     return names
+
+
+def rename(graph: GraphProto, names: Mapping[str, str]) -> None:
+    """Give tensors of a graph other names, there and in the bodies in it."""
+    for inner in (found for found in graphs_within(graph) if isinstance(found, GraphProto)):
+        weights = (*inner.initializer, *(tensor.values for tensor in inner.sparse_initializer))
+        for value in (*inner.input, *inner.output, *inner.value_info, *weights):
+            value.name = names.get(value.name, value.name)
+        for note in inner.quantization_annotation:
+            note.tensor_name = names.get(note.tensor_name, note.tensor_name)
+        for node in inner.node:
+            node.input[:] = [names.get(name, name) for name in node.input]
+            node.output[:] = [names.get(name, name) for name in node.output]
 
 
 def in_order(model: ModelProto) -> ModelProto:
