@@ -177,6 +177,17 @@ def test_scores_beside_large_boxes_are_compared(kind, large, small):
     assert not found.passed and found.outputs[0].max_rel_error < 1e-3 and "a slice of small numbers" in found.difference
 
 
+def test_a_sigmoid_near_0_is_judged_by_what_it_reads():
+    constants = {"w": weights((8, 16, 3, 3)) / 300, "b": np.full(8, -16.6, np.float32)}
+    model = graph(f"{PAIR.replace('y =', 'p =')}\ny = Sigmoid(p)", constants, inputs="float[1,16,64,64] x")
+    found = convpool.optimize(model, lowering="direct").report.verification
+    assert found.passed and found.notes == ["y: judged by what the Sigmoid in front reads, as it is near 0"]
+    wrong = change(model, "w", lambda w: w * np.float32(1.1))
+    found, strict = (convpool.verify(model, wrong, rtol=rtol) for rtol in (None, 1e-3))
+    assert not found.passed and not strict.passed
+    assert found.outputs[0].max_abs_error > 1e-6 > strict.outputs[0].max_abs_error
+
+
 @pytest.mark.parametrize("rtol", [None, 1e-3])
 def test_indices_near_one_another_are_others(tmp_path, rtol):
     """Unless a caller gives a tolerance."""
