@@ -4,10 +4,9 @@
     python -m benchmarks torch_captures [NAME ...] [--public] [--traps] [--json FILE]
 
 For each network of `models`, with its own widths, or with --public of torchvision, timm and diffusers, of random weights: the
-convolutions that are rewritten by `convpool.torch.optimize` in evaluation and in training, by `convpool.optimize` in its
-export by torch.onnx.export, and in training by `compile_options`, whose pass is stopped before inductor compiles; and the
-processor's seconds of the first two.  --traps: 15 modules whose forward does more than call layers; whether each is
-rewritten, and whether outputs and gradients are the original's, also after a change of what forward reads.
+convolutions that are rewritten by `convpool.torch.optimize` in evaluation and in training, and by `convpool.optimize` in its
+export by torch.onnx.export; and the processor's seconds of the first two.  --traps: 15 modules whose forward does more than call
+layers; whether each is rewritten, and whether outputs and gradients are the original's, also after forward's reads change.
 """
 
 from __future__ import annotations
@@ -27,13 +26,10 @@ import onnx
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch._dynamo.exc import BackendCompilerFailed
 
 import convpool
 import convpool.torch
 from benchmarks.public_models import MODELS, Built
-from convpool.options import OptimizeOptions
-from convpool.torch.backend import InductorPass
 from models import torch_discriminators as gans
 from models import torch_generators as generators
 from models import torch_networks as more
@@ -93,15 +89,6 @@ def image(module: nn.Module, size: int = 160) -> Built:
     return module, (torch.randn(2, 3, size, size),)
 
 
-class Stopping(InductorPass):
-    """The pass of `compile_options`; nothing is compiled behind it."""
-
-    def __call__(self, graph: torch.fx.Graph) -> None:
-        """Rewrite, and end the compilation."""
-        super().__call__(graph)
-        raise NotImplementedError
-
-
 def rewritten(*reports: Any) -> int:
     """The convolutions that the rules of PyTorch have rewritten, by reports."""
     return sum(site.status == "rewritten" and site.rule in RULES for report in reports for site in report.sites)
@@ -113,17 +100,6 @@ def captured(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[int, 
     start = time.process_time()
     _, report = convpool.torch.optimize(copy.deepcopy(module), inputs)
     return rewritten(report), time.process_time() - start
-
-
-def compiled(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> int:
-    """Rewritten convolutions under `compile_options`."""
-    torch._dynamo.reset()
-    stopping = Stopping(OptimizeOptions())
-    try:
-        torch.compile(module, options={"pre_grad_custom_pass": stopping})(*inputs)
-    except (BackendCompilerFailed, NotImplementedError):
-        pass
-    return rewritten(*stopping.reports)
 
 
 def exported(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> int:
@@ -259,10 +235,9 @@ def main() -> int:
     for name in options.network or ([] if options.traps else known):
         module, inputs = known[name]()
         training, seconds = captured(module.train(), inputs)
-        by_options = compiled(copy.deepcopy(module), inputs)
         with torch.no_grad():
             evaluation, more_seconds = captured(module.eval(), inputs)
-        found = {"training": training, "compile_options": by_options, "evaluation": evaluation, "onnx": exported(module, inputs)}
+        found = {"training": training, "evaluation": evaluation, "onnx": exported(module, inputs)}
         record["networks"][name] = {**found, "seconds": [seconds, more_seconds]}
         print(f"{name}: {found}, captured in {seconds:.1f} and {more_seconds:.1f} s", flush=True)
         if options.json:

@@ -10,7 +10,6 @@ gradients of input and weight.  Times are medians of replays, in microseconds of
 from __future__ import annotations
 
 import argparse
-import contextlib
 import gc
 import json
 import statistics
@@ -44,8 +43,7 @@ def box_then_cudnn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return F.conv2d(torch.ops.convpool.box_mean(x, *WINDOW), w, stride=2)
 
 
-METHODS = {"original": original, "convpool": ours, "constant_weights": ours, "box_then_cudnn": box_then_cudnn}
-"""constant_weights: convpool inside `convpool.torch.constant_weights`, in the forward pass alone."""
+METHODS = {"original": original, "convpool": ours, "box_then_cudnn": box_then_cudnn}
 
 
 def captured(run: Callable[[], Any], calls: int = 1) -> tuple[torch.cuda.CUDAGraph, Any]:
@@ -102,10 +100,8 @@ def time_layer(size: int, channels: int, dtype: torch.dtype, training: bool, met
         def step(method: Any = method) -> Any:
             return torch.autograd.grad(method(x, w), [x, w], grad)
 
-        constant = name == "constant_weights" and not training
-        with convpool.torch.constant_weights() if constant else contextlib.nullcontext():
-            forward()
-            found[name] = graph_time(step if training else forward)
+        forward()
+        found[name] = graph_time(step if training else forward)
     return found
 
 

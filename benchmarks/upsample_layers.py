@@ -4,8 +4,8 @@
     python -m benchmarks upsample_layers --json benchmarks/results/h100_upsample_layers.json
 
 Channels last, with a bias, each captured in a CUDA graph; medians of replays, in microseconds.  "forward" has the weights summed
-beforehand: the library's kernel by `convpool.torch.constant_weights`, PyTorch's interpolate and conv2d, and cuDNN's transposed
-convolution.  "training" is forward with the gradients of input, weight and bias, the weights summed in each call.  The roof is
+beforehand: the library's kernel, PyTorch's interpolate and conv2d, and cuDNN's transposed convolution.  "training" is forward
+with the gradients of input, weight and bias, the weights summed in each call.  The roof is
 the larger of 16 products for each pixel of the small map and pair of channels at PEAKS, and of the bytes read and written at
 BYTES_PER_US.  Every result is compared with PyTorch's before it is timed.  --device cpu compares on tiny maps and times nothing.
 --random: random layers for so many seconds by every tactic, and how far the library's choice is from the fastest.
@@ -14,14 +14,13 @@ BYTES_PER_US.  Every result is compared with PyTorch's before it is timed.  --de
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
 import json
 import math
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +63,33 @@ def layer(shape: tuple[int, ...], dtype: torch.dtype, device: str, gradients: bo
     return x, w, made[2].to(dtype).requires_grad_(gradients)
 
 
+def problem(shape: Sequence[int], precision: str) -> cuda.Problem:
+    """A layer as the library knows it."""
+    n, c, m, *size = shape
+    sizes = dict(n=n, c=c, m=m, spatial=tuple(size), kernel_shape=3, pool_kernel_shape=1, upsample=2, pads=1, bias=True)
+    dtype = str(DTYPES[precision]).removeprefix("torch.")
+    return cuda.Problem(**sizes, dtype=dtype, allow_tf32=precision == "tf32", layout="NHWC")  # type: ignore[arg-type]
+
+
+def kernel(shape: Sequence[int], precision: str, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> Callable:
+    """The library's kernel, its weights summed beforehand; on a CPU the function."""
+    if not x.is_cuda:
+        return lambda: ours(x, w, b)
+    plan = cuda.Plan(problem(shape, precision))
+    y, memory = (
+        torch.empty(n, device="cuda", dtype=t) for n, t in ((plan.y_shape, x.dtype), (plan.workspace_bytes, torch.uint8))
+    )
+    arrays = *(t.permute(0, 2, 3, 1) for t in (x, w)), y
+
+    def run(prepared: bool = True) -> torch.Tensor:
+        stream = torch.cuda.current_stream().cuda_stream
+        plan.launch(*arrays, b=b, workspace=memory, weights_prepared=prepared, stream=stream)
+        return y.permute(0, 3, 1, 2)
+
+    run(prepared=False)
+    return run
+
+
 def compare(found: Any, expected: Any) -> None:
     """AssertionError where tensors are not the same within the rounding of their type."""
     for a, b in zip(found, expected, strict=True):
@@ -78,15 +104,14 @@ def measure(shape: tuple[int, ...], precision: str, device: str, time: Callable[
     methods: dict[str, Callable[[], torch.Tensor]] = {
         "two operators": lambda: two_operators(x, w, b),
         "transposed": lambda: F.conv_transpose2d(x, transposed, b, stride=2, padding=1),
-        "convpool": lambda: ours(x, w, b),
+        "convpool": kernel(shape, precision, x, w, b),
     }
     found: dict[str, dict[str, float]] = {"forward": {}, "training": {}}
     with torch.no_grad():
         expected = two_operators(x, w, b)
         for name, run in methods.items():
-            with convpool.torch.constant_weights() if name == "convpool" else contextlib.nullcontext():
-                compare([run()], [expected])
-                found["forward"][name] = time(run)
+            compare([run()], [expected])
+            found["forward"][name] = time(run)
     n, c, m, *size = shape
     pixels = n * math.prod(size)
     roof = max(2 * pixels * c * m * 16 / PEAKS[precision], pixels * (c + 4 * m) * x.element_size() / BYTES_PER_US)
@@ -127,10 +152,8 @@ def random_layers(seconds: float) -> dict[str, list[dict[str, Any]]]:
         n, c, m, size = rng.choice((1, 2, 4, 8, 16, 32, 64)), *rng.choices(channels, k=2), rng.choice((4, 8, 16, 32, 64, 128))
         if not c / 4 <= m <= 2 * c or not 2e8 < 32 * n * size**2 * c * m < 8e11 or 4 * n * size**2 * m > 2**28:
             continue
-        sizes = dict(n=n, c=c, m=m, spatial=(size, size), kernel_shape=3, pool_kernel_shape=1, upsample=2, pads=1, bias=True)
         for precision, dtype in DTYPES.items():
-            types = {"dtype": str(dtype).removeprefix("torch."), "allow_tf32": precision == "tf32", "layout": "NHWC"}
-            us = time_tactics(cuda.Problem(**sizes, **types), dtype, timer)
+            us = time_tactics(problem((n, c, m, size, size), precision), dtype, timer)
             found[precision].append({"layer": (n, c, m, size), "us": us})
     for precision, layers in found.items():
         ratios = [next(iter(item["us"].values())) / min(item["us"].values()) for item in layers]

@@ -19,26 +19,21 @@ from torch.nn.utils import parametrize  # noqa: E402
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from convpool.torch import compile_options, optimize  # noqa: E402
+from convpool.torch import optimize  # noqa: E402
+from convpool.torch.backend import PoolFirst  # noqa: E402
 from tests.support.torch_modules import Forward  # noqa: E402
 
 
 def compiled(function, by_inductor=False):
-    """The function by the pass alone, with PyTorch's autograd behind it, or inductor; and the pass, which has the reports."""
-    options = compile_options() | {"cpp.vec_isa_ok": False}  # trying the processor's instructions takes longer than a graph
-    rewrite = options["pre_grad_custom_pass"]
-
-    def backend(graph, example):
-        rewrite(graph.graph)
-        graph.recompile()
-        return graph.forward
-
+    """The function with its pairs rewritten, by PyTorch's autograd or inductor; and the backend, which has the reports."""
+    inductor = torch._TorchCompileInductorWrapper(None, {"cpp.vec_isa_ok": False}, None)  # trying instructions takes long
     torch._dynamo.reset()
-    return torch.compile(function, **({"options": options} if by_inductor else {"backend": backend})), rewrite
+    rewrite = PoolFirst(inner=inductor if by_inductor else lambda graph, example: graph.forward)
+    return torch.compile(function, backend=rewrite), rewrite
 
 
 def statuses(rewrite):
-    sites = [site for report in rewrite.reports for site in report.sites]
+    sites = [site for one in rewrite.captured for report in one.reports for site in report.sites]
     return [site.status for site in sorted(sites, key=lambda site: site.conv)]
 
 
@@ -122,7 +117,7 @@ def test_contexts(names, outer):
     apart = len({"none" if name in changes_nothing else name for name in names}) > 1
     assert statuses(rewrite) == ["rejected" if apart else "rewritten", "rewritten"]
     if apart:
-        assert any("context in forward; got" in str(site.reason) for site in rewrite.reports[0].sites)
+        assert any("context in forward; got" in str(site.reason) for site in rewrite.captured[0].reports[0].sites)
 
 
 def pair(x, w):
@@ -176,14 +171,13 @@ BOTH = [(whole, *item) for whole in (False, True) for item in FUNCTIONS if not w
 
 @pytest.mark.parametrize("whole, function, wanted", [(b[0], *b[2:]) for b in BOTH], ids=[f"{b[1]}-{b[0]}" for b in BOTH])
 def test_functions(whole, function, wanted):
-    """whole: by inductor, to which the pass is the same.  Another batch leaves the batch open, a symbol that vmap reads."""
+    """whole: by inductor, which gets the same graph.  Another batch leaves the batch open, a symbol that vmap reads."""
     net = Forward(lambda m, x: function(x, m.weight), weight=nn.Parameter(torch.randn(8, 3, 3, 3)))
     compiles, rewrite = compiled(copy.deepcopy(net), whole)
-    with torch.compiler.config.patch(force_disable_caches=True):  # the pass is not asked about what a file has
-        for batch in (2,) if whole else (2, 3):
-            x = torch.randn(batch, 3, 10, 10)
-            check_same(step(compiles, x), step(net, x))
-    assert statuses(rewrite) == sorted(wanted * len(rewrite.reports))
+    for batch in (2,) if whole else (2, 3):
+        x = torch.randn(batch, 3, 10, 10)
+        check_same(step(compiles, x), step(net, x))
+    assert statuses(rewrite) == sorted(wanted * len(rewrite.captured))
 
 
 # ---- tensors that forward changes ----
@@ -373,8 +367,7 @@ def test_normalizations_that_keep_statistics(wrap, layer, before):
     norm = layer(8, track_running_stats=True)
     net = nn.Sequential(nn.Conv2d(3, 8, 1), *([norm, *pairs] if before else [*pairs, norm]))
     x, (compiles, rewrite) = torch.randn(2, 3, 16, 16), compiled(copy.deepcopy(net), whole)
-    with torch.compiler.config.patch(force_disable_caches=True):
-        check_same(step(compiles, x), step(net, x))
+    check_same(step(compiles, x), step(net, x))
     assert statuses(rewrite) == ["rewritten"]
 
 

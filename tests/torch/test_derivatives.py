@@ -2,7 +2,6 @@
 """Values against PyTorch's two operators, and first and second derivatives in float64, by finite differences: of a pooling behind
 a convolution, and of an upsampling before one.  Under torch.compile what the backward is made of; what the two operators run."""
 
-import contextlib
 import copy
 
 import pytest
@@ -16,7 +15,7 @@ from torch._dynamo.backends.common import aot_autograd  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import convpool.torch  # noqa: E402
-from convpool.torch import calls, constant_weights, conv_avg_pool2d, gradients, optimize, pairs, plain, upsampling  # noqa: E402
+from convpool.torch import conv_avg_pool2d, gradients, kernels, optimize, pairs, plain, upsampling  # noqa: E402
 from tests.support.torch_gpu import gpu  # noqa: E402, F401
 from tests.support.torch_modules import Forward  # noqa: E402
 
@@ -65,7 +64,7 @@ def test_the_random_layers_have_every_kind():
     assert sum(any(layer.pool["pool_padding"]) for layer in layers) > 9
 
 
-@pytest.mark.parametrize("relu", [0, 1])
+@pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("pool", [1, 2])
 @pytest.mark.parametrize("wanted", range(1, 8))
 def test_gradients_of_any_of_the_inputs(wanted, pool, relu):
@@ -74,7 +73,7 @@ def test_gradients_of_any_of_the_inputs(wanted, pool, relu):
     shapes = [(2, 4, 8, 6), (4, 2, 3, 3), (4,)]
     given = [torch.randn(shape, dtype=torch.float64).requires_grad_(bool(wanted >> i & 1)) for i, shape in enumerate(shapes)]
     box_pads, pads = ([1] * 4, [0] * 4) if pool > 1 else ([0] * 4, [1] * 4)  # of a padding of 1
-    geometry = ([pool] * 2, [1, 1], box_pads, [1, 1], [pool] * 2, pads, [1, 1], 2, relu, 0.0)
+    geometry = ([pool] * 2, [1, 1], box_pads, [1, 1], [pool] * 2, pads, [1, 1], 2, relu)
     y, expected = pooled_conv(*given, *geometry), F.avg_pool2d(F.conv2d(*given, padding=1, groups=2), pool)
     expected = expected.relu() if relu else expected
     assert torch.autograd.gradgradcheck(lambda *t: pooled_conv(*t, *geometry), given, fast_mode=True)
@@ -84,13 +83,13 @@ def test_gradients_of_any_of_the_inputs(wanted, pool, relu):
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("epilogue", [0, 1, 2])
+@pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("last_pad", [0, 1])
-def test_activation_checkpoints(last_pad, epilogue, reentrant):
+def test_activation_checkpoints(last_pad, relu, reentrant):
     """torch.utils.checkpoint computes what a backward pass kept again, and lets the pass ask for it once."""
     torch.manual_seed(0)
     x, weight = (torch.randn(shape, requires_grad=True) for shape in ((2, 4, 9, 9), (4, 4, 2, 2)))
-    given = x, weight, None, [2, 2], [1, 1], [0] * 4, [1, 1], [2, 2], [0, 0, 2 * last_pad, 0], [1, 1], 1, epilogue, 0.2
+    given = x, weight, None, [2, 2], [1, 1], [0] * 4, [1, 1], [2, 2], [0, 0, 2 * last_pad, 0], [1, 1], 1, relu
     expected = torch.autograd.grad(pooled_conv(*given).square().sum(), given[:2])
     checkpoint(pooled_conv, *given, use_reentrant=reentrant).square().sum().backward()
     torch.testing.assert_close((x.grad, weight.grad), expected)
@@ -144,12 +143,12 @@ def test_while_a_graph_is_captured_only_gradients_that_are_asked_for_are_made(ca
 
 
 @pytest.mark.parametrize("last", [False, True])
-@pytest.mark.parametrize("epilogue", [0, 1])
-def test_several_gradients_at_once(last, epilogue):
+@pytest.mark.parametrize("relu", [False, True])
+def test_several_gradients_at_once(last, relu):
     """torch.autograd.grad(is_grads_batched=True), as of jacobian(vectorize=True), and of gradients once more."""
     generator = torch.Generator().manual_seed(3)
     given = x, weight, bias = drawn(2, 4, 6, 8, last=last), drawn(3, 4, 3, 3, last=last), drawn(3)
-    window, rest = ([2, 2], [1, 1], [1, 1, 1, 1], [1, 1]), ([2, 2], [0, 0, 0, 0], [1, 1], 1, epilogue, 0.0)
+    window, rest = ([2, 2], [1, 1], [1, 1, 1, 1], [1, 1]), ([2, 2], [0, 0, 0, 0], [1, 1], 1, relu)
     hidden = pairs.convolve(x, weight.transpose(0, 1).repeat(1, 2, 1, 1)[:, :4], None, ((1, 1), (1, 1), (1, 1), 1))
     y, asked = pooled_conv(hidden, weight, bias, *window, *rest), given
     for _ in range(2):
@@ -251,12 +250,6 @@ def test_small_maps_run_the_two_operators(monkeypatch, request, device, dtype, p
         assert len(seen) == 1
 
 
-@pytest.mark.parametrize("norm", [nn.InstanceNorm2d(4), nn.GroupNorm(4, 4)])
-def test_no_statistic_becomes_one_of_one_value(norm):
-    module, x = conv(norm), torch.randn(1, 4, 1, 1)
-    torch.testing.assert_close(optimize(copy.deepcopy(module), x)[0](x), module(x))
-
-
 def test_pads_beyond_the_kernel_and_other_calls_run_the_two_operators():
     x, weight = torch.randn(2, 4, 5, 6), torch.randn(3, 4, 3, 3)
     for scale, given, padding in ((2, (2, 2), 4), (1, (1, 1), 1), ((1, 3), (1, 3), 0)):
@@ -322,17 +315,16 @@ KEPT = {
     "groups and dilations; got [1, 2, 2]": conv(dilation=2, padding=2),
     "pads; got [3, 3, 3, 3]": conv(padding=3),
     "form; got training": conv(nn.BatchNorm2d(4)),
-    "expected operators that act on each": conv(nn.InstanceNorm2d(4, track_running_stats=True)),  # it keeps the map's variance
+    "expected operators that act on each": conv(nn.GroupNorm(2, 4)),
     "training_mode": conv(nn.Dropout(0.5)),
     "views or borders": conv(nn.ReflectionPad2d(1), padding=0),
     "several, or a sum": net(joined, 7),
     "tensor changed in place": net(changed_between),
     None: conv(up=nn.Upsample(scale_factor=1.5)),
-    "resampling": conv(up=nn.Upsample(scale_factor=2, mode="bilinear")),
+    "": conv(up=nn.Upsample(scale_factor=2, mode="bilinear")),
 }
-"""The words of the reason, None where nothing is resampled by whole factors."""
-BETWEEN = {"BatchNorm, ReLU": (nn.BatchNorm2d(4), nn.ReLU()), "Dropout": (nn.Dropout(0.5),), "GroupNorm": (nn.GroupNorm(2, 4),)}
-BETWEEN["InstanceNorm"] = (nn.InstanceNorm2d(4),)
+"""The words of the reason, None or "" where nothing is resampled by whole factors."""
+BETWEEN = {"BatchNorm, ReLU": (nn.BatchNorm2d(4), nn.ReLU()), "Dropout": (nn.Dropout(0.5),)}
 REWRITTEN |= {f"{name} in evaluation": conv(*layers).eval() for name, layers in BETWEEN.items()}
 
 
@@ -357,7 +349,7 @@ def test_rewritten(name):
 @pytest.mark.parametrize("reason", KEPT)
 def test_kept(reason):
     found = same(KEPT[reason].double(), X)
-    assert (found == []) == (reason is None)
+    assert bool(found) == bool(reason)
     assert all(status == "rejected" and reason in why for status, why in found), found
 
 
@@ -388,9 +380,8 @@ def test_values_repeated_on_a_gpu(monkeypatch, dtype, scales, channels):
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("dtype, bound", [(torch.float16, 2e-3), (torch.bfloat16, 1.6e-2), (torch.float32, 2e-3)])
 @pytest.mark.parametrize("last", [True, False])
-@pytest.mark.parametrize("constant", [True, False])
-def test_on_a_gpu(dtype, bound, last, constant):
-    """Three layers: values and derivatives against float64, and with weights that stay."""
+def test_on_a_gpu(dtype, bound, last):
+    """Three layers: values and derivatives against float64."""
     for n, c, m, size in ((2, 64, 64, 16), (3, 40, 24, 9), (1, 256, 128, 8)):
         generator = torch.Generator().manual_seed(c)
         wide = [torch.randn(shape, generator=generator).to(dtype) for shape in ((n, c, size, size), (m, c, 3, 3), (m,))]
@@ -400,11 +391,10 @@ def test_on_a_gpu(dtype, bound, last, constant):
             given[:2] = (t.detach().contiguous(memory_format=torch.channels_last).requires_grad_() for t in given[:2])
         exact = [t.double().requires_grad_() for t in wide]
         expected = two_operators(*exact, (2, 2), 1)
-        with constant_weights() if constant else contextlib.nullcontext():
-            found = [upsample_conv2d(*given, scale_factor=2, padding=1) for _ in range(2)]
+        found = [upsample_conv2d(*given, scale_factor=2, padding=1) for _ in range(2)]
         assert torch.equal(found[0], found[1])
-        if constant or n * size * size >= 512:
-            assert any(k[0] == given[0].shape and ((2, 2), (1,) * 4) in k and call for k, call in calls._calls.items())
+        if n * size * size >= 512:
+            assert any(k[0] == given[0].shape and ((2, 2), (1,) * 4) in k and call for k, call in kernels._calls.items())
         cotangent = torch.randn(expected.shape, generator=generator).to(dtype)
         found[0].backward(cotangent.cuda())
         expected.backward(cotangent.double())

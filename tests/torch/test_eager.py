@@ -17,10 +17,9 @@ import torch.nn.functional as F  # noqa: E402
 
 import convpool.torch  # noqa: E402
 from convpool.options import OptimizeOptions  # noqa: E402
-from convpool.torch import calls, eager, gpu  # noqa: E402
+from convpool.torch import eager, kernels  # noqa: E402
 from convpool.torch.backend import Captured, _copy, _planned  # noqa: E402
-from convpool.torch.gpu import convolved  # noqa: E402
-from convpool.torch.pairs import pooled_conv_of  # noqa: E402
+from convpool.torch.pairs import convolved, pooled_conv_of  # noqa: E402
 from convpool.torch.upsampling import upsample_conv_of  # noqa: E402
 from models import torch_discriminators as networks  # noqa: E402
 from tests.support.torch_gpu import LAST, as_on_a_gpu  # noqa: E402
@@ -290,7 +289,7 @@ def test_a_kernel_waits_for_its_launch_and_the_one_before(operators, penalty, us
 
 def test_each_order_of_sizes_of_batches_has_its_plan(monkeypatch):
     """The captured batch tells nothing of those that follow."""
-    monkeypatch.setattr(calls, "raw_stream", lambda device: 0)
+    monkeypatch.setattr(kernels, "raw_stream", lambda device: 0)
     scales = []
     run = eager.by_stream(lambda scale: scales.append(scale) or (lambda weight, x: scale), None, (1, 2))
     found = [run(None, torch.empty(batch, 1)) for batch in (2, 3, 64, 100, 64, 1)]
@@ -311,12 +310,12 @@ def test_what_a_graph_for_captures_computes_at_once():
 
     def backend(module, inputs):
         graph = _copy(as_on_a_gpu(module.graph))
-        gpu.give_derivatives(graph)
-        activations.extend(node.kwargs["activation"] for node in graph.find_nodes(op="call_function", target=convolved))
+        eager.give_derivatives(graph)
+        activations.extend(node.kwargs["relu"] for node in graph.find_nodes(op="call_function", target=convolved))
         return torch.fx.GraphModule(module, graph).forward
 
     y = torch.compile(forward, backend=backend)(x := torch.randn(2, 4, 9, 9, dtype=torch.float64))
-    assert activations == [1, 0, 0]
+    assert activations == [True, False, False]
     torch.testing.assert_close(y, expected := forward(x))
     found = [torch.autograd.grad(t.square().sum(), list(convs[::2].parameters())) for t in (y, expected)]
     torch.testing.assert_close(*found)

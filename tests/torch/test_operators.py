@@ -1,29 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operators as PyTorch's compiler, transforms and autocast see them, the functions' arguments, and ConvAvgPool modules.
-The argument accumulation, and launches of plans that only count: what `constant_weights` keeps, and the addresses."""
+The addresses that kernels get."""
 
 import contextlib
 import copy
 import functools
-import importlib.util
 import itertools
-import pickle
 import struct
-from types import SimpleNamespace
 
 import pytest
 
-from tests.support.torch import calls_of, drawn, require_torch, results
+from tests.support.torch import drawn, require_torch, results
 
 torch = require_torch()
 import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 
 import convpool.torch  # noqa: E402
-from convpool.cuda import library  # noqa: E402
 from convpool.errors import OptionError  # noqa: E402
-from convpool.ir import schema  # noqa: E402
-from convpool.torch import calls, compile_options, constant_weights, conv_avg_pool2d, optimize, plain, upsampling  # noqa: E402
+from convpool.torch import conv_avg_pool2d, kernels, optimize, upsampling  # noqa: E402
 
 ops = torch.ops.convpool
 WINDOW = ([2, 3], [1, 2], [1, 0, 1, 2], [1, 2])
@@ -37,8 +32,8 @@ fused = functools.partial(conv_avg_pool2d, padding=1, pool_size=2)
 
 # ---- what torch.library promises ----
 
-PLAIN = ([2, 2], [1, 1], [1, 1, 1, 1], [1, 1], [2, 2], [0, 0, 0, 0], [1, 1], 1, 0, 0.0)
-FUSED = ([2, 2], [1, 1], [1, 0, 1, 1], [1, 1], [2, 2], [0, 1, 0, 0], [1, 1], 1, 2, 0.2)
+PLAIN = ([2, 2], [1, 1], [1, 1, 1, 1], [1, 1], [2, 2], [0, 0, 0, 0], [1, 1], 1, False)
+FUSED = ([2, 2], [1, 1], [1, 0, 1, 1], [1, 1], [2, 2], [0, 1, 0, 0], [1, 1], 1, True)
 
 
 @pytest.mark.parametrize("last", [False, True])
@@ -222,31 +217,34 @@ ARGUMENTS = [
 EVEN, BEYOND = {"kernel_size": (2, 4)}, {"pool_size": 3, "pool_stride": 2, "ceil_mode": True}
 ARGUMENTS += [(2, EVEN | {"padding": padding, "dilation": (1, 2)}, {"pool_size": 2}) for padding in ("same", "valid", 2)]
 ARGUMENTS += [(2, EVEN | {"padding": 1}, BEYOND | rest) for rest in ({}, {"pool_padding": 1, "count_include_pad": False})]
-UPSAMPLED = ({}, {"padding": 1, "bias": False}, {"padding": "same"}, {"padding": 1, "padding_mode": "reflect"})
-ARGUMENTS += [(rank, conv, {"scale_factor": 3}) for rank in (1, 2, 3) for conv in UPSAMPLED]
 
 
 @pytest.mark.parametrize("rank, conv, rest", ARGUMENTS)
-def test_a_module_is_its_two(rank, conv, rest, monkeypatch):
-    monkeypatch.setattr(upsampling, "_pays", lambda *given: True)
+def test_a_module_is_its_two(rank, conv, rest):
     torch.manual_seed(0)
-    conv, upsamples = {"kernel_size": 3, "dtype": torch.float64} | conv, "scale_factor" in rest
+    conv = {"kernel_size": 3, "dtype": torch.float64} | conv
     original = getattr(nn, f"Conv{rank}d")(4, 6, **conv)
-    cls = getattr(convpool.torch, f"{'UpsampleConv' if upsamples else 'ConvAvgPool'}{rank}d")
-    module, x = cls(4, 6, **conv, **rest), torch.randn(2, 4, *[9, 8, 7][:rank], dtype=torch.float64)
+    module = getattr(convpool.torch, f"ConvAvgPool{rank}d")(4, 6, **conv, **rest)
+    x = torch.randn(2, 4, *[9, 8, 7][:rank], dtype=torch.float64)
     module.load_state_dict(original.state_dict())
     original.load_state_dict(module.state_dict())
     assert list(module.state_dict()) == list(original.state_dict())
     pooling = {key.removeprefix("pool_").replace("size", "kernel_size"): value for key, value in rest.items()}
-    expected = original(nn.Upsample(**rest)(x)) if upsamples else getattr(nn, f"AvgPool{rank}d")(**pooling)(original(x))
+    expected = getattr(nn, f"AvgPool{rank}d")(**pooling)(original(x))
     for made in (module, optimize(copy.deepcopy(module), x)[0]):
         torch.testing.assert_close(made(x), expected)
     pairs = (module(x), module), (expected, original)
     torch.testing.assert_close(*(torch.autograd.grad(y.sum(), list(made.parameters())) for y, made in pairs))
-    if upsamples and "padding_mode" not in conv:
-        function, padding = getattr(convpool.torch, f"upsample_conv{rank}d"), conv.get("padding", 0)
-        torch.testing.assert_close(function(x, module.weight, module.bias, **rest, padding=padding), expected)
-    assert not upsamples or repr(module).endswith(f"scale_factor={(3,) * rank})")
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("padding", [0, 1, "same"])
+def test_a_function_behind_an_upsampling_is_the_two(padding, rank, monkeypatch):
+    monkeypatch.setattr(upsampling, "_pays", lambda *given: True)
+    given = drawn(2, 4, *[9, 8, 7][:rank]), drawn(6, 4, *[3] * rank), drawn(6)
+    expected = getattr(F, f"conv{rank}d")(F.interpolate(given[0], scale_factor=3.0), *given[1:], padding=padding)
+    found = getattr(convpool.torch, f"upsample_conv{rank}d")(*given, scale_factor=3, padding=padding)
+    torch.testing.assert_close(found, expected)
 
 
 def test_a_module_is_made_told_copied_and_parametrized_as_a_convolution():
@@ -261,139 +259,16 @@ def test_a_module_is_made_told_copied_and_parametrized_as_a_convolution():
     assert module.parametrizations.weight.original.grad is not None
 
 
-# ---- the argument accumulation ----
-
-GIVEN = [("default", 0), ("packed", 1)]
-
-
-def asked(run) -> list[int]:
-    """Return the accumulation of every pooled_conv in `run`; PyTorch leaves out what is the default."""
-    with calls_of(ops.pooled_conv.default) as found:
-        run()
-    return [args[13] if len(args) > 13 else 0 for args in found]
-
-
-def network() -> nn.Module:
-    """Two pairs, one with an activation behind it."""
-    torch.manual_seed(0)
-    layers = [nn.Conv2d(3, 64, 3, padding=1), nn.AvgPool2d(2), nn.Tanh(), nn.Conv2d(64, 16, 3, padding=1), nn.AvgPool2d(2)]
-    return nn.Sequential(*layers).eval()
-
-
-@pytest.mark.parametrize(("accumulation", "number"), GIVEN)
-@pytest.mark.parametrize("rank", [1, 2, 3])
-def test_functions_and_modules_hand_it_on(rank, accumulation, number):
-    x, w = torch.randn(2, 3, *[8] * rank), torch.randn(4, 3, *[3] * rank)
-    function = getattr(convpool.torch, f"conv_avg_pool{rank}d")
-    assert asked(lambda: function(x, w, padding=1, pool_size=2, accumulation=accumulation)) == [number]
-    module = getattr(convpool.torch, f"ConvAvgPool{rank}d")(3, 4, 3, padding=1, pool_size=2, accumulation=accumulation)
-    for made in (module, copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
-        assert asked(lambda made=made: made(x)) == [number] and repr(made).endswith(f", accumulation='{accumulation}')")
-    del module.__dict__["accumulation"]  # of an earlier version
-    assert asked(lambda: module(x)) == [0]
-
-
-@pytest.mark.parametrize("wrong", ["fp16", 1, None, ["packed"]])
-def test_other_words_are_refused(wrong):
-    x, w = torch.randn(1, 3, 8, 8), torch.randn(4, 3, 3, 3)
-    for call in (
-        lambda: conv_avg_pool2d(x, w, pool_size=2, accumulation=wrong),
-        lambda: conv_avg_pool2d(x, w, pool_size=1, accumulation=wrong),  # where PyTorch's two operators run
-        lambda: convpool.torch.ConvAvgPool2d(3, 4, 3, pool_size=2, accumulation=wrong),
-        lambda: optimize(network(), accumulation=wrong),
-        lambda: compile_options(accumulation=wrong),
-    ):
-        with pytest.raises(OptionError, match="accumulation: got .*, expected one of default, packed"):
-            call()
-
-
-@pytest.mark.parametrize(("accumulation", "number"), GIVEN)
-@pytest.mark.parametrize("training", [False, True])
-def test_whole_modules(accumulation, number, training):
-    module, x = network().train(training), torch.randn(2, 3, 16, 16)
-    changed, report = optimize(module, x, accumulation=accumulation)
-    assert report.options["accumulation"] == accumulation and report.summary.packed == 2 * number
-    with torch.set_grad_enabled(training):
-        other = copy.deepcopy(changed)
-        torch.testing.assert_close((changed(x), other(x)), (module(x),) * 2)
-    assert convpool.torch.explain(other).summary.packed == 2 * number
-    if importlib.util.find_spec("onnxscript") and not training:
-        nodes = [node for node in convpool.torch.export_onnx(changed, (x,), verbose=False).graph.node if schema.is_operator(node)]
-        assert [schema.accumulation_of(node) for node in nodes] == [number, number]
-
-
-def test_compiled_modules():
-    passes = [compile_options(accumulation=accumulation)["pre_grad_custom_pass"] for accumulation, _ in GIVEN]
-    assert passes[0].uuid() != passes[1].uuid()  # inductor keeps the graphs apart
-    torch.compile(network(), backend=lambda graph, example: passes[1](graph.graph) or graph.forward)(torch.randn(2, 3, 16, 16))
-    assert [(report.options["accumulation"], report.summary.packed) for report in passes[1].reports] == [("packed", 2)]
-
-
-@pytest.mark.parametrize(("accumulation", "number"), GIVEN)
-def test_the_library_is_asked_for_it(accumulation, number):
-    x, w = torch.empty(2, 16, 8, 8, dtype=torch.float16), torch.empty(8, 16, 3, 3, dtype=torch.float16)
-    problem = calls.problem_of((x, w, None), (*plain.single((1, 1), (1, 1), (1, 1), 1), number), True, True)
-    assert problem.accumulation == accumulation and problem.struct.accumulation == number
-
-
 # ---- launches ----
 
 
-def call(launches):
-    """A kind of call whose launch notes its flags."""
-    made = object.__new__(calls.Call)
-    made.constant = SimpleNamespace(prepared_bytes=8, workspace_bytes=8)
-    made.constant.launch_raw = lambda addresses, space, size, stream, flags, *prepared: launches.append(flags)
-    made.formats, made.device = (torch.contiguous_format,) * 2, torch.device("cpu")
-    made.y_shape, made.y_strides = (1, 1, 1, 1), (1, 1, 1, 1)
-    made.copies_others = made.copies_weight = False
-    made.handle, made.space = None, 0
-    made.launch = lambda handle, packed, stream: launches.append("each time") or 0
-    return made
-
-
-@pytest.fixture
-def no_gpu(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(synchronize=lambda: None))
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(calls, "raw_stream", lambda index: 0)
-
-
-def test_weights_are_made_for_one_kind_of_call(no_gpu):
-    """Also where that kind is gone and another one has its address."""
-    x, weight, launches = torch.ones(1, 1, 4, 4), torch.ones(1, 1, 3, 3), []
-    with constant_weights():
-        kind = call(launches)
-        for _ in range(2):
-            kind(x, weight, None)
-        assert launches == [0, library.WEIGHTS_PREPARED]
-        for _ in range(20):
-            kind = None
-            kind = call(launches)
-            kind(x, weight, None)
-    assert launches[2:] == [0] * 20
-
-
-@pytest.mark.parametrize("last", [False, True])
-def test_weights_that_every_call_computes_are_not_kept(no_gpu, last):
-    x, weight, launches = torch.ones(1, 1, 4, 4), torch.ones(1, 2, 3, 3), []
-    if last:  # the library's own order, which needs no copy
-        weight = weight.to(memory_format=torch.channels_last)
-    with constant_weights():
-        kind = call(launches)
-        for _ in range(4):
-            kind(x, weight * 1, None)
-            assert not calls.current()
-        kind(x, weight, None)
-    assert launches == [0, *["each time"] * 4]
-    with constant_weights():  # which knows nothing of the one before
-        for _ in range(3):
-            kind(x, weight, None)
-    assert launches[5:] == [0, library.WEIGHTS_PREPARED, library.WEIGHTS_PREPARED]
-
-
-def test_kernels_get_addresses_that_are_multiples_of_16(no_gpu):
-    kind, seen = call([]), []
+def test_kernels_get_addresses_that_are_multiples_of_16(monkeypatch):
+    """A kind of call whose launch notes what it is given."""
+    monkeypatch.setattr(kernels, "raw_stream", lambda index: 0)
+    kind, seen = object.__new__(kernels.Call), []
+    kind.formats, kind.device, kind.handle, kind.space = (torch.contiguous_format,) * 2, torch.device("cpu"), None, 0
+    kind.y_shape = kind.y_strides = (1, 1, 1, 1)
+    kind.copies_others = kind.copies_weight = False
     kind.launch = lambda handle, packed, stream: seen.append(struct.unpack("@IIPPPPPPNPPPNP", packed)[2:5]) or 0
     kind(torch.ones(17)[1:].view(1, 1, 4, 4), torch.ones(10)[1:].view(1, 1, 3, 3), torch.ones(2)[1:])
     assert len(seen) == 1 and all(address and address % 16 == 0 for address in seen[0])

@@ -13,10 +13,9 @@ number for each axis.  Weights are PyTorch's: [M, C/groups, kernel...].
         x, weight, bias,                                        # bias [M], or None
         pool_kernel, pool_strides, pool_pads, pool_dilations,   # of the box mean, which counts its zero padding
         strides, pads, dilations, groups,                       # of the convolution, over the pooled tensor
-        epilogue, epilogue_alpha,                               # activation: 0 none, 1 ReLU, 2 LeakyReLU of slope alpha
-        accumulation=0)                                         # 1: kernels may sum windows of 16-bit types in that type
+        relu)                                                   # whether a ReLU follows
 
-    Y = epilogue(conv(box_mean(X), weight, bias))
+    Y = relu(conv(box_mean(X), weight, bias))
 
     torch.ops.convpool.box_mean(x, kernel, strides, pads, dilations)
     torch.ops.convpool.box_mean_adjoint(grad, size, kernel, strides, pads, dilations)
@@ -30,11 +29,9 @@ if importlib.util.find_spec("torch") is None:
     raise TorchError("torch: not installed; got no PyTorch, expected version 2.6 or later; run `pip install 'convpool[torch]'`")
 
 # ruff: noqa: E402
-from convpool.torch.backend import compile_options
-from convpool.torch.calls import constant_weights
 from convpool.torch.functional import conv_avg_pool1d, conv_avg_pool2d, conv_avg_pool3d
-from convpool.torch.modules import ConvAvgPool1d, ConvAvgPool2d, ConvAvgPool3d, UpsampleConv1d, UpsampleConv2d, UpsampleConv3d
-from convpool.torch.optimizing import explain, export_onnx, optimize
+from convpool.torch.modules import ConvAvgPool1d, ConvAvgPool2d, ConvAvgPool3d
+from convpool.torch.optimizing import explain, optimize
 from convpool.torch.pairs import pooled_conv
 from convpool.torch.upsampling import upsample_conv1d, upsample_conv2d, upsample_conv3d
 
@@ -42,16 +39,10 @@ __all__ = [
     "ConvAvgPool1d",
     "ConvAvgPool2d",
     "ConvAvgPool3d",
-    "UpsampleConv1d",
-    "UpsampleConv2d",
-    "UpsampleConv3d",
-    "compile_options",
-    "constant_weights",
     "conv_avg_pool1d",
     "conv_avg_pool2d",
     "conv_avg_pool3d",
     "explain",
-    "export_onnx",
     "optimize",
     "pooled_conv",
     "upsample_conv1d",

@@ -2,7 +2,7 @@
 """A backend of torch.compile that does average poolings before the convolutions in front of them.
 
     model = torch.compile(model, backend="convpool")
-    model = torch.compile(model, options=convpool.torch.compile_options())  # the same under inductor
+    model = torch.compile(model, backend="convpool", options={"inner": "inductor"})
 
 TorchDynamo captures forward and watches what the capture depends on.  The backend rewrites the pairs of its graph and gives back
 a function that runs under PyTorch's own autograd: hooks, autocast, second derivatives and wrappers of modules are PyTorch's.
@@ -11,7 +11,6 @@ a function that runs under PyTorch's own autograd: hooks, autocast, second deriv
 from __future__ import annotations
 
 import functools
-import hashlib
 import linecache
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,16 +19,13 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from convpool.errors import ModelError, OptionError
 from convpool.options import OptimizeOptions
 from convpool.report import Report
-from convpool.torch import eager, gpu, spectral
+from convpool.torch import eager, spectral
 from convpool.torch.changes import changed_inputs, is_of_module, value_of
-from convpool.torch.functional import checked
 from convpool.torch.plan import Unmapped, plan
-from convpool.types import Accumulation
 
 
 @dataclass
@@ -79,7 +75,7 @@ class PoolFirst:
         place = eager.place_of_batch(module.graph)
         if place is None or not torch.is_grad_enabled():
             return _guarded(module, eager.ready(module, graph))
-        gpu.give_derivatives(graph)
+        eager.give_derivatives(graph)
         prepared = eager.ready(module, graph)
         kept = _copy(module.graph)  # TorchDynamo takes from its graph what it knows of the inputs
         alone = functools.partial(_eager_step, module, kept, pairs, self.options)
@@ -100,7 +96,7 @@ def _eager_step(
         copied
     ):  # for those that are asked for, and those that the rules have made of pairs
         kept = {node.name for node in graph.nodes} - second
-        gpu.give_derivatives(copied, [node for node in copied.nodes if node.name not in kept])
+        eager.give_derivatives(copied, [node for node in copied.nodes if node.name not in kept])
     return eager.ready(module, copied, in_steps=second)
 
 
@@ -134,7 +130,7 @@ def _rewrite_in_place(graph: fx.Graph, options: OptimizeOptions, seen: Captured)
     copied = _copy(graph)
     if not _planned(copied, options, seen)[0]:
         return
-    gpu.run_by_library(copied)
+    eager.run_by_library(copied)
     spectral.normalize_at_once(copied, torch.ops.convpool.normalized_weights.default)
     for node in reversed(graph.nodes):
         if node.op != "placeholder":
@@ -231,46 +227,14 @@ def convpool(
 ) -> Callable:
     """The backend that torch.compile knows by this name.
 
-    mode: inductor's, which then compiles the rewritten graph.  options: "inner": "inductor" for its default mode; "accumulation"
-    and "exclude" as `optimize` takes them; others are inductor's.
+    mode: inductor's, which then compiles the rewritten graph.  options: "inner": "inductor" for its default mode; "exclude" as
+    `optimize` takes it; others are inductor's.
     """
     given = dict(options or {})
     inner, exclude = given.pop("inner", "inductor" if mode else None), given.pop("exclude", ())
     if inner not in (None, "inductor"):
         raise OptionError(f"inner: got {inner!r}, expected None or 'inductor'")
-    asked = OptimizeOptions(
-        exclude=(exclude,) if isinstance(exclude, str) else tuple(exclude),
-        accumulation=checked(given.pop("accumulation", "default")),
-    )
+    asked = OptimizeOptions(exclude=(exclude,) if isinstance(exclude, str) else tuple(exclude))
     if given and inner is None:
         raise OptionError(f"options: got {', '.join(given)}, expected 'inner': 'inductor' with them")
     return PoolFirst(asked, torch._TorchCompileInductorWrapper(mode, given, None) if inner else None)(module, example_inputs)
-
-
-class InductorPass(CustomGraphPass):
-    """A pass of inductor over a graph before autograd; reports: what it found, graph by graph."""
-
-    def __init__(self, options: OptimizeOptions) -> None:
-        self.options = options
-        self.reports: list[Report] = []
-
-    def __call__(self, graph: fx.Graph) -> None:
-        """Rewrite the pairs of the graph."""
-        seen = Captured("")
-        _rewrite_in_place(graph, self.options, seen)
-        self.reports += seen.reports
-
-    def uuid(self) -> Any:
-        """What inductor's cache of compiled graphs tells this pass by: its option, and the package's files."""
-        digest = hashlib.sha256(str(self.options.accumulation).encode())
-        for path in sorted(Path(__file__).parents[1].rglob("*.py")):
-            digest.update(path.read_bytes())
-        return digest.hexdigest()
-
-
-def compile_options(*, accumulation: Accumulation = "default") -> dict[str, Any]:
-    """Options for torch.compile, by which inductor rewrites the pairs that it captures; add others of inductor's to them.
-
-    accumulation: as of `conv_avg_pool2d`.  Raises OptionError for another one.
-    """
-    return {"pre_grad_custom_pass": InductorPass(OptimizeOptions(accumulation=checked(accumulation)))}

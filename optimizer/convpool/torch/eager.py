@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choose what an eager step runs: PyTorch's operators where it waits for the host, kernels where it does not.
+"""Choose what a graph runs: PyTorch's operators where an eager step waits for the host, kernels where it does not.
 
 On a GPU a node of Python takes the host longer than PyTorch's two operators, whose derivatives are C++.  A kernel starts once
 the host has launched it and the one before it has ended.  So an estimate follows host and GPU through forward and backward.  The
@@ -22,10 +22,10 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-from convpool.torch import calls, gpu, plain, spectral
-from convpool.torch.changes import is_of_module, value_of
+from convpool.torch import kernels, kinds, plain, spectral
+from convpool.torch.changes import contexts_of, is_of_module, value_of
 from convpool.torch.kernels import frozen
-from convpool.torch.pairs import POOLED_CONV, pooled_conv_of
+from convpool.torch.pairs import POOLED_CONV, convolved, pooled_conv_of, suits
 from convpool.torch.plain import CONVS, POOLS, torch_pads
 from convpool.torch.upsampling import upsample_conv_of
 
@@ -51,6 +51,9 @@ LARGE, LEAST = 1 << 18, 0.85
 """Weights that take a CPU as long to read as 50 positions; the share of the original's time below which another order runs."""
 SECOND_MACS = 2e6
 """Multiply-adds up to which PyTorch's second derivative of a convolution takes a CPU less time than nodes of Python."""
+
+IMAGE_CHANNELS, PLAIN_MACS = 16, 2.5e9
+"""Channels up to which, or multiply-adds with more, the library's convolution is faster than cuDNN under a compiler."""
 
 
 def may_have_penalty(graph: fx.Graph) -> bool:
@@ -80,7 +83,7 @@ def ready(module: fx.GraphModule, graph: fx.Graph, *, in_steps: Collection[str] 
             if operators is None:
                 node.target, node.args = pooled_conv_of, (tensors, geometry)
             elif large or node.meta.get("convolution") in (in_steps or ()):
-                operators = [(gpu.convolved if f in CONVS.values() else f, *rest) for f, *rest in operators]
+                operators = [(convolved if f in CONVS.values() else f, *rest) for f, *rest in operators]
         if operators is None:
             continue
         made = node.args[0]
@@ -109,7 +112,7 @@ def _operators(tensors: Sequence[Any], geometry: tuple, in_steps: bool) -> list[
     x, w, rank = value_of(tensors[0]), value_of(weight), len(kernel)
     swaps = in_steps and isinstance(w, torch.Tensor) and max(w.shape[2:]) == 1 and not any((*pads, *zeros))
     on_cpu = isinstance(x, torch.Tensor) and x.device.type == "cpu"
-    if not (on_cpu or swaps) or geometry[10] or any(d != 1 for d in dilations) or plain.is_deep_half(x):
+    if not (on_cpu or swaps) or any(d != 1 for d in dilations) or plain.is_deep_half(x):
         return None
     made: list[tuple] = []
     if not plain.pools_rightly(x, kernel, pads, dilations):
@@ -130,7 +133,7 @@ def _by_pooled_weights(graph: fx.Graph, node: fx.Node, tensors: Sequence[Any], g
     """A pair as one convolution of the strides of both, by the means of the weights over the pooling's windows."""
     (_, weight, bias), (kernel, strides, pads, dilations, steps, zeros, spread, groups) = tensors, geometry[:8]
     ones, padding = all(n == 1 for n in (*strides, *dilations, *spread)), _padding(kernel, pads, zeros)
-    if not ones or len(kernel) != 2 or padding is None or geometry[10]:
+    if not ones or len(kernel) != 2 or padding is None:
         return None
     with graph.inserting_before(node):
         means = graph.call_function(_pooled, (weight, kernel))
@@ -294,7 +297,7 @@ def by_stream(alone: Callable[[float], Callable], prepared: Callable, batch: tup
         return run(*inputs)
 
     def run(*inputs: Any) -> Any:
-        if not calls.raw_stream(inputs[place].get_device()):
+        if not kernels.raw_stream(inputs[place].get_device()):
             return eagerly(*inputs)
         if not torch.cuda.is_current_stream_capturing():
             ran[:] = [True]
@@ -304,3 +307,64 @@ def by_stream(alone: Callable[[float], Callable], prepared: Callable, batch: tup
         return prepared(*inputs)
 
     return run
+
+
+# ---- other convolutions of a graph on a GPU ----
+
+
+def _of_convolution(node: fx.Node) -> tuple | None:
+    """Input, weight, bias and geometry of a node that is a convolution with numbers as padding."""
+    a = kinds.arguments(node) if node.target in CONVS.values() else None
+    value = value_of(a["input"]) if a is not None else None
+    if a is None or not isinstance(value, torch.Tensor) or not value.is_cuda:
+        return None
+    rank = list(CONVS.values()).index(node.target) + 1
+    try:
+        sizes = [kinds.whole(a[name], rank) for name in ("stride", "padding", "dilation")]
+    except kinds.Unknown:
+        return None
+    return a["input"], a["weight"], a["bias"], (*sizes, a["groups"])
+
+
+def give_derivatives(graph: fx.Graph, asked: Collection[fx.Node] | None = None) -> None:
+    """Let convolutions of the graph be calls of `convolved`: those that are asked for, or all, with their ReLUs, for captures."""
+    contexts, captures = contexts_of(graph), asked is None
+    for node in list(graph.nodes):
+        found = _of_convolution(node) if asked is None or node in asked else None
+        if found is None:
+            continue
+        last = _activated(node, contexts) if captures else node
+        node.target, node.args = convolved, (*found[:3], *found[3])
+        node.kwargs = {"captures": captures, "relu": last is not node}
+        if last is not node:
+            node.meta.update(last.meta)
+            last.replace_all_uses_with(node)
+            graph.erase_node(last)
+
+
+def _activated(node: fx.Node, contexts: dict[fx.Node, Any]) -> fx.Node:
+    """The ReLU that alone reads a node, in the same context; else the node itself."""
+    user = next(iter(node.users)) if len(node.users) == 1 else node
+    fits = user.target in (F.relu, torch.relu, "relu") and contexts[user] == contexts[node]
+    return user if fits else node
+
+
+def run_by_library(graph: fx.Graph) -> None:
+    """Let the library run convolutions of a graph for a compiler, where it is faster: it fuses a ReLU too."""
+    contexts = contexts_of(graph)
+    for node in list(graph.nodes):
+        found = _of_convolution(node)
+        if found is None or found[2] is None or not isinstance(value_of(found[1]), torch.Tensor):
+            continue
+        (x, weight, bias, (strides, padding, dilations, groups)), x_value, w_value = found, value_of(found[0]), value_of(found[1])
+        macs = w_value.numel() * x_value.shape[0] * math.prod(x_value.shape[2:]) / math.prod(strides)
+        if not suits(x_value, w_value) or not (x_value.shape[1] <= IMAGE_CHANNELS or macs <= PLAIN_MACS):
+            continue
+        last = _activated(node, contexts)
+        geometry = (*plain.single(strides, padding, dilations, groups), last is not node)
+        with graph.inserting_before(node):
+            made = graph.call_function(POOLED_CONV, (x, weight, bias, *geometry))
+        made.meta.update(last.meta)
+        last.replace_all_uses_with(made)
+        for gone in dict.fromkeys((last, node)):
+            graph.erase_node(gone)

@@ -20,20 +20,11 @@ import torch
 
 from convpool.algebra.geometry import ConvSpec, Ints, PoolSpec, Refusal, pad_behind, pool_first, same_pads
 from convpool.algebra.lowering import MAX_KERNEL_WINDOW
-from convpool.algebra.parts import ACCUMULATIONS
 from convpool.errors import OptionError
 from convpool.torch import plain
 from convpool.torch.pairs import is_exporting, pooled_conv_of
-from convpool.types import Accumulation
 
 Sizes = int | Sequence[int]
-
-
-def checked(accumulation: Any) -> Any:
-    """The argument accumulation; OptionError for another word."""
-    if accumulation not in tuple(ACCUMULATIONS):
-        raise OptionError(f"accumulation: got {accumulation!r}, expected one of {', '.join(ACCUMULATIONS)}")
-    return accumulation
 
 
 def sizes(name: str, value: Any, rank: int, least: int) -> Ints:
@@ -62,42 +53,38 @@ def conv_pads(padding: Any, kernel: Ints, strides: Ints, dilations: Ints) -> Int
     return same_pads("SAME_UPPER", kernel, strides, dilations, None)
 
 
-def pooled_first(
-    conv: ConvSpec, pool: Ints, strides: Ints, padding: Ints, shifted: bool, accumulation: str = "default"
-) -> tuple | None:
-    """The arguments behind `pooled_conv`'s tensors: window, convolution, no activations.  None where PyTorch's two operators run.
+def pooled_first(conv: ConvSpec, pool: Ints, strides: Ints, padding: Ints, shifted: bool) -> tuple | None:
+    """The arguments behind `pooled_conv`'s tensors: window, convolution, no ReLU.  None where PyTorch's two operators run.
 
     padding: of the pooling.  shifted: whether the convolution has a bias."""
     if all(s == 1 for s in strides):
         return None
     padded = pad_behind(conv, padding * 2, shifted) if any(padding) else conv
-    return None if isinstance(padded, Refusal) else pair_of(padded, pool, strides, accumulation)
+    return None if isinstance(padded, Refusal) else pair_of(padded, pool, strides)
 
 
-def pair_of(conv: ConvSpec, pool: Ints, strides: Ints, accumulation: str = "default") -> tuple:
-    """The arguments of `pooled_conv` behind its tensors: window, convolution, no activations."""
+def pair_of(conv: ConvSpec, pool: Ints, strides: Ints) -> tuple:
+    """The arguments of `pooled_conv` behind its tensors: window, convolution, no ReLU."""
     box, rest = pool_first.__wrapped__(conv, PoolSpec(pool, strides, (0, 0) * len(pool), (1,) * len(pool)))
     window = (box.kernel_shape, box.strides, box.pads, box.dilations)
-    return (*window, rest.strides, rest.pads, rest.dilations, conv.group, *plain.NOTHING, ACCUMULATIONS[accumulation])
+    return (*window, rest.strides, rest.pads, rest.dilations, conv.group, False)
 
 
 def _describe(rank: int, kernel: Ints, *arguments: Any) -> tuple[tuple, tuple, tuple | None]:
     """Return PyTorch's arguments of the convolution and of the pooling, and what `pooled_first` gives."""
-    stride, padding, dilation, groups, pool_size, pool_stride, pool_padding, ceil_mode, count_include_pad = arguments[:9]
-    accumulation, shifted = arguments[9:]
+    stride, padding, dilation, groups, pool_size, pool_stride, pool_padding, ceil_mode, count_include_pad, shifted = arguments
     if len(kernel) != rank:
         raise OptionError(f"weight: wrong number of axes; got a kernel of {tuple(kernel)}, expected {rank}")
     strides, dilations = sizes("stride", stride, rank, 1), sizes("dilation", dilation, rank, 1)
     pool = sizes("pool_size", pool_size, rank, 1)
     pool_strides = pool if pool_stride is None else sizes("pool_stride", pool_stride, rank, 1)
     pool_pads = sizes("pool_padding", pool_padding, rank, 0)
-    checked(accumulation)
     padding = padding if isinstance(padding, str) else sizes("padding", padding, rank, 0)
     first = None
     exact = not ceil_mode and (count_include_pad or not any(pool_pads))
     if exact and all(2 * pad <= window for pad, window in zip(pool_pads, pool, strict=True)):  # more is PyTorch's to refuse
         conv = ConvSpec(kernel, strides, conv_pads(padding, kernel, strides, dilations), dilations, groups)
-        first = pooled_first(conv, pool, pool_strides, pool_pads, shifted, accumulation)
+        first = pooled_first(conv, pool, pool_strides, pool_pads, shifted)
     pooling = (pool, pool_strides, pool_pads, ceil_mode, count_include_pad)
     return (strides, padding, dilations, groups), pooling, first
 
@@ -106,7 +93,7 @@ _kept = functools.lru_cache(4096)(_describe)  # torch.compile, which would ignor
 
 
 def conv_avg_pool(rank: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *arguments: Any) -> torch.Tensor:
-    """The functions of all ranks; arguments: from stride to accumulation, in the functions' order."""
+    """The functions of all ranks; arguments: from stride to count_include_pad, in the functions' order."""
     asked = (rank, weight.shape[2:], *arguments, bias is not None)
     try:
         described = (_describe if torch.compiler.is_compiling() else _kept)(*asked)
@@ -143,7 +130,6 @@ def conv_avg_pool2d(
     pool_padding: Sizes = 0,
     ceil_mode: bool = False,
     count_include_pad: bool = True,
-    accumulation: Accumulation = "default",
     _rank: int = 2,
 ) -> torch.Tensor:
     """avg_pool2d(conv2d(x, weight, bias, stride, padding, dilation, groups), pool_size, pool_stride, pool_padding), with the
@@ -157,12 +143,9 @@ def conv_avg_pool2d(
     Differentiable to any order.  Works under autocast, torch.compile, CUDA graphs and torch.func.  float32 is multiplied in TF32
     where torch.backends.cudnn.allow_tf32 says so.
 
-    accumulation: "packed" lets GPU kernels sum pooling windows of float16 and bfloat16 in that type in the forward pass.  It is
-    faster; its largest error in float16 is 3.9e-4 to 5.4e-4 of the largest result, that of "default" 3.3e-4 to 4.8e-4.
-
     Raises OptionError for sizes that describe no convolution or pooling, and what PyTorch's operators raise.
     """
-    pooling = (pool_size, pool_stride, pool_padding, ceil_mode, count_include_pad, accumulation)
+    pooling = (pool_size, pool_stride, pool_padding, ceil_mode, count_include_pad)
     return conv_avg_pool(_rank, x, weight, bias, stride, padding, dilation, groups, *pooling)
 
 

@@ -2,8 +2,15 @@
 """The operators on NVIDIA GPUs, by the CUDA library on PyTorch's current stream.
 
 Tensors of float16, bfloat16 and float32 run so.  Others, and all where the library is not installed, run by PyTorch's own
-operators (`convpool.torch.plain`).  pooled_conv is one plan where the library has a kernel on tensor cores for it
-(`convpool.torch.calls`); else (groups, three axes) it is the library's box mean, then cuDNN.
+operators (`convpool.torch.plain`).  pooled_conv is one plan where the library has a kernel on tensor cores for it; else (groups,
+three axes) it is the library's box mean, then cuDNN.
+
+Calls are planned once for each kind: the way from tensors to a launch that every later call takes.  A kind is what a plan depends
+on: shapes, strides and types of the tensors, their device, the geometry, and whether float32 may be multiplied in TF32.  The
+`KEPT` kinds seen first are kept.
+
+The fastest plan of a small layer reads the weights convolved with the pooling window.  Making those takes as long as the layer,
+and they cannot be kept: no check of a tensor's version notices changes through `.data`, as moving averages are often written.
 """
 
 from __future__ import annotations
@@ -15,11 +22,34 @@ from typing import Any
 
 import torch
 
-from convpool.cuda import box, library, weight_gradient
+from convpool.algebra.parts import MAX_UPSAMPLE
+from convpool.cuda import Plan, Problem, box, library, tactics, weight_gradient
 from convpool.errors import NotBuiltError
-from convpool.torch import calls, plain
+from convpool.torch import plain
 
 Ints = Sequence[int]
+
+KEPT = 4096
+NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
+_NAMES = ("pool_kernel_shape", "pool_strides", "pool_pads", "pool_dilations", "strides", "pads", "dilations", "group")
+_TENSORS_BYTES = library.PACK_TENSORS.__self__.size  # type: ignore[attr-defined]
+raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
+
+Tensors = tuple[torch.Tensor, torch.Tensor, Any]
+"""x, weight, bias."""
+_fp32_precision: Any = getattr(torch._C, "_get_fp32_precision_getter", None)  # what the attribute asks, in half the time
+_NEW: Any = object()
+_calls: dict[Any, Call | None] = {}
+_boxes: dict[Any, Callable | None] = {}
+_weight_gradients: dict[Any, Callable | None] = {}
+
+
+def _keep(calls: dict, key: Any, made: Any) -> Any:
+    """Return what was made for a kind of call, and keep it."""
+    if len(calls) < KEPT:
+        calls[key] = made
+    return made
 
 
 @functools.cache
@@ -32,32 +62,164 @@ def library_is_there() -> bool:
     return True
 
 
+# ---- plans ----
+
+
+def allows_tf32() -> bool:
+    """Whether PyTorch multiplies float32 in TF32 in convolutions."""
+    return _fp32_precision("cuda", "conv") == "tf32" if _fp32_precision is not None else torch.backends.cudnn.allow_tf32
+
+
+def _fits(tensors: Tensors, geometry: tuple) -> bool:
+    """Whether the library may be asked: PyTorch's operators refuse the rest, or do it."""
+    x, weight, bias = tensors
+    groups, rank = geometry[7] if len(geometry) > 2 else 1, x.dim() - 2
+    if groups != 1 or not 1 <= rank <= 2 or 0 in x.shape or 0 in weight.shape or weight.shape[1:2] != x.shape[1:2]:
+        return False
+    if any(t is not None and (t.dtype != x.dtype or t.device != x.device) for t in (weight, bias)):
+        return False
+    if bias is not None and bias.shape != weight.shape[:1]:
+        return False
+    if len(geometry) == 2:
+        return max(geometry[0]) <= MAX_UPSAMPLE
+    sizes = plain.pooled_size(x.shape[2:], *geometry[:4])
+    return min(plain.pooled_size(sizes, weight.shape[2:], *geometry[4:7])) > 0
+
+
+def problem_of(tensors: Tensors, geometry: tuple, x_last: bool, y_last: bool) -> Problem:
+    x, weight, bias = tensors
+    common: dict[str, Any] = {"n": x.shape[0], "c": x.shape[1], "m": weight.shape[0], "spatial": tuple(x.shape[2:])}
+    common |= {"kernel_shape": tuple(weight.shape[2:]), "dtype": NAMES[x.dtype], "bias": bias is not None}
+    layout, y_layout = ("channels_last" if last else "channels_first" for last in (x_last, y_last))
+    common |= {"layout": layout, "y_layout": y_layout, "allow_tf32": allows_tf32()}
+    if len(geometry) == 2:
+        return Problem(**common, pool_kernel_shape=1, upsample=geometry[0], pads=geometry[1])
+    return Problem(**common, activation="relu" if geometry[8] else None, **dict(zip(_NAMES, geometry, strict=False)))
+
+
+def _fastest(problem: Problem) -> Plan:
+    """The plan for weights that may be others in every call: what transforms them is launched each time.
+
+    Such a launch takes some 3 microseconds and writes 1 MB in another, on an H200.  The cost rule names the fastest tactic that
+    reads the weights as they are.
+    """
+    plan = Plan(problem)
+    if not plan.prepared_bytes:
+        return plan
+    allowed = plan.expected_us + 3 + plan.prepared_bytes / 2**20
+    for tactic in tactics():
+        if tactic.family != "generic" and problem.why_not(tactic) is None:
+            other = Plan(problem, tactic=tactic)
+            if not other.prepared_bytes and other.expected_us < allowed:
+                plan, allowed = other, other.expected_us
+    return plan
+
+
+def library_weight(weight: torch.Tensor) -> torch.Tensor:
+    """[M, kernel..., C/groups] in memory."""
+    if weight.dim() == 4:
+        return weight.contiguous(memory_format=torch.channels_last)
+    return weight.movedim(1, -1).contiguous()
+
+
+class Call:
+    """A kind of call, with its plan."""
+
+    def __init__(self, tensors: Tensors, geometry: tuple) -> None:
+        x, weight, bias = tensors
+        self.formats = plain.memory_format(x), plain.result_format(x, weight)
+        problem = problem_of(tensors, geometry, *(found != torch.contiguous_format for found in self.formats))
+        self.copies_weight = library_weight(weight).data_ptr() != weight.data_ptr()
+        self.copies_others = not (x.is_contiguous(memory_format=self.formats[0]) and (bias is None or bias.is_contiguous()))
+        self.plan = _fastest(problem)
+        self.space, self.device = self.plan.workspace_bytes, x.device
+        self.handle, self.launch = self.plan._handle, self.plan._launch
+        shape = self.plan.y_shape
+        if self.formats[1] != torch.contiguous_format:
+            shape = (shape[0], shape[-1], *shape[1:-1])
+        made = torch.empty(shape, device="meta", memory_format=self.formats[1])
+        self.y_shape, self.y_strides = shape, made.stride()
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: Any) -> torch.Tensor:
+        """Queues the work on PyTorch's current stream of the current device, which is x's."""
+        if self.copies_others:
+            x, bias = x.contiguous(memory_format=self.formats[0]), None if bias is None else bias.contiguous()
+        if self.copies_weight:
+            weight = library_weight(weight)
+        x_at, w_at, b_at = x.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr()
+        if (x_at | w_at | b_at) & 15:  # kernels read 16 bytes at a time; copies are aligned
+            return self(x.clone(), weight.clone() if w_at & 15 else weight, None if bias is None else bias.clone())
+        y = torch.empty_strided(self.y_shape, self.y_strides, dtype=x.dtype, device=self.device)
+        space_at = 0
+        if self.space:
+            space = torch.empty(self.space, dtype=torch.uint8, device=self.device)
+            space_at = space.data_ptr()
+        packed = library.PACK_TENSORS(_TENSORS_BYTES, 0, x_at, w_at, b_at, 0, y.data_ptr(), space_at, self.space, 0, 0, 0, 0, 0)
+        status = self.launch(self.handle, packed, raw_stream(self.device.index))
+        if status:
+            library.check(status)
+        return y
+
+
+def find(geometry: tuple, x: torch.Tensor, weight: torch.Tensor, bias: Any) -> Call | None:
+    """The call for these tensors, planned; None where the library has no kernel on tensor cores for it.
+
+    geometry: the operator's arguments behind the tensors, as tuples; of an upsampled convolution the factors and the pads.  x's
+    device is the current one.
+    """
+    of_bias, casts = bias is None or (bias.dtype, bias.stride()), x.dtype == torch.float32 and allows_tf32()
+    of_weight = weight.shape, weight.stride(), weight.dtype
+    key = (x.shape, x.stride(), x.dtype, x.device, of_weight, of_bias, geometry, casts)
+    call = _calls.get(key, _NEW)
+    if call is _NEW:
+        made = Call((x, weight, bias), geometry) if x.dtype in NAMES and _fits((x, weight, bias), geometry) else None
+        call = _keep(_calls, key, made if made is not None and made.plan.tactic.family != "generic" else None)
+    return call
+
+
+def by_plan(tensors: Sequence[Any], geometry: tuple) -> torch.Tensor | None:
+    """A call by one plan of the library on x's device, or None; geometry as `find` takes it."""
+    if not library_is_there():
+        return None
+    device = tensors[0].get_device()
+    if device != current_device():
+        with torch.cuda.device(device):
+            return by_plan(tensors, geometry)
+    call = find(geometry, *tensors)
+    return None if call is None else call(*tensors)
+
+
+def pooled_conv(*inputs: Any) -> torch.Tensor:
+    """As `plain.pooled_conv`."""
+    y = by_plan(inputs[:3], frozen(inputs[3:]))
+    return plain.pooled_conv(*inputs, mean=box_mean) if y is None else y
+
+
+# ---- box means, blocks and weights ----
+
+
 def _boxed(adjoint: bool, x: Any, size: Ints, window: tuple[Ints, ...], sums: bool) -> Callable:
     """box_mean, or its adjoint, of tensors of one kind: shapes, strides, type, and the window; or of sums in place of means."""
     order, full = plain.memory_format(x), (*x.shape[:2], *size)
     shape = full if adjoint else (*x.shape[:2], *plain.pooled_size(size, *window))
     strides = torch.empty(shape, device="meta", memory_format=order).stride()
-    problem = box.problem(calls.NAMES[x.dtype], order != torch.contiguous_format, full, *window, sums=sums)
+    problem = box.problem(NAMES[x.dtype], order != torch.contiguous_format, full, *window, sums=sums)
     launch, copies = box.calls()[adjoint], not x.is_contiguous(memory_format=order)
 
     def run(x: torch.Tensor) -> torch.Tensor:
         device = x.get_device()
-        if device != calls.current_device():
+        if device != current_device():
             with torch.cuda.device(device):
                 return run(x)
         if copies:
             x = x.contiguous(memory_format=order)
         out = torch.empty_strided(shape, strides, dtype=x.dtype, device=x.device)
-        status = launch(problem, x.data_ptr(), 0, out.data_ptr(), calls.raw_stream(device))
+        status = launch(problem, x.data_ptr(), 0, out.data_ptr(), raw_stream(device))
         if status:
             library.check(status)
         return out
 
     return run
-
-
-_boxes: dict[Any, Callable | None] = {}
-_NEW: Any = object()
 
 
 def _box(adjoint: bool, x: torch.Tensor, size: Ints, window: tuple, sums: bool = False) -> Callable | None:
@@ -66,10 +228,8 @@ def _box(adjoint: bool, x: torch.Tensor, size: Ints, window: tuple, sums: bool =
     key = (adjoint, x.shape, x.stride(), x.dtype, size, window, sums)
     found = _boxes.get(key, _NEW)
     if found is _NEW:
-        runs = x.dtype in calls.NAMES and 0 not in x.shape and library_is_there() and min(plain.pooled_size(size, *window)) > 0
-        found = _boxed(adjoint, x, size, window, sums) if runs else None
-        if len(_boxes) < calls.KEPT:
-            _boxes[key] = found
+        runs = x.dtype in NAMES and 0 not in x.shape and library_is_there() and min(plain.pooled_size(size, *window)) > 0
+        found = _keep(_boxes, key, _boxed(adjoint, x, size, window, sums) if runs else None)
     return found
 
 
@@ -87,14 +247,11 @@ def box_mean_adjoint(grad: torch.Tensor, size: Ints, *window: Ints) -> torch.Ten
 
 def blocks(x: torch.Tensor, scales: Ints, sums: bool) -> torch.Tensor | None:
     """Each value repeated over a block of `scales`, or the sums over blocks; None where the library has no kernel."""
-    if x.dtype not in calls.NAMES or not library_is_there() or weight_gradient.turn() is None:  # a library of that version
+    if x.dtype not in NAMES or not library_is_there() or weight_gradient.turn() is None:  # a library of that version
         return None
     size = x.shape[2:] if sums else [n * scale for n, scale in zip(x.shape[2:], scales, strict=True)]
     found = _box(not sums, x, size, (scales, scales, (0, 0) * len(scales), (1,) * len(scales)), True)
     return None if found is None else found(x)
-
-
-_weight_gradients: dict[Any, Callable | None] = {}
 
 
 def few_channels_gradients(
@@ -109,9 +266,7 @@ def few_channels_gradients(
     key = (grad.shape, grad.stride(), grad.dtype, z.shape, z.dtype, weight.shape, weight.dtype, convolution)
     found = _weight_gradients.get(key, _NEW)
     if found is _NEW:
-        found = _weight_gradient(grad, z, weight, convolution)
-        if len(_weight_gradients) < calls.KEPT:
-            _weight_gradients[key] = found
+        found = _keep(_weight_gradients, key, _weight_gradient(grad, z, weight, convolution))
     return None if found is None or grad.data_ptr() & 15 else found(grad, z, bias)
 
 
@@ -124,7 +279,7 @@ def _weight_gradient(grad: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, 
         return None
     if not grad.is_contiguous(memory_format=last) or torch.cuda.get_device_capability(z.device) < (8, 0):
         return None
-    problem = calls.problem_of((z, weight, None), (*plain.single(*convolution), 0), True, True)
+    problem = problem_of((z, weight, None), (*plain.single(*convolution), False), True, True)
     space_bytes, packed, launch = weight_gradient.workspace_bytes(problem), bytes(problem.struct), weight_gradient.call()
     if space_bytes is None:
         return None
@@ -134,7 +289,7 @@ def _weight_gradient(grad: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, 
         out = torch.empty(shape, dtype=z.dtype, device=z.device, memory_format=last)
         space = torch.empty(space_bytes, dtype=torch.uint8, device=z.device)
         at = grad.data_ptr(), z.data_ptr(), out.data_ptr(), 0 if d_bias is None else d_bias.data_ptr(), space.data_ptr()
-        status = launch(packed, *at, space_bytes, calls.raw_stream(z.device.index))
+        status = launch(packed, *at, space_bytes, raw_stream(z.device.index))
         if status:
             library.check(status)
         return out, d_bias
@@ -146,37 +301,19 @@ def turned(weight: torch.Tensor, factor: float) -> torch.Tensor | None:
     """Weights [M, C, kernel] with the channels last as [C, M, kernel], turned round and times a factor.
 
     None where the library has no kernel.  The weight is on the current device."""
-    if weight.dim() != 4 or weight.dtype not in calls.NAMES or not weight.is_contiguous(memory_format=torch.channels_last):
+    if weight.dim() != 4 or weight.dtype not in NAMES or not weight.is_contiguous(memory_format=torch.channels_last):
         return None
     (m, c, *kernel), turn = weight.shape, weight_gradient.turn() if library_is_there() else None
-    sizes, dtype = (m, c, math.prod(kernel)), library.DTYPES[calls.NAMES[weight.dtype]]
+    sizes, dtype = (m, c, math.prod(kernel)), library.DTYPES[NAMES[weight.dtype]]
     if turn is None or min(sizes) < 1 or max(sizes) > weight_gradient.MOST_TURNED:
         return None
     out = torch.empty((c, m, *kernel), dtype=weight.dtype, device=weight.device, memory_format=torch.channels_last)
-    status = turn(weight.data_ptr(), out.data_ptr(), *sizes, dtype, factor, calls.raw_stream(weight.get_device()))
+    status = turn(weight.data_ptr(), out.data_ptr(), *sizes, dtype, factor, raw_stream(weight.get_device()))
     if status:
         library.check(status)
     return out
 
 
-def by_plan(tensors: Sequence[Any], geometry: tuple) -> torch.Tensor | None:
-    """A call by one plan of the library on x's device, or None; geometry as `calls.find` takes it."""
-    if not library_is_there():
-        return None
-    device = tensors[0].get_device()
-    if device != calls.current_device():
-        with torch.cuda.device(device):
-            return by_plan(tensors, geometry)
-    call = calls.find(geometry, *tensors)
-    return None if call is None else call(*tensors)
-
-
-def pooled_conv(*inputs: Any) -> torch.Tensor:
-    """As `plain.pooled_conv`."""
-    y = by_plan(inputs[:3], frozen(inputs[3:]))
-    return plain.pooled_conv(*inputs, mean=box_mean) if y is None else y
-
-
 def frozen(geometry: Sequence[Any]) -> tuple:
-    """The operator's arguments behind the tensors, hashable and complete: PyTorch leaves out a last one that has its default."""
-    return (*map(tuple, geometry[:7]), *geometry[7:10], *(geometry[10:] or (0,)))
+    """The operator's arguments behind the tensors, hashable."""
+    return (*map(tuple, geometry[:7]), *geometry[7:])

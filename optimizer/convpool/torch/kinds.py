@@ -27,10 +27,10 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from torch import fx
 
 from convpool.algebra.geometry import Refusal, refuse
-from convpool.algebra.parts import MAX_UPSAMPLE
+from convpool.errors import OptionError
 from convpool.rules.resampling.emit import DOMAIN_OF_TORCH as DOMAIN
 from convpool.torch.changes import TRANSFORM, Context, contexts_of, is_of_module, value_of
-from convpool.torch.functional import conv_pads
+from convpool.torch.functional import conv_pads, sizes
 from convpool.torch.plain import HALF_TYPES
 
 Dim: TypeAlias = int | str | None
@@ -230,10 +230,10 @@ def shape_of(s: Skeleton, value: Any) -> tuple[Dim, ...]:
 
 def whole(value: Any, rank: int) -> tuple[int, ...]:
     """One whole number for every axis, or one for each; Unknown for anything else."""
-    given = tuple(value) if isinstance(value, (tuple, list)) else (value,) * rank
-    given = given * rank if len(given) == 1 else given
-    need(len(given) == rank and all(type(number) is int for number in given))
-    return given
+    try:
+        return sizes("", value, rank, 0)
+    except OptionError:
+        raise Unknown from None
 
 
 def one(op_type: str, node: fx.Node, *inputs: Any, **values: Any) -> Translated:
@@ -319,25 +319,6 @@ def batch_norm(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Translat
     return one("BatchNormalization", node, a["input"], *given, **values)
 
 
-def normalization(op_type: str) -> Callable:
-    """GroupNorm or InstanceNorm, which the rules only have to know by name."""
-
-    def translate(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Translated:
-        shape = shape_of(s, a["input"])
-        need(len(shape) >= 3 and isinstance(shape[1], int))
-        # In front of an upsampling a small map may be of one value, which PyTorch refuses.
-        need(not all(isinstance(size, int) and size <= MAX_UPSAMPLE for size in shape[2:]))
-        # The variance for running statistics is another one of a map that repeats.
-        need("running_mean" not in a["others"] and not any(value is not None for value in a["rest"][:2] if op_type[0] == "I"))
-        channels: Any = shape[1]
-        values = {"num_groups": a["num_groups"]} if "num_groups" in a else {}
-        return one(
-            op_type, node, a["input"], s.number([1.0] * channels, "float32"), s.number([0.0] * channels, "float32"), **values
-        )
-
-    return translate
-
-
 def binary(op_type: str) -> Callable:
     def translate(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Translated:
         need(a["alpha"] == 1 and a["rounding_mode"] is None and a["out"] is None)
@@ -371,20 +352,16 @@ def interpolate(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Transla
     before, after = shape_of(s, a["input"]), shape_of(s, node)
     need(len(before) > 2)
     pairs: list[Any] = list(zip(before[2:], after[2:], strict=True))
-    nearest = a["mode"] in ("nearest", "nearest-exact")
-    need(nearest or a["mode"] in ("bilinear", "linear", "trilinear"))
+    need(a["mode"] in ("nearest", "nearest-exact"))
     need(all(isinstance(n, int) and n for pair in pairs for n in pair))
     if a["size"] is None and not a["recompute_scale_factor"]:  # the scale itself sets where values are taken
         given = a["scale_factor"]
         wanted = given if isinstance(given, (tuple, list)) else (given,) * len(pairs)
         need(all(m == n * factor for (n, m), factor in zip(pairs, wanted, strict=True)))
-    if nearest:  # of whole factors, where all kinds of it are the same
-        need(not any(m % n for n, m in pairs))
-        values = dict[str, Any](mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor")
-    else:
-        coordinates = "align_corners" if a["align_corners"] else "half_pixel"
-        values = dict(mode="linear", coordinate_transformation_mode=coordinates, antialias=int(a["antialias"]))
-    return one("Resize", node, a["input"], "", s.number([1, 1, *(m / n for n, m in pairs)], "float32"), **values)
+    need(not any(m % n for n, m in pairs))  # of whole factors, where all kinds of it are the same
+    scales = s.number([1, 1, *(m / n for n, m in pairs)], "float32")
+    values = dict[str, Any](mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor")
+    return one("Resize", node, a["input"], "", scales, **values)
 
 
 def same(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Translated:
@@ -452,8 +429,6 @@ _LINES: list[tuple[str, str, Callable]] = [
     ("softplus", "input, beta=1, threshold=20", plain("Softplus")),
     ("dropout dropout1d dropout2d dropout3d alpha_dropout", "input, p=0.5, training=True, inplace=False", dropout),
     ("batch_norm", _NORM, batch_norm),
-    ("group_norm", "input, num_groups, *rest, **others", normalization("GroupNormalization")),
-    ("instance_norm", "input, *rest, **others", normalization("InstanceNormalization")),
     ("add iadd add_", _BINARY, binary("Add")),
     ("sub isub sub_", _BINARY, binary("Sub")),
     ("mul imul mul_", _BINARY, binary("Mul")),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`optimize` and `explain`: a module whose calls TorchDynamo captures for the backend, and the report of that; `export_onnx`.
+"""`optimize` and `explain`: a module whose calls TorchDynamo captures for the backend, and the report of that.
 
 The module's class, its parameters and their names stay.  PyTorch keeps a function beside a module that its calls go to
 (`nn.Module.compile`); here that is a `Calls`, which copies and pickles of the module take along.
@@ -12,7 +12,6 @@ import copy
 import inspect
 import io
 import itertools
-import os
 import types
 import warnings
 import weakref
@@ -22,24 +21,18 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
-import onnx
 import torch
-from onnx import ModelProto
 from torch import nn
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils import _pytree as pytree
 from torch.utils._device import DeviceContext
 from torch.utils.hooks import RemovableHandle
 
-from convpool.api import rewrite
 from convpool.errors import ModelError, OptionError
-from convpool.ir.model import load
 from convpool.options import OptimizeOptions
 from convpool.report import Report, SiteReport, Summary
 from convpool.rules.seen import unmatched
 from convpool.torch.backend import Captured, PoolFirst
-from convpool.torch.functional import checked
-from convpool.types import Accumulation
 
 Inputs: TypeAlias = torch.Tensor | Sequence[Any] | Mapping[str, Any] | None
 _NAME, _IGNORED = "_convpool", "__jit_ignored_attributes__"
@@ -103,7 +96,7 @@ def _summed(sites: Sequence[SiteReport], summaries: Sequence[Summary]) -> Summar
     macs = [sum(getattr(site, f"macs_{time}") or 0 for site in sites) for time in ("before", "after")]
     operators = [dict(sum((Counter(getattr(s, f"operators_{t}")) for s in summaries), Counter())) for t in ("before", "after")]
     totals: tuple = (*macs, *operators, 0, 0, 0.0, 0)
-    counts: dict[str, Any] = {name: sum(getattr(summary, name) for summary in summaries) for name in ("packed", "averages")}
+    counts: dict[str, Any] = {"averages": sum(summary.averages for summary in summaries)}
     counts["rewritten_convolutions"] = len({site.conv for site in sites if site.status == "rewritten"})
     if rewritten and all(None not in pair for pair in rewritten):
         counts["rewritten_macs_before"], counts["rewritten_macs_after"] = map(sum, zip(*rewritten, strict=True))
@@ -123,7 +116,7 @@ class Calls:
     def __init__(self, module: nn.Module, options: OptimizeOptions) -> None:
         self.module, self.options = module, options
         self.backend = PoolFirst(options)
-        self.report = ModuleReport([], _summed([], []), options={"accumulation": options.accumulation})
+        self.report = ModuleReport([], _summed([], []))
         self._only_looks, self._handles = False, -1
         self._runs: list[tuple[list, Callable]] = []
         self._held: tuple[tuple[dict, int], ...] = ()
@@ -297,7 +290,6 @@ def optimize(
     *,
     inplace: bool = False,
     exclude: str | Sequence[str] = (),
-    accumulation: Accumulation = "default",
 ) -> tuple[nn.Module, ModuleReport]:
     """Let a module do its average poolings before the convolutions in front of them, where that is exact and saves work.
 
@@ -307,7 +299,6 @@ def optimize(
     example_inputs: the arguments of a call: a tensor, a sequence of positional ones, or a mapping of keywords.  Their numbers do
     not count.  With them the call is captured at once, for any batch; without them, by the first call.
     exclude: a glob pattern or several of names of convolutions and poolings that stay.
-    accumulation: how the pairs sum their pooling windows, as of `conv_avg_pool2d`.
 
     Returns the module and a report with every pair: its names, `status` ("rewritten", "rejected" or "excluded"), `pattern` and
     `reason`, as `convpool.optimize` gives them for ONNX models; `plans` has a line for each capture.  A call in another mode, as
@@ -320,7 +311,7 @@ def optimize(
     patterns = (exclude,) if isinstance(exclude, str) else exclude
     if not isinstance(patterns, (tuple, list, set, frozenset)) or not all(isinstance(pattern, str) for pattern in patterns):
         raise OptionError(f"exclude: got {exclude!r}, expected a pattern or several")
-    options = OptimizeOptions(exclude=tuple(patterns), accumulation=checked(accumulation))
+    options = OptimizeOptions(exclude=tuple(patterns))
     found = module if inplace else _copied(module)
     calls = Calls(found, options)
     if not _left_alone(found, calls.report):
@@ -343,27 +334,6 @@ def explain(module: nn.Module, *inputs: Any, **keywords: Any) -> ModuleReport:
     if not _left_alone(module, looking.report):
         looking.look(inputs, keywords)
     return looking.report
-
-
-def export_onnx(module: torch.nn.Module, args: tuple, path: str | os.PathLike[str] | None = None, **options: Any) -> ModelProto:
-    """A module as an ONNX model with convpool's operator (docs/operator.md) and the functions that define it.
-
-    torch.export and torch.onnx.export see PyTorch's own operators of an optimized module and of ConvAvgPool layers: the
-    convolution, then the pooling.  Here the rules rewrite the exported model, as `convpool optimize` does by default: pairs of
-    few channels may become one convolution.
-
-    args: of a call, the example inputs of `optimize`.  path: where the model is written; its weights are inside, so that it is
-    below 2 GB.  options: of torch.onnx.export with dynamo=True, which needs onnxscript.
-    Returns the model.  Raises what torch.onnx.export raises.
-    """
-    program: Any = torch.onnx.export(module, args, dynamo=True, **options)
-    calls = module.__dict__.get(_NAME)
-    asked = calls.options if calls is not None else OptimizeOptions()
-    model: ModelProto = rewrite(load(program.model_proto), replace(asked), {}).model
-    onnx.checker.check_model(model)
-    if path is not None:
-        onnx.save(model, os.fspath(path))
-    return model
 
 
 def _left_alone(module: nn.Module, report: ModuleReport) -> bool:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """convpool::pooled_conv and its derivatives: the operators of torch.library, and the shortest way to them for eager calls.
 
-A call with derivatives is made of parts, each differentiable to any order.  A ReLU is computed with the pair; LeakyReLU is
-PyTorch's operator.  The pair is Y = conv(Z, W) + b of the box means Z = box_mean(X).  Its backward makes Z again:
+A call with derivatives is made of parts, each differentiable to any order.  A ReLU is computed with the pair, which is
+Y = conv(Z, W) + b of the box means Z = box_mean(X).  Its backward makes Z again:
 
     dZ, dW, db = gradients of the small convolution at Z      (PyTorch's own operator: cuDNN)
     dX = box_mean_adjoint(dZ)
@@ -36,10 +36,7 @@ _CONVOLUTION = "int[] strides, int[] pads, int[] dilations, int groups"
 _BOX = "int[] kernel, int[] strides, int[] pads, int[] dilations"
 LIBRARY.define(f"box_mean(Tensor x, {_BOX}) -> Tensor")
 LIBRARY.define(f"box_mean_adjoint(Tensor grad, SymInt[] size, {_BOX}) -> Tensor")
-LIBRARY.define(
-    f"pooled_conv(Tensor x, Tensor weight, Tensor? bias, {_WINDOW}, {_CONVOLUTION}, int epilogue, float epilogue_alpha, "
-    "int accumulation=0) -> Tensor"
-)
+LIBRARY.define(f"pooled_conv(Tensor x, Tensor weight, Tensor? bias, {_WINDOW}, {_CONVOLUTION}, bool relu) -> Tensor")
 LIBRARY.define(
     f"pooled_conv_gradients(Tensor grad, Tensor x, Tensor weight, {_WINDOW}, {_CONVOLUTION}, "
     "bool of_input, bool of_weight, bool of_bias) -> (Tensor, Tensor, Tensor)"
@@ -141,7 +138,7 @@ class _Pair(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: Any, geometry: tuple, run: Callable) -> torch.Tensor:
         y = run((x, weight, bias), geometry)
         ctx.save_for_backward(x, weight, *([y] if geometry[8] else ()))
-        ctx.are_tensors, ctx.geometry = (True, True, bias is not None), (*geometry[:8], *plain.NOTHING, geometry[10])
+        ctx.are_tensors, ctx.geometry = (True, True, bias is not None), (*geometry[:8], False)
         return y
 
     @staticmethod
@@ -226,8 +223,9 @@ convolve = super(torch.autograd.Function, _Convolution).apply
 
 
 def _recorded(tensors: Any, geometry: tuple, pair: Callable = lambda *given: _apply(*given, _run)) -> torch.Tensor:
-    """The operator with derivatives: `pair`, and PyTorch's activation."""
-    return plain.activate(pair(*tensors, (*geometry[:8], *plain.NOTHING, geometry[10])), *geometry[8:10])
+    """The operator with derivatives: `pair`, and PyTorch's ReLU."""
+    y = pair(*tensors, (*geometry[:8], False))
+    return torch.relu(y) if geometry[8] else y
 
 
 def _needs_gradients(tensors: Sequence[Any]) -> bool:
@@ -275,9 +273,7 @@ def pooled_conv_of(tensors: tuple, geometry: tuple) -> torch.Tensor:
     """
     x, weight = tensors[:2]
     if unwatched(x, weight, "cuda" if x.is_cuda else x.device.type):
-        if not _needs_gradients(tensors):
-            return _run(tensors, geometry)
-        return _recorded(tensors, geometry) if geometry[8] > plain.RELU else _apply(*tensors, geometry, _run)
+        return _apply(*tensors, geometry, _run) if _needs_gradients(tensors) else _run(tensors, geometry)
     if is_exporting() or not torch.compiler.is_compiling() and are_transforms_active():
         return _recorded(cast_for_autocast(tensors), geometry, lambda x, w, b, g: plain.pooled_conv(x, w, b, *g))
     return _ops.pooled_conv(*tensors, *geometry)
@@ -286,6 +282,31 @@ def pooled_conv_of(tensors: tuple, geometry: tuple) -> torch.Tensor:
 def pooled_conv(*inputs: Any) -> torch.Tensor:
     """torch.ops.convpool.pooled_conv, with the same arguments, also under torch.func's transforms."""
     return pooled_conv_of(inputs[:3], kernels.frozen(inputs[3:]))
+
+
+# ---- convolutions of no pair ----
+
+
+def convolved(
+    x: torch.Tensor, weight: torch.Tensor, bias: Any, *convolution: Any, captures: bool = False, relu: bool = False
+) -> torch.Tensor:
+    """A convolution with fast second derivatives, and a ReLU behind it.
+
+    captures: in a CUDA graph, or before, so that the library may add the bias and compute the ReLU."""
+    if not unwatched(x, weight, x.device.type) or x.dim() != weight.dim():
+        y = plain.CONVS[weight.dim() - 2](x, weight, bias, *convolution)  # which autocast knows on a CPU, too
+    elif captures and bias is not None and suits(x, weight):
+        return pooled_conv_of((x, weight, bias), (*plain.single(*convolution), relu))
+    else:
+        y = convolve(x, weight, bias, convolution)
+    return torch.relu(y) if relu else y
+
+
+def suits(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether the library runs a convolution without the pass that PyTorch adds a bias in."""
+    if x.dtype not in (torch.float16, torch.bfloat16) or x.dtype != weight.dtype or x.shape[1] != weight.shape[1]:
+        return False
+    return x.dim() == 4 and plain.memory_format(x) == torch.channels_last and kernels.library_is_there()
 
 
 # ---- autocast: as PyTorch's convolutions ----

@@ -17,10 +17,6 @@ import torch.nn.functional as F
 from convpool.errors import OptionError
 
 Ints = Sequence[int]
-NONE, RELU = range(2)
-"""Codes of activations, as convpool_activation numbers them; 2 is LeakyReLU."""
-NOTHING = (NONE, 0.0)
-"""No activation."""
 
 CONVS = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
 HALF_TYPES = (torch.float16, torch.bfloat16)
@@ -69,10 +65,10 @@ def pooled_size(size: Ints, kernel: Ints, strides: Ints, pads: Ints, dilations: 
 
 
 def single(strides: Ints, padding: Ints, dilations: Ints, groups: int) -> tuple:
-    """A convolution, as PyTorch takes it, as a pair: windows of one value, no activation; all but the accumulation."""
+    """A convolution, as PyTorch takes it, as a pair: windows of one value; all but the ReLU."""
     ones = (1,) * len(strides)
     window, convolution = (ones, ones, (0, 0) * len(ones), ones), (tuple(strides), tuple(padding) * 2, tuple(dilations), groups)
-    return (*window, *convolution, *NOTHING)
+    return (*window, *convolution)
 
 
 def is_single(kernel: Ints, strides: Ints, pads: Ints) -> bool:
@@ -147,16 +143,11 @@ def convolve(
     return CONVS[rank](x, weight, bias, strides, padding, dilations, groups)
 
 
-def activate(x: torch.Tensor, activation: int, slope: float) -> torch.Tensor:
-    """The activation of a code."""
-    return (x, torch.relu(x), F.leaky_relu(x, slope))[activation] if activation else x
-
-
 def pooled_conv(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *geometry: Any, mean: Callable[..., torch.Tensor] = box_mean
 ) -> torch.Tensor:
-    """The operator convpool::pooled_conv: box mean by `mean`, then PyTorch's convolution; accumulation is not made use of."""
+    """The operator convpool::pooled_conv: box mean by `mean`, then PyTorch's convolution."""
     window = geometry[:4]
     z = x if is_single(*window[:3]) else mean(x, *window)
     y = convolve(z, weight, bias, *geometry[4:8])
-    return laid_out(activate(y, *geometry[8:10]), result_format(x, weight))
+    return laid_out(torch.relu(y) if geometry[8] else y, result_format(x, weight))

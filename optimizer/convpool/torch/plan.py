@@ -24,6 +24,7 @@ from convpool.ir.model import LoadedModel
 from convpool.ir.protos import attributes, is_op
 from convpool.options import OptimizeOptions
 from convpool.report import Report
+from convpool.rules.base import windows
 from convpool.torch import plain
 from convpool.torch.changes import changes, held_by_changes, value_of
 from convpool.torch.kinds import DOMAIN, RESULT, Skeleton, translate_call
@@ -211,7 +212,7 @@ class Rebuilding:
         pool, conv = schema.specs_of(values)
         assert isinstance(pool, PoolSpec)
         window = (pool.kernel_shape, pool.strides, pool.pads, pool.dilations, conv.strides, conv.pads, conv.dilations)
-        return (*self._tensors(node), *map(list, window), conv.group, *plain.NOTHING, schema.accumulation_of(node))
+        return (*self._tensors(node), *map(list, window), conv.group, False)
 
     def _convolution(self, node: NodeProto, values: dict[str, Any]) -> tuple[Any, tuple]:
         kernel, pads = values["kernel_shape"], list(values["pads"])
@@ -221,13 +222,12 @@ class Rebuilding:
         if pads[:rank] == pads[rank:]:
             return plain.CONVS[rank], (x, weight, bias, *rest)
         geometry = plain.single(*rest)
-        return POOLED_CONV, (x, weight, bias, *geometry[:5], pads, *geometry[6:])
+        return POOLED_CONV, (x, weight, bias, *geometry[:5], pads, *geometry[6:], False)
 
     def _average(self, node: NodeProto, values: dict[str, Any]) -> tuple[Any, tuple]:
-        kernel = list(values["kernel_shape"])
-        rank, ones = len(kernel), [1] * len(kernel)
-        pads, dilations = list(values.get("pads") or [0] * 2 * rank), list(values.get("dilations") or ones)
-        strides, x = list(values.get("strides") or ones), self._read(node.input[0])
+        rank, x = len(values["kernel_shape"]), self._read(node.input[0])
+        spec = windows(values, rank)
+        kernel, strides, pads, dilations = map(list, (spec.kernel_shape, spec.strides, spec.pads, spec.dilations))
         if plain.pools_rightly(value_of(x), kernel, pads, dilations):
             return plain.POOLS[rank], (x, kernel, strides, pads[:rank], False, True)
         return BOX_MEAN, (x, kernel, strides, pads, dilations)

@@ -22,7 +22,7 @@ from torch import fx
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from convpool.cuda import library, spectral_norm
-from convpool.torch import calls, kernels, plain
+from convpool.torch import kernels, plain
 from convpool.torch.changes import changes, contexts_of, is_of_module, memories, value_of
 from convpool.torch.pairs import LIBRARY, unwatched
 
@@ -103,7 +103,7 @@ def _suits(one: Normalized) -> bool:
     whole = all(isinstance(size, int) for size in weight.shape) and weight.numel() % 4 == 0 and 0 < weight.numel() < 1 << 31
     alike = all(t.dtype == weight.dtype and t.device == weight.device for t in (u, v, value_of(one.result)))
     sizes = whole and u.shape == weight.shape[:1] and v.shape == (weight.numel() // len(u),)
-    return bool(sizes and alike and weight.is_cuda and weight.dtype in calls.NAMES and not u.requires_grad | v.requires_grad)
+    return bool(sizes and alike and weight.is_cuda and weight.dtype in kernels.NAMES and not u.requires_grad | v.requires_grad)
 
 
 def normalize_at_once(graph: fx.Graph, call: Any) -> None:
@@ -209,14 +209,14 @@ def _by_operator(weights: Sequence[torch.Tensor], us: Sequence[torch.Tensor], vs
 def _launch(weights: Sequence[torch.Tensor], us: Any, vs: Any, made: Sequence[torch.Tensor], *kind: Any) -> torch.Tensor:
     """Write the normalized weights into `made`; return what is kept."""
     first, places = weights[0], _kept(weights)
-    if first.get_device() != calls.current_device():
+    if first.get_device() != kernels.current_device():
         with torch.cuda.device(first.device):
             return _launch(weights, us, vs, made, *kind)
     kept = torch.empty(places[-1], dtype=torch.float32, device=first.device)
     at = kept.data_ptr()
     each = zip(weights, places[:-1], made, us, vs, strict=True)
     packed = [_packed(w, at + 4 * place, out, u=u.data_ptr(), v=v.data_ptr()) for w, place, out, u, v in each]
-    dtype, stream = library.DTYPES[calls.NAMES[first.dtype]], calls.raw_stream(first.get_device())
+    dtype, stream = library.DTYPES[kernels.NAMES[first.dtype]], kernels.raw_stream(first.get_device())
     library.check(spectral_norm.normalize()(b"".join(packed), len(packed), dtype, *kind, stream))
     torch.autograd.graph.increment_version([vector for vector in (*us, *vs) if not vector.is_inference()])
     return kept
@@ -224,7 +224,7 @@ def _launch(weights: Sequence[torch.Tensor], us: Any, vs: Any, made: Sequence[to
 
 def _adjoint(weights: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], kept: torch.Tensor, places: Sequence[int]) -> Any:
     """The gradients at weights, from those behind them; places: of their numbers among those that are kept."""
-    if weights[0].get_device() != calls.current_device():
+    if weights[0].get_device() != kernels.current_device():
         with torch.cuda.device(weights[0].device):
             return _adjoint(weights, grads, kept, places)
     made, at = [torch.empty_like(weight) for weight in weights], kept.data_ptr()
@@ -233,7 +233,7 @@ def _adjoint(weights: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], kep
     packed = [_packed(weight, at + 4 * place, out, dy=grad.data_ptr()) for weight, place, out, grad in each]
     shares = sum(-(-grad.numel() // spectral_norm.SHARE) for grad in dy)
     sums = torch.empty(shares, dtype=torch.float32, device=kept.device)
-    dtype, stream = library.DTYPES[calls.NAMES[weights[0].dtype]], calls.raw_stream(kept.get_device())
+    dtype, stream = library.DTYPES[kernels.NAMES[weights[0].dtype]], kernels.raw_stream(kept.get_device())
     library.check(spectral_norm.adjoint()(b"".join(packed), len(packed), dtype, sums.data_ptr(), stream))
     return made
 

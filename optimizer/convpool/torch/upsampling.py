@@ -23,7 +23,7 @@ import torch.nn.functional as F
 
 from convpool.algebra.geometry import ConvSpec, Ints
 from convpool.errors import OptionError
-from convpool.torch import calls, gradients, kernels, pairs, plain
+from convpool.torch import gradients, kernels, pairs, plain
 from convpool.torch.functional import Sizes, conv_pads, pair_of, sizes
 
 _TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
@@ -156,14 +156,14 @@ def _upsampled(x: torch.Tensor, scales: Ints) -> torch.Tensor:
 
 
 def _pays(x: torch.Tensor, weight: torch.Tensor, scales: Ints) -> bool:
-    """Return True if the sums of weights take less than they save; those that stay are made once."""
+    """Return True if the sums of weights take less than they save."""
     recorded, dense = torch.is_grad_enabled(), x.dtype == torch.float32 and plain.memory_format(x) == torch.contiguous_format
     if x.shape[1] < (GPU_CHANNELS[dense and not recorded] if x.is_cuda else CHANNELS[recorded]):
         return False
     kernel, pixels = tuple(weight.shape[2:]), x.shape[0] * math.prod(x.shape[2:])
     after = math.prod(k + s - 1 for k, s in zip(kernel, scales, strict=True))
     before = math.prod(kernel) * math.prod(scales)
-    return x.is_cuda and calls.current() is not None or pixels * (before - after) >= after * SUM_MACS.get(x.device.type, 320)
+    return pixels * (before - after) >= after * SUM_MACS.get(x.device.type, 320)
 
 
 def upsample_conv_of(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, scales: Ints, pads: Ints) -> torch.Tensor:
@@ -200,8 +200,7 @@ def upsample_conv2d(
 
     Differentiable to any order; autocast works.  PyTorch's two operators run under torch.compile, torch.func and torch.export,
     and where they are faster: below 256 pixels of all samples for 3x3 and a factor of 2, on a GPU 512; below 24 channels, 64
-    with gradients, on a GPU 4, or 12 in float32 without gradients and not channels last.  Inside `constant_weights` a GPU sums
-    the weights once.
+    with gradients, on a GPU 4, or 12 in float32 without gradients and not channels last.
 
     Raises OptionError for sizes that describe no upsampling, and what PyTorch's operators raise.
     """
