@@ -245,6 +245,8 @@ constexpr double kPassBytesPerUs = 3.0e6;        // of a pass over X: between th
 constexpr int kReservedBytes = 1024;             // of shared memory, for each block
 constexpr double kChannelsFirstPassBytes = 1.4;  // a byte of a pass that transposes, in bytes of one that does not
 constexpr double kWindowBytesPerUs = 7e6;        // of the loads of means over 9 and 16 values
+constexpr double kWindowLoadsPerUs = 1.8e6;      // the same where channels come first: loads of one value
+constexpr int32_t kStripRows = 4, kAtOnce = 4;   // as in prepasses.cu
 
 int64_t tiles_of(const Problem &p, const Tile &tile) {
     const Phases phases = phases_of(p, tile.differences);
@@ -374,12 +376,19 @@ double GemmPlan::passes_and_rounds_us(int64_t steps, Step step) const {
     const double gemm_us = std::max(blocks_us, copied_bytes / kL2BytesPerUs);
     if (!operands_.box_pass) return gemm_us;
     const double transposed = p.x_channels_last ? 1.0 : kChannelsFirstPassBytes;
-    // Windows of 2x2 share their sums; a mean of a larger one loads all of its window, from the caches.
-    const double loads_us =
-        p.x_channels_last && p.pool_size() > 4 ? double(p.pool_size()) * workspace.x_bytes / kWindowBytesPerUs : 0;
+    // Windows of 2x2 share their sums. A thread loads all of a larger one, from the caches: of one mean, or of a strip's where
+    // channels come first. It waits for each of its rounds of loads, however few threads there are.
+    double loads_us = 0, waits_us = 0;
+    const int64_t window = int64_t{operands_.box.box.ph} * operands_.box.box.pw;
+    if (window > 4) {
+        const double loads = double(window) * workspace.x_bytes;
+        loads_us = p.x_channels_last ? loads / kWindowBytesPerUs : loads / p.element_bytes() / kWindowLoadsPerUs;
+        const int64_t means = p.x_channels_last ? 1 : std::min(kStripRows, operands_.box.out_h);
+        waits_us = double(ceil_div(window * means, kAtOnce) - 1) * (p.x_channels_last ? 0.65 : 0.4);
+    }
     const double bytes_us = std::max((x_bytes(p) + double(workspace.x_bytes)) * transposed / kPassBytesPerUs, loads_us);
     const double strided_us = p.pool_strides[1] > 1 || p.pool_strides[2] > 1 ? 1.33 : 0;  // windows share no sums
-    return gemm_us + (strided_us + (p.has_prologue() ? 2.23 + 1.55 * bytes_us : 1.43 + bytes_us));
+    return gemm_us + waits_us + (strided_us + (p.has_prologue() ? 2.23 + 1.55 * bytes_us : 1.43 + bytes_us));
 }
 
 std::string gemm_reason(const Problem &p, const Tactic &t, const Device &device, const Row &row, const Form &form,

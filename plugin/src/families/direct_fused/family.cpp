@@ -224,7 +224,10 @@ public:
         const int64_t rows = ceil_div(int64_t{d.tile_images} * d.raw_h, threads / 32);
         if (!p.x_channels_last) block.ends_us += slices * rows * 4 * ceil_div(d.raw_w, 32) * kMemoryLatencyUs;
         // Box means of a slice, as far as products do not hide them; those of one tap hide nothing, whatever runs beside them.
-        const double means_us = (d.taps == 1 ? 2.25 : 1.7) * (p.has_prologue() ? 3.0 : 1.0);
+        // A thread loads larger windows than 2x2 place by place, for each of its means.
+        const int64_t means = ceil_div(int64_t{d.tile_images} * d.halo_h * d.halo_w * kChunks, threads);
+        const double window_us = p.pool_size() > 4 ? 0.07 * double(means * p.pool_size()) : 0;
+        const double means_us = (d.taps == 1 ? 2.25 : 1.7) * (p.has_prologue() ? 3.0 : 1.0) + window_us;
         if (d.taps == 1) {
             block.step.issue_us += means_us;
             block.step.latency_us += means_us;
