@@ -166,6 +166,8 @@ class Attempt:
 FEW_CHANNELS, LEAST_FUSED, MOST_OVERLAPPING = 8, 512, 49
 """The most output channels with which a GPU is slow with one fused convolution of fewer positions of an image than these, and the
 most elements of windows that overlap, each summed by a thread."""
+LEAST_IN_TENSORRT = 3000
+"""The fewest positions of all images for which TensorRT gains by one fused convolution on three axes."""
 MANY_CHANNELS = 12
 """How many times the output channels a GPU is slow to average, where a CPU is not."""
 BY_COST = (Attempt(("direct", "fused"), by_cost=True), Attempt(("direct",)), Attempt(("fused",)))
@@ -259,7 +261,9 @@ def _lowering(plan: PairPlan, leaf: convs.ConvLeaf, name: str, context: Context)
     found = forms.lower(leaf.layer, spec, name, obstacles)
     if isinstance(found, Refusal):
         return rejection(scope, leaf.node, found)
-    if spec is not None and (slow := _against_gpu(leaf, found, spec, context.options)) is not None:
+    sizes = scope.known_sizes(leaf.input)
+    images = sizes[0] if sizes and sizes[0] else 1
+    if spec is not None and (slow := _against_gpu(leaf, found, spec, images, context.options)) is not None:
         return rejection(scope, leaf.node, slow)
     if found.pool is not None and (merged := _pad_in_front(scope, leaf, found.pool, obstacles.miscounts)) is not None:
         return merged
@@ -274,22 +278,30 @@ def _lowering(plan: PairPlan, leaf: convs.ConvLeaf, name: str, context: Context)
     return found
 
 
-def _against_gpu(leaf: convs.ConvLeaf, found: forms.Lowering, spec: PoolSpec, options: OptimizeOptions) -> Refusal | None:
-    """Why a lowering is slow on a GPU (decision 009): fused kernels that are large, have few results or, but for TensorRT, three
-    axes of float32; large windows that overlap."""
+def _against_gpu(
+    leaf: convs.ConvLeaf, found: forms.Lowering, spec: PoolSpec, images: int, options: OptimizeOptions
+) -> Refusal | None:
+    """Why a lowering is slow on a GPU (decision 009): large windows; a fused convolution of few results, three axes or groups."""
     for_cpu = (
         "gpu" not in options.devices or options.lowering == "auto" and "cpu" in options.devices or options.for_torch == "cpu"
     )
     if for_cpu or options.lowering in ("direct", "fused"):
         return None
     if found.name == "fused":
-        few = leaf.weight_shape[0] <= FEW_CHANNELS and found.conv.group == 1
-        if few and leaf.size is not None and (places := found.conv.places(leaf.size)) < LEAST_FUSED:
-            return refuse(
-                "positions of one fused convolution to few channels", places, f"at least {LEAST_FUSED}, for this target"
-            )
+        conv, (m, c) = found.conv, leaf.weight_shape[:2]
+        places = LEAST_IN_TENSORRT if leaf.size is None else conv.places(leaf.size)
+        if m <= FEW_CHANNELS and conv.group == 1 and places < LEAST_FUSED:
+            what = "positions of one fused convolution to few channels"
+            return refuse(what, places, f"at least {LEAST_FUSED}, for this target")
         in_float = leaf.weight is not None and leaf.weight.data_type == TensorProto.FLOAT
-        if spec.rank > 2 and in_float and "tensorrt" not in options.devices:
+        if "tensorrt" in options.devices:
+            if conv.group > 1 and (c != m // conv.group or c & (c - 1)):
+                what = "channels of a group of one fused convolution, and outputs"
+                return refuse(what, [c, m // conv.group], "the same power of two, for this target")
+            if spec.rank > 2 and images * places < LEAST_IN_TENSORRT:
+                what = "positions of one fused convolution with three spatial axes, of all images"
+                return refuse(what, images * places, f"at least {LEAST_IN_TENSORRT}, for this target")
+        elif spec.rank > 2 and in_float:
             return refuse("spatial axes of one fused convolution in float32", spec.rank, "at most 2, for this target")
     most = forms.MAX_KERNEL_WINDOW if found.name == "fused" else spec.taps
     if found.pool is not None and not found.conv.is_pointwise:
