@@ -181,11 +181,10 @@ def test_a_sigmoid_near_0_is_judged_by_what_it_reads():
     constants = {"w": weights((8, 16, 3, 3)) / 300, "b": np.full(8, -16.6, np.float32)}
     model = graph(f"{PAIR.replace('y =', 'p =')}\ny = Sigmoid(p)", constants, inputs="float[1,16,64,64] x")
     found = convpool.optimize(model, lowering="direct").report.verification
-    assert found.passed and found.notes == ["y: judged by what the Sigmoid in front reads, as it is near 0"]
+    assert found.passed and found.notes == ["y: judged by what the Sigmoid in front reads"]
     wrong = change(model, "w", lambda w: w * np.float32(1.1))
     found, strict = (convpool.verify(model, wrong, rtol=rtol) for rtol in (None, 1e-3))
-    assert not found.passed and not strict.passed
-    assert found.outputs[0].max_abs_error > 1e-6 > strict.outputs[0].max_abs_error
+    assert not found.passed and not strict.passed and found.outputs[0].max_abs_error < 1e-6
 
 
 @pytest.mark.parametrize("rtol", [None, 1e-3])
