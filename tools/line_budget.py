@@ -15,9 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
-    "optimizer": 25374,
+    "optimizer": 25535,
     "plugin": 17489,
-    "tests": 35902,
+    "tests": 35926,
     "benchmarks": 8631,
     "tools": 952,
     "examples": 1167,

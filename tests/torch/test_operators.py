@@ -218,33 +218,31 @@ EVEN, BEYOND = {"kernel_size": (2, 4)}, {"pool_size": 3, "pool_stride": 2, "ceil
 ARGUMENTS += [(2, EVEN | {"padding": padding, "dilation": (1, 2)}, {"pool_size": 2}) for padding in ("same", "valid", 2)]
 ARGUMENTS += [(2, EVEN | {"padding": 1}, BEYOND | rest) for rest in ({}, {"pool_padding": 1, "count_include_pad": False})]
 
+UPSAMPLED = ({}, {"padding": 1, "bias": False}, {"padding": "same"}, {"padding": 1, "padding_mode": "reflect"})
+ARGUMENTS += [(rank, conv, {"scale_factor": 3}) for rank in (1, 2, 3) for conv in UPSAMPLED]
+
 
 @pytest.mark.parametrize("rank, conv, rest", ARGUMENTS)
-def test_a_module_is_its_two(rank, conv, rest):
+def test_a_module_is_its_two(rank, conv, rest, monkeypatch):
+    monkeypatch.setattr(upsampling, "_pays", lambda *given: True)
     torch.manual_seed(0)
-    conv = {"kernel_size": 3, "dtype": torch.float64} | conv
+    conv, upsamples = {"kernel_size": 3, "dtype": torch.float64} | conv, "scale_factor" in rest
     original = getattr(nn, f"Conv{rank}d")(4, 6, **conv)
-    module = getattr(convpool.torch, f"ConvAvgPool{rank}d")(4, 6, **conv, **rest)
-    x = torch.randn(2, 4, *[9, 8, 7][:rank], dtype=torch.float64)
+    cls = getattr(convpool.torch, f"{'UpsampleConv' if upsamples else 'ConvAvgPool'}{rank}d")
+    module, x = cls(4, 6, **conv, **rest), torch.randn(2, 4, *[9, 8, 7][:rank], dtype=torch.float64)
     module.load_state_dict(original.state_dict())
     original.load_state_dict(module.state_dict())
     assert list(module.state_dict()) == list(original.state_dict())
     pooling = {key.removeprefix("pool_").replace("size", "kernel_size"): value for key, value in rest.items()}
-    expected = getattr(nn, f"AvgPool{rank}d")(**pooling)(original(x))
+    expected = original(nn.Upsample(**rest)(x)) if upsamples else getattr(nn, f"AvgPool{rank}d")(**pooling)(original(x))
     for made in (module, optimize(copy.deepcopy(module), x)[0]):
         torch.testing.assert_close(made(x), expected)
     pairs = (module(x), module), (expected, original)
     torch.testing.assert_close(*(torch.autograd.grad(y.sum(), list(made.parameters())) for y, made in pairs))
-
-
-@pytest.mark.parametrize("rank", [1, 2, 3])
-@pytest.mark.parametrize("padding", [0, 1, "same"])
-def test_a_function_behind_an_upsampling_is_the_two(padding, rank, monkeypatch):
-    monkeypatch.setattr(upsampling, "_pays", lambda *given: True)
-    given = drawn(2, 4, *[9, 8, 7][:rank]), drawn(6, 4, *[3] * rank), drawn(6)
-    expected = getattr(F, f"conv{rank}d")(F.interpolate(given[0], scale_factor=3.0), *given[1:], padding=padding)
-    found = getattr(convpool.torch, f"upsample_conv{rank}d")(*given, scale_factor=3, padding=padding)
-    torch.testing.assert_close(found, expected)
+    if upsamples and "padding_mode" not in conv:
+        function, padding = getattr(convpool.torch, f"upsample_conv{rank}d"), conv.get("padding", 0)
+        torch.testing.assert_close(function(x, module.weight, module.bias, **rest, padding=padding), expected)
+    assert not upsamples or repr(module).endswith(f"scale_factor={(3,) * rank})")
 
 
 def test_a_module_is_made_told_copied_and_parametrized_as_a_convolution():
@@ -272,3 +270,27 @@ def test_kernels_get_addresses_that_are_multiples_of_16(monkeypatch):
     kind.launch = lambda handle, packed, stream: seen.append(struct.unpack("@IIPPPPPPNPPPNP", packed)[2:5]) or 0
     kind(torch.ones(17)[1:].view(1, 1, 4, 4), torch.ones(10)[1:].view(1, 1, 3, 3), torch.ones(2)[1:])
     assert len(seen) == 1 and all(address and address % 16 == 0 for address in seen[0])
+
+
+def test_what_ends_says_so():
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), nn.AvgPool2d(2)), torch.randn(2, 3, 16, 16)
+    window = ([2, 2], [1, 1], [1, 1, 1, 1], [1, 1], [2, 2], [0, 0, 0, 0], [1, 1], 1)
+    with pytest.warns(DeprecationWarning, match="ends with release 0.3; use backend='convpool'"):
+        options = convpool.torch.compile_options(accumulation="packed")
+    rewrite = options["pre_grad_custom_pass"]
+    y = torch.compile(net, backend=lambda graph, example: rewrite(graph.graph) or graph.recompile() or graph.forward)(x)
+    assert [site.status for report in rewrite.reports for site in report.sites] == ["rewritten"]
+    with pytest.warns(DeprecationWarning, match="ends with release 0.3; it does nothing"), convpool.torch.constant_weights():
+        torch.testing.assert_close(y, net(x), rtol=1e-5, atol=1e-5)
+    for call in (
+        lambda: fused(x, net[0].weight, net[0].bias, accumulation="packed"),
+        lambda: convpool.torch.ConvAvgPool2d(3, 64, 3, padding=1, pool_size=2, accumulation="default").eval() and net(x),
+        lambda: optimize(net, x, accumulation="packed")[0](x),
+        lambda: convpool.torch.pooled_conv(x, net[0].weight, net[0].bias, *window, 0, 0.0, 1),
+    ):
+        with pytest.warns(DeprecationWarning, match="ends with release 0.3"):
+            torch.testing.assert_close(call(), net(x), rtol=1e-5, atol=1e-5)
+    with pytest.warns(DeprecationWarning, match="an epilogue of pooled_conv"):
+        leaky = convpool.torch.pooled_conv(x, net[0].weight, net[0].bias, *window, 2, 0.1)
+    torch.testing.assert_close(leaky, F.leaky_relu(net(x), 0.1), rtol=1e-5, atol=1e-5)

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-import convpool
 from convpool.errors import OptionError
 from tests.support.torch import require_torch, results
 
@@ -27,7 +26,7 @@ from torch.nn.utils import parametrizations, prune  # noqa: E402
 from torch.overrides import TorchFunctionMode  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from convpool.torch import ConvAvgPool2d, explain, optimize, optimizing  # noqa: E402
+from convpool.torch import ConvAvgPool2d, explain, export_onnx, optimize, optimizing  # noqa: E402
 from models.torch_discriminators import SNGAN  # noqa: E402
 from models.torch_networks import LeNet5  # noqa: E402
 from tests.support.torch_modules import Doubled, Forward  # noqa: E402
@@ -367,15 +366,18 @@ def test_the_backend_by_its_name():
 
 
 @pytest.mark.parametrize("layers", [False, True])
-def test_onnx(layers):
+def test_onnx(layers, tmp_path):
     pytest.importorskip("onnxscript")
-    """PyTorch's exporter writes its own operators, for `convpool optimize`."""
     pair = [ConvAvgPool2d(4, 64, 3, padding=1, pool_size=2)] if layers else [nn.Conv2d(4, 64, 3, padding=1), nn.AvgPool2d(2)]
     module = nn.Sequential(*pair, nn.ReLU()).eval()
-    exported = torch.onnx.export(module if layers else optimize(module, X)[0], (X,), dynamo=True).model_proto
-    assert [node.op_type for node in exported.graph.node][:2] == ["Conv", "AveragePool"]
-    model = convpool.optimize(exported).model
-    assert "ConvAvgPoolRelu" in [node.op_type for node in model.graph.node]
+    changed = module if layers else optimize(module, X)[0]
+    own = torch.onnx.export(changed, (X,), dynamo=True).model_proto
+    assert [node.op_type for node in own.graph.node][:2] == ["Conv", "AveragePool"]
+    model = export_onnx(changed, (X,), tmp_path / "model.onnx")
+    assert "ConvAvgPoolRelu" in [node.op_type for node in model.graph.node] and (tmp_path / "model.onnx").stat().st_size > 1000
+    runtime = pytest.importorskip("onnxruntime")
+    found = runtime.InferenceSession(model.SerializeToString()).run(None, {model.graph.input[0].name: X.numpy()})[0]
+    torch.testing.assert_close(torch.from_numpy(found), module(X), rtol=1e-5, atol=1e-5)
 
 
 # ---- what PyTorch offers around modules ----

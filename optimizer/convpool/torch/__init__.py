@@ -29,9 +29,11 @@ if importlib.util.find_spec("torch") is None:
     raise TorchError("torch: not installed; got no PyTorch, expected version 2.6 or later; run `pip install 'convpool[torch]'`")
 
 # ruff: noqa: E402
+from convpool.torch.backend import compile_options
+from convpool.torch.ended import constant_weights
 from convpool.torch.functional import conv_avg_pool1d, conv_avg_pool2d, conv_avg_pool3d
-from convpool.torch.modules import ConvAvgPool1d, ConvAvgPool2d, ConvAvgPool3d
-from convpool.torch.optimizing import explain, optimize
+from convpool.torch.modules import ConvAvgPool1d, ConvAvgPool2d, ConvAvgPool3d, UpsampleConv1d, UpsampleConv2d, UpsampleConv3d
+from convpool.torch.optimizing import explain, export_onnx, optimize
 from convpool.torch.pairs import pooled_conv
 from convpool.torch.upsampling import upsample_conv1d, upsample_conv2d, upsample_conv3d
 
@@ -39,10 +41,16 @@ __all__ = [
     "ConvAvgPool1d",
     "ConvAvgPool2d",
     "ConvAvgPool3d",
+    "UpsampleConv1d",
+    "UpsampleConv2d",
+    "UpsampleConv3d",
+    "compile_options",
+    "constant_weights",
     "conv_avg_pool1d",
     "conv_avg_pool2d",
     "conv_avg_pool3d",
     "explain",
+    "export_onnx",
     "optimize",
     "pooled_conv",
     "upsample_conv1d",

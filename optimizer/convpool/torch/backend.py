@@ -11,6 +11,7 @@ a function that runs under PyTorch's own autograd: hooks, autocast, second deriv
 from __future__ import annotations
 
 import functools
+import hashlib
 import linecache
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,12 +20,14 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from convpool.errors import ModelError, OptionError
 from convpool.options import OptimizeOptions
 from convpool.report import Report
 from convpool.torch import eager, spectral
 from convpool.torch.changes import changed_inputs, is_of_module, value_of
+from convpool.torch.ended import warn, without_accumulation
 from convpool.torch.plan import Unmapped, plan
 
 
@@ -231,6 +234,8 @@ def convpool(
     `optimize` takes it; others are inductor's.
     """
     given = dict(options or {})
+    if given.pop("accumulation", None) is not None:
+        warn("accumulation", "convpool.torch sums in float32; leave it out")
     inner, exclude = given.pop("inner", "inductor" if mode else None), given.pop("exclude", ())
     if inner not in (None, "inductor"):
         raise OptionError(f"inner: got {inner!r}, expected None or 'inductor'")
@@ -238,3 +243,28 @@ def convpool(
     if given and inner is None:
         raise OptionError(f"options: got {', '.join(given)}, expected 'inner': 'inductor' with them")
     return PoolFirst(asked, torch._TorchCompileInductorWrapper(mode, given, None) if inner else None)(module, example_inputs)
+
+
+class InductorPass(CustomGraphPass):
+    """A pass of inductor over a graph before autograd; reports: what it found, graph by graph."""
+
+    def __init__(self) -> None:
+        self.reports: list[Report] = []
+
+    def __call__(self, graph: fx.Graph) -> None:
+        """Rewrite the pairs of the graph."""
+        seen = Captured("")
+        _rewrite_in_place(graph, OptimizeOptions(), seen)
+        self.reports += seen.reports
+
+    def uuid(self) -> Any:
+        """What inductor's cache of compiled graphs tells this pass by: the package's files."""
+        files = sorted(Path(__file__).parents[1].rglob("*.py"))
+        return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+
+
+@without_accumulation
+def compile_options() -> dict[str, Any]:
+    """Options for torch.compile, by which inductor rewrites the pairs that it captures.  Ends with release 0.3."""
+    warn("compile_options", "use backend='convpool' with options={'inner': 'inductor'}")
+    return {"pre_grad_custom_pass": InductorPass()}

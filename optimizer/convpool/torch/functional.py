@@ -22,6 +22,7 @@ from convpool.algebra.geometry import ConvSpec, Ints, PoolSpec, Refusal, pad_beh
 from convpool.algebra.lowering import MAX_KERNEL_WINDOW
 from convpool.errors import OptionError
 from convpool.torch import plain
+from convpool.torch.ended import without_accumulation
 from convpool.torch.pairs import is_exporting, pooled_conv_of
 
 Sizes = int | Sequence[int]
@@ -116,6 +117,7 @@ def conv_avg_pool1d(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | 
     return conv_avg_pool2d(x, weight, bias, _rank=1, **arguments)
 
 
+@without_accumulation
 def conv_avg_pool2d(
     x: torch.Tensor,
     weight: torch.Tensor,

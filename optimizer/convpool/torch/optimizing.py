@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`optimize` and `explain`: a module whose calls TorchDynamo captures for the backend, and the report of that.
+"""`optimize` and `explain`: a module whose calls TorchDynamo captures for the backend, and the report of that; `export_onnx`.
 
 The module's class, its parameters and their names stay.  PyTorch keeps a function beside a module that its calls go to
 (`nn.Module.compile`); here that is a `Calls`, which copies and pickles of the module take along.
@@ -12,6 +12,7 @@ import copy
 import inspect
 import io
 import itertools
+import os
 import types
 import warnings
 import weakref
@@ -21,18 +22,23 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
+import onnx
 import torch
+from onnx import ModelProto
 from torch import nn
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils import _pytree as pytree
 from torch.utils._device import DeviceContext
 from torch.utils.hooks import RemovableHandle
 
+from convpool.api import rewrite
 from convpool.errors import ModelError, OptionError
+from convpool.ir.model import load
 from convpool.options import OptimizeOptions
 from convpool.report import Report, SiteReport, Summary
 from convpool.rules.seen import unmatched
 from convpool.torch.backend import Captured, PoolFirst
+from convpool.torch.ended import without_accumulation
 
 Inputs: TypeAlias = torch.Tensor | Sequence[Any] | Mapping[str, Any] | None
 _NAME, _IGNORED = "_convpool", "__jit_ignored_attributes__"
@@ -284,6 +290,7 @@ def _with_open_batch(args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[s
 # ---- the functions ----
 
 
+@without_accumulation
 def optimize(
     module: nn.Module,
     example_inputs: Inputs = None,
@@ -334,6 +341,27 @@ def explain(module: nn.Module, *inputs: Any, **keywords: Any) -> ModuleReport:
     if not _left_alone(module, looking.report):
         looking.look(inputs, keywords)
     return looking.report
+
+
+def export_onnx(module: torch.nn.Module, args: tuple, path: str | os.PathLike[str] | None = None, **options: Any) -> ModelProto:
+    """A module as an ONNX model with convpool's operator (docs/operator.md) and the functions that define it.
+
+    torch.export and torch.onnx.export see PyTorch's own operators of an optimized module and of ConvAvgPool layers: the
+    convolution, then the pooling.  Here the rules rewrite the exported model, as `convpool optimize` does by default: pairs of
+    few channels may become one convolution.
+
+    args: of a call, the example inputs of `optimize`.  path: where the model is written; its weights are inside, so that it is
+    below 2 GB.  options: of torch.onnx.export with dynamo=True, which needs onnxscript.
+    Returns the model.  Raises what torch.onnx.export raises.
+    """
+    program: Any = torch.onnx.export(module, args, dynamo=True, **options)
+    calls = module.__dict__.get(_NAME)
+    asked = calls.options if calls is not None else OptimizeOptions()
+    model: ModelProto = rewrite(load(program.model_proto), replace(asked), {}).model
+    onnx.checker.check_model(model)
+    if path is not None:
+        onnx.save(model, os.fspath(path))
+    return model
 
 
 def _left_alone(module: nn.Module, report: ModuleReport) -> bool:

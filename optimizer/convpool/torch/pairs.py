@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 
-from convpool.torch import gradients, kernels, plain
+from convpool.torch import ended, gradients, kernels, plain
 
 Ints = Sequence[int]
 LIBRARY = torch.library.Library("convpool", "DEF")
@@ -281,6 +281,10 @@ def pooled_conv_of(tensors: tuple, geometry: tuple) -> torch.Tensor:
 
 def pooled_conv(*inputs: Any) -> torch.Tensor:
     """torch.ops.convpool.pooled_conv, with the same arguments, also under torch.func's transforms."""
+    if len(inputs) > 12:  # of 0.2: a number of the epilogue, a slope, perhaps an accumulation
+        ended.warn("an epilogue of pooled_conv", "the last argument says whether a ReLU follows")
+        y = pooled_conv(*inputs[:11], inputs[11] == 1)
+        return torch.nn.functional.leaky_relu(y, inputs[12]) if inputs[11] == 2 else y
     return pooled_conv_of(inputs[:3], kernels.frozen(inputs[3:]))
 
 

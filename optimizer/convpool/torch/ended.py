@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ends with release 0.3, with a warning until then: `constant_weights` and the argument `accumulation`."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+def warn(what: str, instead: str) -> None:
+    """Say that a name ends, and what to write, to the caller of who calls this."""
+    warnings.warn(f"{what} ends with release 0.3; {instead}", DeprecationWarning, stacklevel=3)
+
+
+def without_accumulation(function: Callable) -> Callable:
+    """The function, which still takes `accumulation`, and does nothing with it."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **keywords: Any) -> Any:
+        if "accumulation" in keywords:
+            warn("accumulation", "convpool.torch sums in float32; leave it out")
+            del keywords["accumulation"]
+        return function(*args, **keywords)
+
+    return run
+
+
+@contextlib.contextmanager
+def constant_weights() -> Iterator[None]:
+    """A context that does nothing any more: weights are transformed in each call."""
+    warnings.warn("constant_weights ends with release 0.3; it does nothing, leave it out", DeprecationWarning, stacklevel=4)
+    yield
