@@ -150,7 +150,7 @@ def test_parts_have_backward_passes_and_steps_of_their_own(monkeypatch):
     weights = [torch.randn(4, 8, requires_grad=True) for _ in range(2)]
     vectors = [[F.normalize(torch.randn(n), dim=0) for _ in weights] for n in (4, 8)]
     expected = spectral._original(weights[1].detach(), *(group[1].clone() for group in vectors), True, 1e-12)
-    first, second = spectral._recorded(spectral._by_operator, weights, *vectors, True, 1e-12)
+    first, second = spectral._recorded(ops.spectral_norm, weights, *vectors, True, 1e-12)
     torch.testing.assert_close(second.detach(), expected)
     first.sum().backward()
     with torch.no_grad():

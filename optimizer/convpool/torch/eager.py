@@ -333,20 +333,19 @@ def give_derivatives(graph: fx.Graph, asked: Collection[fx.Node] | None = None) 
         found = _of_convolution(node) if asked is None or node in asked else None
         if found is None:
             continue
-        last = _activated(node, contexts) if captures else node
-        node.target, node.args = convolved, (*found[:3], *found[3])
-        node.kwargs = {"captures": captures, "relu": last is not node}
-        if last is not node:
-            node.meta.update(last.meta)
-            last.replace_all_uses_with(node)
-            graph.erase_node(last)
+        kwargs = {"captures": captures, "relu": captures and _takes_relu(node, contexts)}
+        node.target, node.args, node.kwargs = convolved, (*found[:3], *found[3]), kwargs
 
 
-def _activated(node: fx.Node, contexts: dict[fx.Node, Any]) -> fx.Node:
-    """The ReLU that alone reads a node, in the same context; else the node itself."""
+def _takes_relu(node: fx.Node, contexts: dict[fx.Node, Any]) -> bool:
+    """Let a node stand for the ReLU, too, that alone reads it in the same context; return False if there is none."""
     user = next(iter(node.users)) if len(node.users) == 1 else node
     fits = user.target in (F.relu, torch.relu, "relu") and contexts[user] == contexts[node]
-    return user if fits else node
+    if fits:
+        node.meta.update(user.meta)
+        user.replace_all_uses_with(node)
+        node.graph.erase_node(user)
+    return fits
 
 
 def run_by_library(graph: fx.Graph) -> None:
@@ -360,11 +359,5 @@ def run_by_library(graph: fx.Graph) -> None:
         macs = w_value.numel() * x_value.shape[0] * math.prod(x_value.shape[2:]) / math.prod(strides)
         if not suits(x_value, w_value) or not (x_value.shape[1] <= IMAGE_CHANNELS or macs <= PLAIN_MACS):
             continue
-        last = _activated(node, contexts)
-        geometry = (*plain.single(strides, padding, dilations, groups), last is not node)
-        with graph.inserting_before(node):
-            made = graph.call_function(POOLED_CONV, (x, weight, bias, *geometry))
-        made.meta.update(last.meta)
-        last.replace_all_uses_with(made)
-        for gone in dict.fromkeys((last, node)):
-            graph.erase_node(gone)
+        geometry = (*plain.single(strides, padding, dilations, groups), _takes_relu(node, contexts))
+        node.target, node.args, node.kwargs = POOLED_CONV, (x, weight, bias, *geometry), {}

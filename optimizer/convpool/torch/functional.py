@@ -66,9 +66,13 @@ def pooled_first(conv: ConvSpec, pool: Ints, strides: Ints, padding: Ints, shift
 
 def pair_of(conv: ConvSpec, pool: Ints, strides: Ints) -> tuple:
     """The arguments of `pooled_conv` behind its tensors: window, convolution, no ReLU."""
-    box, rest = pool_first.__wrapped__(conv, PoolSpec(pool, strides, (0, 0) * len(pool), (1,) * len(pool)))
+    return arguments_of(*pool_first.__wrapped__(conv, PoolSpec(pool, strides, (0, 0) * len(pool), (1,) * len(pool))))
+
+
+def arguments_of(box: PoolSpec, conv: ConvSpec) -> tuple:
+    """The same, of the box means and the convolution behind them."""
     window = (box.kernel_shape, box.strides, box.pads, box.dilations)
-    return (*window, rest.strides, rest.pads, rest.dilations, conv.group, False)
+    return (*window, conv.strides, conv.pads, conv.dilations, conv.group, False)
 
 
 def _describe(rank: int, kernel: Ints, *arguments: Any) -> tuple[tuple, tuple, tuple | None]:

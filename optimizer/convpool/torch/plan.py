@@ -27,6 +27,7 @@ from convpool.report import Report
 from convpool.rules.base import windows
 from convpool.torch import plain
 from convpool.torch.changes import changes, held_by_changes, value_of
+from convpool.torch.functional import arguments_of
 from convpool.torch.kinds import DOMAIN, RESULT, Skeleton, translate_call
 from convpool.torch.upsampling import upsample_conv_of
 
@@ -117,7 +118,9 @@ class Rebuilding:
     def _make(self, node: NodeProto) -> None:
         values = attributes(node)
         if schema.is_operator(node):
-            self._give(node, POOLED_CONV, self._operator(node, values))
+            pool, conv = schema.specs_of(values)
+            assert isinstance(pool, PoolSpec)
+            self._give(node, POOLED_CONV, (*self._tensors(node), *arguments_of(pool, conv)))
         elif is_op(node, "Transpose") and not node.name:
             self._weights[node.output[0]] = node.input[0]
         elif is_op(node, "Conv"):
@@ -207,12 +210,6 @@ class Rebuilding:
         x, weight, bias = [*node.input, ""][:3]
         has_bias = bias and bias not in self._constants
         return self._read(x), self._read(self._weights.get(weight, weight)), self._read(bias) if has_bias else None
-
-    def _operator(self, node: NodeProto, values: dict[str, Any]) -> tuple:
-        pool, conv = schema.specs_of(values)
-        assert isinstance(pool, PoolSpec)
-        window = (pool.kernel_shape, pool.strides, pool.pads, pool.dilations, conv.strides, conv.pads, conv.dilations)
-        return (*self._tensors(node), *map(list, window), conv.group, False)
 
     def _convolution(self, node: NodeProto, values: dict[str, Any]) -> tuple[Any, tuple]:
         kernel, pads = values["kernel_shape"], list(values["pads"])

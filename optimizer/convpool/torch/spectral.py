@@ -148,14 +148,16 @@ def normalized(weights: Sequence[torch.Tensor], us: Sequence[torch.Tensor], vs: 
     """The weights, each divided by its largest singular value; the vectors u and v change in place.  kind: u_first, epsilon."""
     if not unwatched(weights[0], weights[0], "meta") or not all(map(_plain, (*weights, *us, *vs))):
         return [_original(*tensors, *kind) for tensors in zip(weights, us, vs, strict=True)]
-    return _recorded(_launched, weights, us, vs, *kind)
+    return _recorded(_launch, weights, us, vs, *kind)
 
 
-def _recorded(run: Callable, weights: Sequence[torch.Tensor], us: Any, vs: Any, *kind: Any) -> Sequence[torch.Tensor]:
-    """The normalized weights by `run`, with derivatives where they are wanted."""
+def _recorded(launch: Callable, weights: Sequence[torch.Tensor], us: Any, vs: Any, *kind: Any) -> Sequence[torch.Tensor]:
+    """The normalized weights, with derivatives where they are wanted.  launch: `_launch`, or the operator for a compiler."""
     if torch.is_grad_enabled() and any(weight.requires_grad for weight in weights):
-        return _Normalize.apply(us, vs, kind, run, *weights)
-    return run(weights, us, vs, *kind)[0]
+        return _Normalize.apply(us, vs, kind, launch, *weights)
+    made = [torch.empty_like(weight) for weight in weights]
+    launch(weights, us, vs, made, *kind)
+    return made
 
 
 def _plain(tensor: torch.Tensor) -> bool:
@@ -194,18 +196,6 @@ def _packed(weight: torch.Tensor, kept: int, out: torch.Tensor, *, dy: int = 0, 
     return spectral_norm.PACK(weight.data_ptr(), dy, u, v, out.data_ptr(), kept, *_sizes(weight), 0)
 
 
-def _launched(weights: Sequence[torch.Tensor], us: Sequence[torch.Tensor], vs: Sequence[torch.Tensor], *kind: Any) -> tuple:
-    """The normalized weights, and what the derivative reads: u, v and sigma of each in float32."""
-    made = [torch.empty_like(weight) for weight in weights]
-    return made, _launch(weights, us, vs, made, *kind)
-
-
-def _by_operator(weights: Sequence[torch.Tensor], us: Sequence[torch.Tensor], vs: Sequence[torch.Tensor], *kind: Any) -> tuple:
-    """`_launched`, as a compiler sees it."""
-    made = [torch.empty_like(weight) for weight in weights]
-    return made, torch.ops.convpool.spectral_norm(weights, us, vs, made, *kind)
-
-
 def _launch(weights: Sequence[torch.Tensor], us: Any, vs: Any, made: Sequence[torch.Tensor], *kind: Any) -> torch.Tensor:
     """Write the normalized weights into `made`; return what is kept."""
     first, places = weights[0], _kept(weights)
@@ -239,13 +229,14 @@ def _adjoint(weights: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], kep
 
 
 class _Normalize(torch.autograd.Function):
-    """One node for all weights.  u and v are constants to it, as to PyTorch's.  run: what computes them."""
+    """One node for all weights.  u and v are constants to it, as to PyTorch's."""
 
     @staticmethod
     def forward(
-        ctx: Any, us: Sequence[torch.Tensor], vs: Sequence[torch.Tensor], kind: tuple, run: Callable, *weights: torch.Tensor
+        ctx: Any, us: Sequence[torch.Tensor], vs: Sequence[torch.Tensor], kind: tuple, launch: Callable, *weights: torch.Tensor
     ) -> Any:
-        made, kept = run(weights, us, vs, *kind)
+        made = [torch.empty_like(weight) for weight in weights]
+        kept = launch(weights, us, vs, made, *kind)
         # Not saved: parts of a network may have backward passes, and steps, of their own.
         ctx.weights, ctx.kept, ctx.versions = weights, kept, [weight._version for weight in weights]
         ctx.set_materialize_grads(False)
@@ -319,7 +310,7 @@ def _run_adjoint(weights: Sequence[torch.Tensor], grads: Sequence[torch.Tensor],
     return [torch.empty_like(weight).copy_(grad) for weight, grad in found]
 
 
-LIBRARY.impl("normalized_weights", functools.partial(_recorded, _by_operator), "CompositeImplicitAutograd")
+LIBRARY.impl("normalized_weights", functools.partial(_recorded, torch.ops.convpool.spectral_norm), "CompositeImplicitAutograd")
 LIBRARY.impl("spectral_norm", _run, "CompositeExplicitAutograd")
 LIBRARY.impl("spectral_norm_adjoint", _run_adjoint, "CompositeExplicitAutograd")
 
