@@ -87,15 +87,16 @@ NETWORKS = {
 """Rows by generator; those that enlarge maps have the sizes of `PAPER_SIZES`.  Layers stand between 1x1 convolutions of as many
 channels; standard operators are to reach the bar in their geometric mean."""
 STANDARD, OURS = ("direct", "fused"), ("plain_conv", "stem", "fused_variants", "plugin", "concats_kept")
+OFFLOADED = ("image_conv", "plain_conv")
 LOWERINGS: dict[str, dict[str, Any] | None] = {
     "original": None,
     "direct": {"lowering": "direct"},
     "fused": {"lowering": "fused"},
-    "plugin": {"lowering": "convavgpool"},
-    "fused_variants": {"lowering": "convavgpool", "prologue": True, "epilogue": True},
-    "stem": {"lowering": "convavgpool", "prologue": True, "epilogue": True, "stem": True},
-    "plain_conv": {"lowering": "convavgpool", "prologue": True, "epilogue": True, "stem": True, "plain_conv": True},
-    "concats_kept": {"lowering": "convavgpool", "prologue": True, "epilogue": True, "concat": False},
+    "plugin": {"disable": ("fuse_prologue", "fuse_epilogue", *OFFLOADED)},
+    "fused_variants": {"disable": OFFLOADED},
+    "stem": {"disable": ("plain_conv",)},
+    "plain_conv": {"disable": ()},
+    "concats_kept": {"disable": ("chain_concats", *OFFLOADED)},
 }
 """Arguments of `convpool.optimize`; plugin: ConvAvgPool alone; fused_variants: with what stands before and after it; stem: and
 convolutions of images; plain_conv: and others of many channels, as `convpool-build` has it; concats_kept: fused_variants with all
@@ -137,9 +138,9 @@ def lowered(model: onnx.ModelProto, lowering: str, precision: str) -> onnx.Model
     arguments = LOWERINGS[lowering]
     if arguments is None:
         return model
-    offloaded = {kind: arguments.get(kind, False) and precision in OFFLOADING for kind in ("stem", "plain_conv")}
-    own = {"prologue": False, "epilogue": False, "disable": () if precision in HALF_PRECISIONS else ("norm_conv",)}
-    return optimize(model, target="tensorrt", **{**own, **arguments, **offloaded}, check=0).model
+    disable = [*arguments.get("disable", ()), *(() if precision in OFFLOADING else OFFLOADED)]
+    disable += () if precision in HALF_PRECISIONS else ("norm_conv",)
+    return optimize(model, target="tensorrt", **{**arguments, "disable": disable}, check=0).model
 
 
 def get_engine(name: str, lowering: str, model: onnx.ModelProto, batch: int, options: Options) -> Engine:

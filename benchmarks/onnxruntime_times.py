@@ -81,9 +81,9 @@ class Method:
 
 STANDARD = {"direct": {"lowering": "direct"}, "fused": {"lowering": "fused"}, "auto": {"lowering": "auto"}}
 OURS = {
-    "pairs": {"target": "tensorrt", "prologue": False, "epilogue": False, "stem": False, "plain_conv": False},
-    "variants": {"target": "tensorrt", "stem": False, "plain_conv": False},
-    "convolutions": {"target": "tensorrt", "stem": True, "plain_conv": True},
+    "pairs": {"target": "tensorrt", "disable": ("fuse_prologue", "fuse_epilogue", "image_conv", "plain_conv")},
+    "variants": {"target": "tensorrt", "disable": ("image_conv", "plain_conv")},
+    "convolutions": {"target": "tensorrt"},
     "cuda": {"target": "cuda"},
 }
 """pairs: ConvAvgPool alone; variants: with what stands before and after it; convolutions: and other convolutions that the

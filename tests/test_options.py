@@ -1,20 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options as data: targets, rules by name, the flags that stand for them, limits and defaults."""
 
-import warnings
-
-import onnx
 import pytest
 
 import convpool
 from convpool.cli.group import run
 from convpool.cli.optimize import command
 from convpool.errors import OptionError
-from convpool.options import DEFAULT_LIMITS, PASS_OF_SWITCH, PASSES, TARGETS, OptimizeOptions, options_for
+from convpool.options import DEFAULT_LIMITS, PASSES, TARGETS, OptimizeOptions, options_for
 from convpool.rules import STAGES
 from models import generators
-from tests.support.models import graph
-from tests.support.rewriting import PAIR
 
 
 def test_every_pass_has_a_name_that_switches_it_and_every_name_a_pass():
@@ -22,17 +17,12 @@ def test_every_pass_has_a_name_that_switches_it_and_every_name_a_pass():
     assert all(target.passes <= PASSES.keys() for target in TARGETS.values())
 
 
-@pytest.mark.parametrize(("argument", "name"), PASS_OF_SWITCH.items())
+@pytest.mark.parametrize("name", PASSES)
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_flag_and_a_name_say_the_same(argument, name, target):
+def test_a_name_switches_its_rule(name, target):
     on, off = options_for(target, enable=[name]), options_for(target, disable=[name])
-    assert on == options_for(target, switches={name: True}) and off == options_for(target, switches={name: False})
     assert on.passes == TARGETS[target].passes | {name} and off.passes == TARGETS[target].passes - {name}
-    model = generators.generate("densenet_small")
-    for value, options in ((True, {"enable": [name]}), (False, {"disable": [name]})):
-        by_flag = convpool.optimize(model, check=0, target=target, **{argument: value}).model
-        by_name = convpool.optimize(model, check=0, target=target, **options).model
-        assert by_flag.SerializeToString(deterministic=True) == by_name.SerializeToString(deterministic=True)
+    assert options_for(target, fold=True) == options_for(target, enable="fold")
 
 
 @pytest.mark.parametrize(
@@ -75,10 +65,10 @@ def test_command_line_of_targets_and_passes(tmp_path, capsys):
         return out.read_bytes()
 
     assert written("--target", "cpu") == written("--lowering", "auto")
-    assert written("--target", "tensorrt") == written("--stem", "--plain-conv")
-    assert written("--enable", "image_conv") == written("--stem") != written()
-    assert written("--disable", "fuse_prologue", "--disable", "fuse_epilogue") == written("--no-prologue", "--no-epilogue")
-    for options in (["--target", "cpu", "--stem"], ["--lowering", "fused", "--enable", "plain_conv"]):
+    assert written("--target", "tensorrt") == written("--enable", "image_conv", "--enable", "plain_conv")
+    assert len({written(), written("--enable", "image_conv"), written("--disable", "pool_first")}) == 3
+    assert written("--fold") == written("--enable", "fold")
+    for options in (["--target", "cpu", "--enable", "image_conv"], ["--lowering", "fused", "--enable", "plain_conv"]):
         assert run(command, "convpool-optimize", [str(path), "-o", str(out), *options]) == 2
         error = capsys.readouterr().err
         assert "too; expected convavgpool" in error and ("--target cpu sets auto" in error) == ("cpu" in options)
@@ -89,24 +79,6 @@ def test_the_help_states_the_limits(capsys):
     printed = " ".join(capsys.readouterr().out.split())
     assert DEFAULT_LIMITS.of_images in printed and DEFAULT_LIMITS.of_plain_convolutions in printed
     assert "at least 64 channels in multiples of 8; at most 2.5e9" in printed
-
-
-@pytest.mark.parametrize(("switch", "rule"), PASS_OF_SWITCH.items())
-@pytest.mark.parametrize("value", [True, False])
-def test_a_switch_that_ends_says_what_to_write(switch, rule, value, tmp_path, capsys):
-    verb = "enable" if value else "disable"
-    with pytest.warns(DeprecationWarning, match=f"^{switch}={value} ends with release 0.3; use {verb}='{rule}'$"):
-        old = convpool.optimize(graph(PAIR), check=0, **{switch: value})
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        new = convpool.optimize(graph(PAIR), check=0, **{verb: rule})
-    assert old.model == new.model
-    flag = f"--{switch.replace('_', '-')}"
-    if value or switch in ("prologue", "epilogue", "concat"):
-        onnx.save(graph(PAIR), tmp_path / "m.onnx")
-        words = [str(tmp_path / "m.onnx"), "--no-check", flag if value else f"--no-{switch}"]
-        assert run(command, "convpool-optimize", words) == 0
-        assert f"{words[-1]} ends with release 0.3; use --{verb} {rule}\n" in capsys.readouterr().err
 
 
 def test_the_limits_are_those_of_the_documents():

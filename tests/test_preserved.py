@@ -14,7 +14,7 @@ from tests.support.models import graph, operators, sparse_of, weights
 from tests.support.rewriting import IF_BODY, IF_INPUTS, PAIR, POOL, assert_close, rewrite
 
 LOWERINGS = ("convavgpool", "direct", "fused")
-PLAIN = {"prologue": False, "epilogue": False}
+PLAIN = {"disable": ("fuse_prologue", "fuse_epilogue")}
 
 
 def documented() -> onnx.ModelProto:

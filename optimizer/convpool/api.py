@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -25,7 +24,7 @@ from convpool.ir.model import LoadedModel, load, passes_full_check, tensor_shape
 from convpool.ir.model import check as check_model
 from convpool.ir.protos import sparse_values
 from convpool.ir.save import save, self_contained, serialize
-from convpool.options import PASS_OF_SWITCH, OptimizeOptions, check_arguments, ended, options_for
+from convpool.options import OptimizeOptions, check_arguments, options_for
 from convpool.pipeline import Pipeline, Reached, Stays, Tuner, in_reach
 from convpool.report import Log, Report, SiteReport
 from convpool.rules.pool_first.rule import PoolFirst
@@ -121,13 +120,7 @@ def optimize(
     exclude: str | Sequence[str] = (),
     enable: Iterable[str] = (),
     disable: Iterable[str] = (),
-    fuse_pool_conv: bool | None = None,
-    stem: bool | None = None,
-    plain_conv: bool | None = None,
-    prologue: bool | None = None,
-    epilogue: bool | None = None,
-    concat: bool | None = None,
-    fold: bool | None = None,
+    fold: bool = False,
     accumulation: Accumulation | None = None,
     autotune: bool = False,
     time: bool | None = None,
@@ -160,8 +153,6 @@ def optimize(
             or pooling matches one; so is a Concat.
         enable: Names of rules (`convpool.options.RULES`) to add to the target's.
         disable: Names of rules to leave out.
-        fuse_pool_conv, stem, plain_conv, prologue, epilogue, concat: Run a rule or not.  They end with
-            release 0.3: use enable and disable.
         fold: Run the rule fold, as `--fold` does.
         accumulation: Type in which kernels sum pooling windows of float16 and bfloat16, for all
             nodes of the operator in the result: "default", float32, or "packed", that type where a
@@ -193,12 +184,10 @@ def optimize(
         VerificationError: The results disagree.
     """
     started = perf_counter()
-    switches = {"fuse_pool_conv": fuse_pool_conv, "stem": stem, "plain_conv": plain_conv}
-    switches |= {"prologue": prologue, "epilogue": epilogue, "concat": concat, "fold": fold}
     check_arguments(check=check, seed=seed, rtol=rtol, atol=atol, exclude=exclude, enable=enable, disable=disable)
     check_arguments(input_shapes=input_shapes, fix_shapes=fix_shapes, base_dir=base_dir, progress=progress, autotune=autotune)
-    check_arguments(time=time, **switches)
-    options = options_for(target, lowering=lowering, exclude=exclude, enable=enable, disable=disable, switches=_by_rule(switches))
+    check_arguments(time=time, fold=fold)
+    options = options_for(target, lowering=lowering, exclude=exclude, enable=enable, disable=disable, fold=fold)
     arrays = load_arrays(data)  # before any work: a wrong file should fail at once
     if check or arrays is not None or autotune:
         prepare()
@@ -223,13 +212,6 @@ def optimize(
         left = "" if report.verification.differs else ", or leave the check out with --no-check"
         raise VerificationError(f"verification: {report.verification.difference}{left}", report)
     return result
-
-
-def _by_rule(switches: Mapping[str, bool | None]) -> dict[str, bool | None]:
-    """Warn the caller of optimize of each switch that ends, and return what they say of each rule."""
-    for line in ended(switches):
-        warnings.warn(line, DeprecationWarning, stacklevel=3)
-    return {PASS_OF_SWITCH.get(name, name): value for name, value in switches.items()}
 
 
 def _pairs(model: LoadedModel, options: OptimizeOptions) -> int:

@@ -65,10 +65,7 @@ _ARGUMENTS: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("check", "seed"), (_is_count, "0 or more")),
     **dict.fromkeys(("rtol", "atol"), (_is_tolerance, "a finite number of at least 0")),
     **dict.fromkeys(("exclude", "enable", "disable"), (_are_names, "a string, or several")),
-    **dict.fromkeys(
-        ("fuse_pool_conv", "stem", "plain_conv", "prologue", "epilogue", "concat", "fold", "autotune", "time"),
-        (lambda value: isinstance(value, bool), "True or False"),
-    ),
+    **dict.fromkeys(("fold", "autotune", "time"), (lambda value: isinstance(value, bool), "True or False")),
     **dict.fromkeys(("input_shapes", "fix_shapes"), (_are_shapes, "sizes by name, as {'x': [1, 3, 224, 224]}")),
     "base_dir": (lambda value: isinstance(value, (str, os.PathLike)), "a folder"),
     "progress": (callable, "a function"),
@@ -173,27 +170,6 @@ PASSES: dict[str, str] = {entry.name: entry.text for entry in RULES}
 """The names that `enable` and `disable` take, and what each rewrites."""
 OF_CHAINS = tuple(entry.name for entry in RULES if entry.targets == ("cuda",))
 """The rules of the target cuda that make or change nodes of the operator only."""
-PASS_OF_SWITCH = {
-    "fuse_pool_conv": "fuse_pool_conv",
-    "stem": "image_conv",
-    "plain_conv": "plain_conv",
-    "prologue": "fuse_prologue",
-    "epilogue": "fuse_epilogue",
-    "concat": "chain_concats",
-}
-"""Arguments of `optimize` that end with release 0.3, and the names that `enable` and `disable` have for them."""
-
-
-def ended(switches: Mapping[str, bool | None], *, options: bool = False) -> list[str]:
-    """One line for each switch that is given and ends with release 0.3: what to write instead.  options: of the command's."""
-    lines = []
-    for name, value in switches.items():
-        if value is not None and name in PASS_OF_SWITCH:
-            rule, verb = PASS_OF_SWITCH[name], "enable" if value else "disable"
-            flag = f"--{'' if value else 'no-'}{name.replace('_', '-')}" if options else f"{name}={value}"
-            instead = f"--{verb} {rule}" if options else f"{verb}={rule!r}"
-            lines.append(f"{flag} ends with release 0.3; use {instead}")
-    return lines
 
 
 def _rules_of(target: str) -> frozenset[str]:
@@ -272,18 +248,17 @@ def options_for(
     exclude: str | Sequence[str] = (),
     enable: Iterable[str] = (),
     disable: Iterable[str] = (),
-    switches: Mapping[str, bool | None] | None = None,
+    fold: bool = False,
 ) -> OptimizeOptions:
-    """The options of a target, with changes.  lowering: None for the target's.  enable, disable: names of `PASSES`.  switches:
-    whether a rule runs, by name; None for as the target has it.  Raises OptionError."""
+    """The options of a target, with changes.  lowering: None for the target's.  enable, disable: names of `PASSES`.  fold: if
+    that rule is enabled too.  Raises OptionError."""
     check_choice("target", target, TARGETS)
-    enable, disable = _names("enable", enable), _names("disable", disable)
-    if both := sorted(enable & disable):
+    on, off = _names("enable", enable), _names("disable", disable)
+    if both := sorted(on & off):
         raise OptionError(f"disable: got {both[0]!r}, which enable names too; expected it in one of them")
-    on = {name for name, value in (switches or {}).items() if value} | enable
-    off = {name for name, value in (switches or {}).items() if value is False} - enable | disable
     chosen = OptimizeOptions(**vars(TARGETS[target]), exclude=(exclude,) if isinstance(exclude, str) else tuple(exclude))
-    return replace(chosen, passes=(chosen.passes | on) - off, lowering=chosen.lowering if lowering is None else lowering)
+    passes = chosen.passes | on | ({"fold"} if fold else set())
+    return replace(chosen, passes=passes - off, lowering=chosen.lowering if lowering is None else lowering)
 
 
 def _names(what: str, given: Iterable[str]) -> frozenset[str]:

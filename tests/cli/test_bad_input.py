@@ -165,8 +165,11 @@ OPTIONS = {
     "negative tolerance": (["good.onnx", "--rtol", "-1"], "-1"),
     "tolerance that is no number": (["good.onnx", "--atol", "nan"], "expected a finite number"),
     "infinite tolerance": (["good.onnx", "--rtol", "inf"], "got 'inf', expected a finite number"),
-    "stem of another lowering": (["good.onnx", "--stem", "--lowering", "auto"], "--stem: got --lowering auto too"),
-    "plain convolutions of another": (["good.onnx", "--plain-conv", "--lowering", "direct"], "expected convavgpool"),
+    "stem of another lowering": (
+        ["good.onnx", "--enable", "image_conv", "--lowering", "auto"],
+        "image_conv: got --lowering auto too",
+    ),
+    "plain convolutions of another": (["good.onnx", "--enable", "plain_conv", "--lowering", "direct"], "expected convavgpool"),
     "negative seed": (["good.onnx", "--seed", "-1"], "-1"),
     "ONNX's own domain": (["good.onnx", "--domain", "ai.onnx.ml"], "domain: got 'ai.onnx.ml'"),
     "empty domain": (["good.onnx", "--domain", ""], "domain: got ''"),
@@ -189,7 +192,7 @@ ARGUMENTS = {
     "check": ("2", 1.5, None, True, -1), "seed": ("0", None, -1), "exclude": (3, [3], None),
     "enable": (3, [3], ["no pass"]), "disable": (3, None), "input_shapes": ([1, 3], {"x": 3}, {"x": "abcd"}, {3: [1]}, "x:1x3"),
     "rtol": ("a", -1, float("nan"), float("inf"), 10**400, True), "atol": ("a", -1, [1]), "progress": (3, "yes"),
-    "fuse_pool_conv": ("no", 1), "stem": ("no",), "prologue": ("no",), "autotune": ("no", None), "time": ("no",),
+    "fold": ("no", 1), "autotune": ("no", None), "time": ("no",),
     "target": ("gpu", 3, ["any"]), "lowering": ("best", 3, ["direct"]), "data": (3, [1]), "base_dir": (3,),
 }  # fmt: skip
 
@@ -204,7 +207,7 @@ def test_an_argument_of_another_kind(name, value):
 
 
 def test_arguments_of_every_kind_that_is_allowed():
-    given = {"exclude": iter(["none"]), "enable": ("pool_first",), "rtol": np.float32(1), "check": np.int64(1), "stem": False}
+    given = {"exclude": iter(["none"]), "enable": ("pool_first",), "rtol": np.float32(1), "check": np.int64(1), "fold": None}
     assert convpool.optimize(good(), input_shapes={"x": (1, 16, 12, 12)}, progress=print, **given).changed
 
 

@@ -21,7 +21,7 @@ FILES = {
     "good.onnx": graph(PAIR).SerializeToString(), "no_pair.onnx": graph("y = Relu(x)").SerializeToString(),
     "long" * 70 + ".onnx": None,
 }  # fmt: skip
-NO_MODEL, BENCHMARKS = "truncated, or not an ONNX model", "`python -m benchmarks layers`"
+NO_MODEL = "truncated, or not an ONNX model"
 CASES = {
     "random bytes": ("optimize random.onnx", 2, NO_MODEL),
     "a newer IR version": ("optimize ir_99.onnx", 2, "ir_version 99 is higher"),
@@ -49,7 +49,6 @@ CASES = {
     "verify another model": ("verify -q no_pair.onnx good.onnx", 1, "got shape (1, 32, 6, 6), expected (1, 16, 12, 12)"),
     "build a missing file": ("build none.onnx -o out.engine", 2, "none.onnx: no such file"),
     "build without TensorRT": ("build good.onnx -o out.engine", 2, "pip install tensorrt"),
-    "bench, which has moved": ("bench densenet --json x.json", 2, f"{BENCHMARKS} in convpool's repository all methods"),
     "tune without a file for the result": ("tune good.onnx", 2, "Missing option '-o'"),
     "tune a model without a pair": ("tune no_pair.onnx -o tuned.def", 2, "no node of the operators"),
     "tune into a folder's name": ("tune good.onnx -o folder/", 2, "got 'folder/', expected a file's name"),

@@ -48,10 +48,10 @@ def one(seed: int, folder: Path) -> str:
     path.write_bytes(damaged(seed))
     (folder / "data").write_bytes(bytes(18432))
     lowering = LOWERINGS[seed % len(LOWERINGS)]
-    switches = {"stem": True, "plain_conv": True} if lowering == "convavgpool" and seed % 3 == 0 else {}
+    more = ("image_conv", "plain_conv") if lowering == "convavgpool" and seed % 3 == 0 else ()
     try:
         sizes = suggested(load(path).proto, {}) if seed % 5 == 1 else None
-        result = convpool.optimize(path, lowering=lowering, fold=seed % 5 < 2, fix_shapes=sizes, **switches)
+        result = convpool.optimize(path, lowering=lowering, fold=seed % 5 < 2, fix_shapes=sizes, enable=more)
         result.save(out, external_data=("auto", "one", "keep")[seed % 3])
     except convpool.ConvpoolError as error:
         return type(error).__name__

@@ -18,8 +18,9 @@ PATH = Path(__file__).with_name("optimized.json")
 LOWERINGS = ("convavgpool", "direct", "fused", "auto")
 # Options of `convpool.optimize` besides the default ones, by the name under which the digest is kept.
 OPTIONS = {
-    "pool_conv": {"fuse_pool_conv": True}, "stem": {"stem": True}, "plain_conv": {"stem": True, "plain_conv": True},
-    "pairs_alone": {"prologue": False, "epilogue": False}, "no_concat": {"concat": False}, "cuda": {"target": "cuda"},
+    "pool_conv": {"enable": "fuse_pool_conv"}, "stem": {"enable": "image_conv"},
+    "plain_conv": {"enable": ("image_conv", "plain_conv")}, "pairs_alone": {"disable": ("fuse_prologue", "fuse_epilogue")},
+    "no_concat": {"disable": "chain_concats"}, "cuda": {"target": "cuda"},
 }  # fmt: skip
 # Digests of these models are a second or more each; the tests leave them to the command.
 LARGE = ("biggan128", "biggan256", "densenet121_3d", "sparcnet")

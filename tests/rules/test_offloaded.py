@@ -12,6 +12,7 @@ from convpool.check.session import Session
 from convpool.ir import schema
 from convpool.ir.model import LoadedModel
 from convpool.ir.protos import attributes
+from convpool.rules.offloaded import KINDS
 from tests.support import rewriting, sessions
 from tests.support.models import TYPES, graph, operators, random_feeds
 from tests.support.rewriting import POOL
@@ -24,10 +25,12 @@ OTHER = f"g = Conv(z, w)\no = {POOL}(g)"
 BESIDE = {"outputs": "float[a,b,c,d] y, float[i,j,k,l] o"}
 IMAGE, SHAPES = "float[1,3,12,12] x", {"v": (16, 3, 3, 3)}
 WIDE, WIDE_SHAPES = "float[1,64,8,8] x", {"v": (64, 64, 3, 3), "w": (32, 64, 3, 3)}
-BOTH = {"stem": True, "plain_conv": True}
+BOTH = ("image_conv", "plain_conv")
 
 
-def rewrite(model: onnx.ModelProto, pairs: int, enable: str | None = "image_conv", **options) -> onnx.ModelProto:
+def rewrite(
+    model: onnx.ModelProto, pairs: int, enable: str | tuple[str, ...] | None = "image_conv", **options
+) -> onnx.ModelProto:
     """`rewriting.rewrite` to nodes of the operator, pairs and others; enable: the kinds without a pair."""
     return rewriting.rewrite(model, pairs, "convavgpool", **({"enable": enable} if enable else {}), **options)
 
@@ -56,9 +59,9 @@ def check_reason(kind, name, body, constants, inputs, expected):
     constants = {key: value for key, value in {**SHAPES, **constants}.items() if value is not None}
     outputs = f"float[{'a,b,c' if name == 'one axis' else 'a,b,c,d'}] s, float[i,j,k,l] o"
     model = graph(body + OTHER, constants, inputs=f"{inputs}, float[1,16,12,12] z", outputs=outputs)
-    result = convpool.optimize(model, check=0, **{kind: True})
+    result = convpool.optimize(model, check=0, enable=kind)
     found = [(site.pattern, site.status, site.reason) for site in result.report.sites]
-    assert found == [("conv_pool", "rewritten", None), (kind, "rejected", f"Conv 's': {expected}")]
+    assert found == [("conv_pool", "rewritten", None), (KINDS[kind], "rejected", f"Conv 's': {expected}")]
     assert result.model.SerializeToString() == convpool.optimize(model, check=0).model.SerializeToString()
 
 
@@ -190,7 +193,7 @@ def test_a_pooling_stays_where_it_is_excluded_or_its_convolution_is_none_of_an_i
     large = graph(POOLED.replace("1,1,1,1", "2,2,2,2") + PAIR, {"v": (16, 3, 5, 5)}, inputs=IMAGE)
     assert operators_of(large, 1) == ["AveragePool", "Conv", "ConvAvgPool"]
     wide = graph(POOLED + PAIR, WIDE_SHAPES, inputs=WIDE)
-    assert operators_of(wide, 2, None, **BOTH) == ["AveragePool", "ConvAvgPool", "ConvAvgPool"]
+    assert operators_of(wide, 2, BOTH) == ["AveragePool", "ConvAvgPool", "ConvAvgPool"]
 
 
 def test_what_a_pair_has_become_is_no_site():
@@ -243,7 +246,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_reason(name):
-    check_reason("stem", name, *REFUSED[name])
+    check_reason("image_conv", name, *REFUSED[name])
 
 
 @pytest.mark.parametrize(
@@ -269,8 +272,8 @@ def test_in_a_function(version, attribute, expected):
 @pytest.mark.parametrize("options", [{}, {"lowering": "direct"}, {"exclude": "h"}])
 def test_without_a_node_of_a_pair_nothing_changes(options, kind):
     body = RELU + (PAIR if options else "y = Neg(s)")
-    model = graph(body, SHAPES, inputs=IMAGE) if kind == "stem" else graph(body, WIDE_SHAPES, inputs=WIDE)
-    result, plain = (convpool.optimize(model, check=0, **{kind: on}, **options) for on in (True, False))
+    model = graph(body, SHAPES, inputs=IMAGE) if kind == "image_conv" else graph(body, WIDE_SHAPES, inputs=WIDE)
+    result, plain = (convpool.optimize(model, check=0, enable=names, **options) for names in (kind, ()))
     assert result.model.SerializeToString() == plain.model.SerializeToString()
     assert result.report.sites == plain.report.sites
     assert result.changed == (options == {"lowering": "direct"})
@@ -285,13 +288,13 @@ def test_excluded():
 def test_each_kind_for_itself():
     body = f"i = Conv<pads=[1,1,1,1]>(x, v)\ns = Conv<pads=[1,1,1,1]>(i, u)\n{PAIR}"
     model = graph(body, {"v": (64, 3, 3, 3), "u": (64, 64, 3, 3), "w": (32, 64, 3, 3)}, inputs=IMAGE)
-    for kinds, expected in (((), []), (("stem",), ["i"]), (("plain_conv",), ["s"]), (BOTH, ["i", "s"])):
-        sites = convpool.optimize(model, **dict.fromkeys(kinds, True)).report.sites
+    for kinds, expected in (((), []), ("image_conv", ["i"]), ("plain_conv", ["s"]), (BOTH, ["i", "s"])):
+        sites = convpool.optimize(model, enable=kinds).report.sites
         assert [site.conv for site in sites] == ["h", *expected] and {site.status for site in sites} == {"rewritten"}
     assert [site.pattern for site in sites] == ["conv_pool", "stem", "plain_conv"]
     of_an_input = graph(STEM + PAIR, WIDE_SHAPES, inputs=WIDE)
-    for kinds, expected in ((("stem",), ("stem", "rejected")), (BOTH, ("plain_conv", "rewritten"))):
-        site = convpool.optimize(of_an_input, **dict.fromkeys(kinds, True)).report.sites[1]
+    for kinds, expected in (("image_conv", ("stem", "rejected")), (BOTH, ("plain_conv", "rewritten"))):
+        site = convpool.optimize(of_an_input, enable=kinds).report.sites[1]
         assert (site.pattern, site.status) == expected
 
 

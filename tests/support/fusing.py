@@ -4,7 +4,6 @@
 import numpy as np
 import onnx
 
-import convpool
 from convpool.ir import schema
 from tests.support import rewriting
 from tests.support.models import operators, weights
@@ -18,18 +17,11 @@ BEHIND = {"g": (32,), "b": (32,), "m": (32,), "d": np.full(32, 2, np.float32)}
 PER_CHANNEL = {"k": (16, 1, 1), "t": (1, 16, 1, 1), "s": np.float32(-0.5)}
 HALF = weights((32, 16, 3, 3), dtype=np.float16)
 RESIDUAL = "float[1,16,12,12] x, float[1,32,6,6] r"
-BOTH = {"prologue": True, "epilogue": True}
-"""The options for what stands before and behind a pair."""
-
-
-def optimize(model: onnx.ModelProto, **options) -> convpool.OptimizeResult:
-    """`convpool.optimize` with both options unless said otherwise."""
-    return convpool.optimize(model, **(BOTH | options))
 
 
 def rewrite(model: onnx.ModelProto, pairs: int, lowering: str = "convavgpool", **options) -> onnx.ModelProto:
-    """`rewriting.rewrite`, likewise."""
-    return rewriting.rewrite(model, pairs, lowering, **(BOTH | options))
+    """`rewriting.rewrite` to nodes of the operator unless said otherwise."""
+    return rewriting.rewrite(model, pairs, lowering, **options)
 
 
 def operator_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:

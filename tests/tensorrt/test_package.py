@@ -206,17 +206,20 @@ def test_a_model_without_layers_has_its_own_outputs_alone():
 def test_convolutions_that_the_plugin_takes_by_compute_capability(monkeypatch, cc, stem, plain):
     monkeypatch.setattr(prepare, "current_device", lambda: {"cc": cc})
     trt = tensorrt("8.6.1")
-    assert prepare.offloaded_convs(BuildOptions(precision="fp16"), trt) == {"stem": stem, "plain_conv": plain}
-    assert prepare.offloaded_convs(BuildOptions(precision="bf16", stem=False), trt) == {"stem": False, "plain_conv": plain}
-    assert prepare.offloaded_convs(BuildOptions(precision="fp16", plain_conv=False), trt) == {"stem": stem, "plain_conv": False}
-    none = {"stem": False, "plain_conv": False}
+    assert prepare.offloaded_convs(BuildOptions(precision="fp16"), trt) == {"image_conv": stem, "plain_conv": plain}
+    assert prepare.offloaded_convs(BuildOptions(precision="bf16", stem=False), trt) == {"image_conv": False, "plain_conv": plain}
+    assert prepare.offloaded_convs(BuildOptions(precision="fp16", plain_conv=False), trt) == {
+        "image_conv": stem,
+        "plain_conv": False,
+    }
+    none = {"image_conv": False, "plain_conv": False}
     for options in (BuildOptions(), BuildOptions(precision="fp16", plugin=False), BuildOptions(precision="tf32", plugin=False)):
         assert prepare.offloaded_convs(options, trt) == none
-    assert prepare.offloaded_convs(BuildOptions(precision="tf32"), trt) == {"stem": plain, "plain_conv": plain}
+    assert prepare.offloaded_convs(BuildOptions(precision="tf32"), trt) == {"image_conv": plain, "plain_conv": plain}
     assert prepare.offloaded_convs(BuildOptions(precision="tf32", plain_conv=False), trt) == none
     for version in ("9.3.0", "10.0.0"):
         found = prepare.offloaded_convs(BuildOptions(precision="fp16", trt=tensorrt(version)))
-        assert found == (none if version == "10.0.0" else {"stem": stem, "plain_conv": plain})
+        assert found == (none if version == "10.0.0" else {"image_conv": stem, "plain_conv": plain})
     of_rtx = tensorrt("1.2.0", "tensorrt_rtx")
     assert not prepare.offloaded_convs(BuildOptions(precision="fp16", trt=of_rtx))["plain_conv"]
 
@@ -232,9 +235,12 @@ def test_convolutions_that_the_plugin_takes_on_a_gpu_that_is_unknown(monkeypatch
         raise LibraryError("no library")
 
     monkeypatch.setattr(prepare, "current_device", unknown)
-    assert prepare.offloaded_convs(BuildOptions(precision="fp16"), tensorrt("8.6.1")) == {"stem": True, "plain_conv": False}
-    assert prepare.offloaded_convs(BuildOptions(precision="fp16", stem=False), tensorrt("8.6.1"))["stem"] is False
-    assert prepare.offloaded_convs(BuildOptions(precision="tf32"), tensorrt("8.6.1")) == {"stem": False, "plain_conv": False}
+    assert prepare.offloaded_convs(BuildOptions(precision="fp16"), tensorrt("8.6.1")) == {"image_conv": True, "plain_conv": False}
+    assert prepare.offloaded_convs(BuildOptions(precision="fp16", stem=False), tensorrt("8.6.1"))["image_conv"] is False
+    assert prepare.offloaded_convs(BuildOptions(precision="tf32"), tensorrt("8.6.1")) == {
+        "image_conv": False,
+        "plain_conv": False,
+    }
 
 
 @pytest.mark.parametrize(

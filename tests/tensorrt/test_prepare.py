@@ -243,7 +243,7 @@ def test_half_weights_are_those_of_the_operator_alone():
 
 def test_half_weights_of_a_prologue_that_two_nodes_share():
     """Also where one has it as its prologue and something else reads it: then it stays."""
-    model = prepare.self_contained(optimize(generate("densenet_small", batch=2), prologue=True, epilogue=True, check=0).model)
+    model = prepare.self_contained(optimize(generate("densenet_small", batch=2), check=0).model)
     first, second, third = (node for node in model.graph.node if node.op_type == "AffineReluConvAvgPool")
     shared, kept = first.input[3], third.input[4]
     second.input[3] = shared

@@ -27,7 +27,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from convpool import interrupt
 from convpool.algebra.parts import ACCUMULATIONS
 from convpool.cli.table import make_console
-from convpool.errors import ConvpoolError, ModelError, OptionError, VerificationError, printable
+from convpool.errors import ConvpoolError, ModelError, VerificationError, printable
 from convpool.ir.files import write_atomically
 from convpool.ir.model import LoadedModel, load
 
@@ -283,21 +283,11 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
-            return bench if cmd_name == "bench" else None
+            return None
         module, _, name = COMMANDS[cmd_name].partition(":")
         found = getattr(import_module(module), name)
         assert isinstance(found, click.Command)
         return found
-
-
-@click.command("bench", hidden=True, context_settings={"ignore_unknown_options": True, "help_option_names": []})
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def bench(arguments: tuple[str, ...]) -> None:
-    """Say where the command of earlier releases is."""
-    raise OptionError(
-        "bench: not part of the package any more; `convpool tune` measures tactics for your GPU, and "
-        "`python -m benchmarks layers` in convpool's repository all methods"
-    )
 
 
 @click.group(cls=LazyGroup, invoke_without_command=True, **HELP)
@@ -313,11 +303,6 @@ def command(context: click.Context) -> None:
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
-
-
-def bench_main() -> None:
-    """Entry point of convpool-bench, which ends with release 0.3."""
-    sys.exit(run(bench, "convpool-bench"))
 
 
 def main() -> None:

@@ -19,14 +19,14 @@ from convpool.errors import OptionError, OutputError, VerificationError
 from convpool.ir import schema
 from convpool.ir.files import check_output
 from convpool.ir.save import LAYOUTS, check_model_output
-from convpool.options import OF_CHAINS, PASS_OF_SWITCH, PASSES, TARGETS, ended
+from convpool.options import OF_CHAINS, PASSES, TARGETS
 from convpool.types import Layout
 
 SECTIONS = {
     "Output": ("output", "external_data", "dry_run", "skip_unchanged", "report_path", "verbose", "quiet"),
-    "What to rewrite": "target lowering upsampling exclude enable disable autotune concat fix_shapes fold".split(),
+    "What to rewrite": "target lowering upsampling exclude enable disable autotune fix_shapes fold".split(),
     "Check": ("check", "no_check", "data", "shapes", "rtol", "atol", "seed", "time"),
-    "GPU plugin": ("stem", "plain_conv", "prologue", "epilogue", "fuse_pool_conv", "accumulation", "domain"),
+    "GPU plugin": ("accumulation", "domain"),
 }
 EXAMPLES = (
     "convpool optimize model.onnx                           # writes model.convpool.onnx",
@@ -114,12 +114,6 @@ EXAMPLES = (
     help="Leave a pair or a Concat unchanged if the name of one of its nodes matches (*, ? and [] as in a "
     "shell). Repeat it for more patterns.",
 )
-@click.option("--fuse-pool-conv", is_flag=True, default=None, help="Ends with release 0.3: --enable fuse_pool_conv.")
-@click.option("--stem", is_flag=True, default=None, help="Ends with release 0.3: --enable image_conv.")
-@click.option("--plain-conv", is_flag=True, default=None, help="Ends with release 0.3: --enable plain_conv.")
-@click.option("--prologue/--no-prologue", default=None, help="Ends with release 0.3: --enable or --disable fuse_prologue.")
-@click.option("--epilogue/--no-epilogue", default=None, help="Ends with release 0.3: --enable or --disable fuse_epilogue.")
-@click.option("--concat/--no-concat", default=None, help="Ends with release 0.3: --enable or --disable chain_concats.")
 @click.option(
     "--fix-shape",
     "fix_shapes",
@@ -130,7 +124,6 @@ EXAMPLES = (
 @click.option(
     "--fold",
     is_flag=True,
-    default=None,
     help="Store what is computed from constants, and remove Identity nodes. Sizes that are fixed count as constants.",
 )
 @click.option("--accumulation", **group.ACCUMULATION)
@@ -199,11 +192,6 @@ def command(
     schema.check_domain(domain)
     options["fix_shapes"] = dict(options["fix_shapes"])
     loaded = group.load_model(model)
-    for line in ended(options, options=True):
-        click.echo(f"convpool optimize: {line}", err=True)
-    for name, rule in PASS_OF_SWITCH.items():
-        if (value := options.pop(name)) is not None:
-            options["enable" if value else "disable"] += (rule,)
     read = {"--data": [Path(options["data"])] if options["data"] else [], "weights of the model": loaded.weight_files}
     if out is not None and not dry_run:
         check_model_output(out, read)
@@ -257,8 +245,7 @@ def _check_exclusions(given: dict[str, Any]) -> None:
 
 def _check_offloading(options: dict[str, Any]) -> None:
     """Refuse what asks for nodes of the operator beside a lowering without any."""
-    given = {f"--{switch}": options[switch.replace("-", "_")] for switch in ("stem", "plain-conv")}
-    given["--accumulation packed"] = options["accumulation"] == "packed"
+    given = {"--accumulation packed": options["accumulation"] == "packed"}
     given |= {f"--enable {name}": name in options["enable"] for name in ("image_conv", "plain_conv", "norm_conv", *OF_CHAINS)}
     lowering = options["lowering"] or TARGETS[options["target"]].lowering
     for words, wanted in given.items():

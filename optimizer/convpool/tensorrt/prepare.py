@@ -33,7 +33,7 @@ from convpool.ir.inlining import inlined
 from convpool.ir.model import TYPE_ATTRIBUTES, LoadedModel, feeds, fitting
 from convpool.ir.protos import all_nodes, graphs_within, is_op, refill
 from convpool.ir.save import self_contained
-from convpool.options import PASS_OF_SWITCH, OptimizeOptions
+from convpool.options import OptimizeOptions
 from convpool.tensorrt.build_options import HALF_PRECISIONS, BuildOptions, Profile
 from convpool.tensorrt.package import STRONGLY_TYPED_SINCE, parser_major, tensorrt_module
 from convpool.types import Lowering
@@ -249,15 +249,15 @@ def default_lowering(model: LoadedModel, options: BuildOptions, trt: ModuleType 
 
 
 def offloaded_convs(options: BuildOptions, trt: ModuleType | None = None) -> dict[str, bool]:
-    """Which convolutions without a pooling the plugin runs: `stem` and `plain_conv` of `convpool.optimize`.
+    """Which convolutions without a pooling the plugin runs, by the rules `image_conv` and `plain_conv`.
 
     The options must allow a kind.  The plugin then runs it in half precision and TF32 with TensorRT 8.6 or 9 only:
 
     - plain_conv on GPUs of compute capability 9.0, and in half precision norm_conv beside it.  libconvpool.so is asked which GPU
       there is.
-    - stem in half precision on GPUs from compute capability 8.0 on, and where the GPU is unknown; in TF32 beside plain_conv.
+    - image_conv in half precision on GPUs from compute capability 8.0 on, and on an unknown one; in TF32 beside plain_conv.
     """
-    none = {"stem": False, "plain_conv": False}
+    none = {"image_conv": False, "plain_conv": False}
     if not options.plugin or options.precision not in OFFLOADING:
         return none
     if parser_major(trt or options.trt or tensorrt_module()) >= OFFLOAD_BEFORE:
@@ -265,18 +265,17 @@ def offloaded_convs(options: BuildOptions, trt: ModuleType | None = None) -> dic
     try:
         cc = current_device()["cc"]
     except ConvpoolError:  # no GPU, or no libconvpool.so to ask
-        return {"stem": options.stem and options.in_half_precision, "plain_conv": False}
+        return {**none, "image_conv": options.stem and options.in_half_precision}
     plain = options.plain_conv and cc == PLAIN_CONV_CC
-    return {"stem": options.stem and (cc >= STEM_MIN_CC if options.in_half_precision else plain), "plain_conv": plain}
+    images = options.stem and (cc >= STEM_MIN_CC if options.in_half_precision else plain)
+    return {"image_conv": images, "plain_conv": plain}
 
 
 def optimize_keywords(options: BuildOptions, trt: ModuleType) -> dict[str, Any]:
     """The arguments of `convpool.optimize` that decide what of the model goes to the plugin."""
     taken = offloaded_convs(options, trt)
-    offloaded = {
-        verb: [PASS_OF_SWITCH[name] for name, value in taken.items() if value == wanted]
-        for verb, wanted in (("enable", True), ("disable", False))
-    }
+    verbs = {"enable": True, "disable": False}
+    offloaded = {verb: [name for name, value in taken.items() if value == wanted] for verb, wanted in verbs.items()}
     if taken["plain_conv"] and not options.in_half_precision:
         offloaded["disable"].append("norm_conv")  # in TF32 nothing was measured
     return {"target": "tensorrt", "input_shapes": typical_shapes(options.profile_list), **offloaded}

@@ -23,7 +23,6 @@ from tests.support.fusing import (
     TAIL,
     only,
     operator_nodes,
-    optimize,
     rewrite,
 )
 from tests.support.models import TYPES, graph, index, operators, random_feeds, weights
@@ -128,7 +127,7 @@ def test_what_an_excluded_pair_does_not_take_the_other_takes():
     model = graph(f"{TAIL}\n{SKIP}\ny = Add(r, q)", {"v": (32, 16, 1, 1)})
     for node, name in zip(model.graph.node, "abcde", strict=True):
         node.name = name
-    found = optimize(optimize(model, disable=["fuse_prologue", "fuse_epilogue"]).model, exclude="a").model
+    found = convpool.optimize(convpool.optimize(model, disable=["fuse_prologue", "fuse_epilogue"]).model, exclude="a").model
     assert [(node.name, node.op_type) for node in found.graph.node] == [("a", "ConvAvgPool"), ("c", "ConvAvgPoolAdd")]
 
 
@@ -145,17 +144,19 @@ def test_a_map_behind_the_residual_goes_into_the_convolution_that_gives_it():
 def test_an_excluded_convolution_is_not_scaled():
     body = f"{TAIL}\nr = Conv<strides=[2,2]>(x, v)\nn = Add(q, r)\ny = Mul(n, c)"
     model = graph(body, {"v": (32, 16, 1, 1), "c": np.float32(3)})
-    assert operators(optimize(model).model.graph) == {"Conv": 1, "ConvAvgPoolAdd": 1}
-    kept = optimize(model, exclude="r").model
+    assert operators(convpool.optimize(model).model.graph) == {"Conv": 1, "ConvAvgPoolAdd": 1}
+    kept = convpool.optimize(model, exclude="r").model
     assert operators(kept.graph) == {"Conv": 1, "ConvAvgPoolAdd": 1, "Mul": 1}
     assert next(node for node in kept.graph.node if node.op_type == "Conv").input[1] == "v"
 
 
 def test_a_group_that_is_left_out_is_1():
-    old = optimize(graph(f"p = Relu(x)\nn = Mul(p, s)\n{PAIR.replace('(p,', '(n,')}", PER_CHANNEL), disable="fuse_prologue").model
+    old = convpool.optimize(
+        graph(f"p = Relu(x)\nn = Mul(p, s)\n{PAIR.replace('(p,', '(n,')}", PER_CHANNEL), disable="fuse_prologue"
+    ).model
     node = operator_nodes(old)[0]
     node.attribute.remove(next(item for item in node.attribute if item.name == "group"))
-    assert [node.op_type for node in optimize(old, check=0).model.graph.node] == ["Relu", "AffineConvAvgPool"]
+    assert [node.op_type for node in convpool.optimize(old, check=0).model.graph.node] == ["Relu", "AffineConvAvgPool"]
 
 
 def test_an_activation_that_two_pairs_read_is_recomputed_in_each():
@@ -166,8 +167,8 @@ def test_an_activation_that_two_pairs_read_is_recomputed_in_each():
     model = graph(body, {**PER_CHANNEL, "v": (32, 16, 1, 1)})
     for number, node in enumerate(model.graph.node):
         node.name = f"n{number}"
-    part = optimize(model, disable="fuse_prologue").model
-    kept = optimize(part, exclude="n2").model  # then somebody has to compute it anyway
+    part = convpool.optimize(model, disable="fuse_prologue").model
+    kept = convpool.optimize(part, exclude="n2").model  # then somebody has to compute it anyway
     assert operators(kept.graph) == {"Concat": 1, "ConvAvgPool": 2, "Mul": 1, "Relu": 1}
 
 
@@ -178,17 +179,17 @@ def test_pooling_in_front_takes_in_what_is_before_it():
 
 
 def test_a_model_of_version_1_gains_fused_variants_and_loses_the_function():
-    old = optimize(graph(f"p = Relu(x)\n{PAIR}"), disable=["fuse_prologue", "fuse_epilogue"]).model
+    old = convpool.optimize(graph(f"p = Relu(x)\n{PAIR}"), disable=["fuse_prologue", "fuse_epilogue"]).model
     assert {entry.domain: entry.version for entry in old.opset_import}["ai.convpool"] == 1
-    result = optimize(old)
+    result = convpool.optimize(old)
     assert [function.name for function in result.model.functions] == ["ReluConvAvgPool"]
     site = result.report.sites[0]
     assert (site.pattern, site.operator, site.absorbed) == ("conv_avg_pool", "ReluConvAvgPool", ("Relu 'p'",))
-    assert optimize(result.model).changed is False
+    assert convpool.optimize(result.model).changed is False
 
 
 def test_without_anything_around_it_the_model_is_version_1_s():
-    model = optimize(graph(PAIR.replace("(p,", "(x,"))).model
+    model = convpool.optimize(graph(PAIR.replace("(p,", "(x,"))).model
     assert {entry.domain: entry.version for entry in model.opset_import} == {"": 17, "ai.convpool": 1}
     assert [function.name for function in model.functions] == ["ConvAvgPool"]
     assert not {item.name for item in only(model).attribute} & {"residual", "activation", "alpha", "prologue_affine"}
@@ -198,7 +199,7 @@ def test_without_anything_around_it_the_model_is_version_1_s():
 
 def test_report():
     body = f"n = BatchNormalization(x, g, b, m, d)\np = Relu(n)\n{PAIR.replace('y =', 'q =')}\nz = Relu(q)\ny = Tanh(z)"
-    site = optimize(graph(body, NORM)).report.sites[0]
+    site = convpool.optimize(graph(body, NORM)).report.sites[0]
     assert (site.lowering, site.operator) == ("convavgpool", "AffineReluConvAvgPoolRelu")
     assert site.absorbed == ("BatchNormalization 'n'", "Relu 'p'", "Relu 'z'")
     # Written and read no more: two maps of 16x12x12 before it, one of 32x6x6 behind it, in float32.
@@ -247,7 +248,7 @@ def test_types(dtype):
     body = f"n = BatchNormalization(x, g, b, m, d)\np = Relu(n)\n{PAIR.replace('y =', 'q =')}\no = Add(q, r)\ny = Relu(o)"
     inputs, outputs = f"{dtype}[1,16,12,12] x, {dtype}[1,32,6,6] r", f"{dtype}[a,b2,c,d2] y"
     model = graph(body, constants, inputs=inputs, outputs=outputs, opset=22, ir=10)
-    result = optimize(model, check=2)
+    result = convpool.optimize(model, check=2)
     assert only(result.model).op_type == "AffineReluConvAvgPoolAddRelu" and result.report.verification.passed
     types = {tensor.data_type for tensor in result.model.graph.initializer}
     assert types == {helper.np_dtype_to_tensor_dtype(np.dtype(kind))}
@@ -257,10 +258,9 @@ def test_types(dtype):
     ("options", "kind"),
     [
         ([], "ReluConvAvgPoolRelu"),
-        (["--prologue", "--no-epilogue"], "ReluConvAvgPool"),
-        (["--no-prologue", "--epilogue"], "ConvAvgPoolRelu"),
-        (["--prologue", "--epilogue"], "ReluConvAvgPoolRelu"),
-        (["--no-prologue", "--no-epilogue"], "ConvAvgPool"),
+        (["--disable", "fuse_epilogue"], "ReluConvAvgPool"),
+        (["--disable", "fuse_prologue"], "ConvAvgPoolRelu"),
+        (["--disable", "fuse_prologue", "--disable", "fuse_epilogue"], "ConvAvgPool"),
     ],
 )
 def test_command_line(options, kind, tmp_path, capsys):
@@ -283,14 +283,14 @@ def test_a_channel_too_small_for_the_type_is_taken_in_beside_others():
     scale[3] = 1e-4
     body = f"n = Mul(x, s)\no = Mul(n, s)\np = Relu(o)\n{PAIR}"
     given = {"inputs": "float16[1,16,12,12] x", "outputs": "float16[a,b,c,d] y"}
-    assert only(optimize(graph(body, {"w": HALF, "s": scale}, **given)).model).op_type == "AffineReluConvAvgPool"
+    assert only(convpool.optimize(graph(body, {"w": HALF, "s": scale}, **given)).model).op_type == "AffineReluConvAvgPool"
     scale[8:] = 1e-4  # all that the second of two groups adds up
-    grouped = optimize(graph(body, {"w": HALF, "s": scale}, **given), disable="fuse_prologue").model
+    grouped = convpool.optimize(graph(body, {"w": HALF, "s": scale}, **given), disable="fuse_prologue").model
     node = grouped.graph.node[-1]
     next(item for item in node.attribute if item.name == "group").i = 2
     weight = next(tensor for tensor in grouped.graph.initializer if tensor.name == node.input[1])
     weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight)[..., :8], weight.name))
-    assert [node.op_type for node in optimize(grouped).model.graph.node] == ["Mul", "Mul", "Relu", "ConvAvgPool"]
+    assert [node.op_type for node in convpool.optimize(grouped).model.graph.node] == ["Mul", "Mul", "Relu", "ConvAvgPool"]
 
 
 @pytest.mark.parametrize(("front", "parts"), [("m = MaxPool<kernel_shape=[1,1]>(x)", ""), ("m = Add(x, z)", "Relu")])

@@ -14,7 +14,7 @@ from convpool.ir import schema
 from convpool.ir.model import LoadedModel
 from convpool.ir.protos import value_names
 from models.generators import generate
-from tests.support.fusing import BOTH, HALF, NORM, PAIR, RESIDUAL, SKIP, TAIL, only, operator_nodes, optimize, rewrite
+from tests.support.fusing import HALF, NORM, PAIR, RESIDUAL, SKIP, TAIL, only, operator_nodes, rewrite
 from tests.support.models import graph, graph_of, operators, sparse_of, weights
 from tests.support.rewriting import POOL
 
@@ -152,7 +152,7 @@ ADDED = {"a factor behind a residual of a fused variant": {"ConvAvgPoolRelu", "C
 def test_refused_with_a_reason(name):
     body, expected, given = (*REFUSALS[name], {})[:3]
     model = graph_of(body, given)
-    result = optimize(model, check=0)
+    result = convpool.optimize(model, check=0)
     assert expected in [reason for site in result.report.sites for reason in site.beside]
     onnx.checker.check_model(result.model, full_check=True)
     kinds = {node.op_type for node in operator_nodes(result.model)}
@@ -162,7 +162,7 @@ def test_refused_with_a_reason(name):
 
 
 def test_parameters_that_do_not_fit_the_channels_are_refused():
-    result = optimize(graph(f"p = BatchNormalization(x, f, f, f, f)\n{PAIR}", {"f": np.ones(5, np.float32)}), check=0)
+    result = convpool.optimize(graph(f"p = BatchNormalization(x, f, f, f, f)\n{PAIR}", {"f": np.ones(5, np.float32)}), check=0)
     assert [node.op_type for node in operator_nodes(result.model)] == ["ConvAvgPool"]
     assert result.report.sites[0].beside == ("BatchNormalization 'p': parameters; got {5}, expected 16 of each",)
 
@@ -233,9 +233,9 @@ block <a>(x, w) => (y) {{ p = LeakyRelu<alpha : float = @a>(x) {PAIR} }}
 
 
 def test_a_node_of_that_name_in_another_domain_is_left_alone():
-    model = optimize(graph(f"p = Relu(x)\n{PAIR}"), disable="fuse_prologue").model
+    model = convpool.optimize(graph(f"p = Relu(x)\n{PAIR}"), disable="fuse_prologue").model
     schema.move_to_domain(model, "trt.plugins")
-    assert optimize(model, check=0).changed is False
+    assert convpool.optimize(model, check=0).changed is False
 
 
 def test_weights_that_something_else_reads_are_not_edited():
@@ -279,7 +279,7 @@ def test_external_constants(tmp_path):
     model = graph(body, {**NORM, "c": (32, 1, 1)})
     (tmp_path / "out").mkdir()
     onnx.save(model, tmp_path / "in.onnx", save_as_external_data=True, location="in.data", size_threshold=0)
-    optimize(tmp_path / "in.onnx").save(tmp_path / "out" / "out.onnx")
+    convpool.optimize(tmp_path / "in.onnx").save(tmp_path / "out" / "out.onnx")
     assert only(onnx.load(tmp_path / "out" / "out.onnx")).op_type == "AffineReluConvAvgPoolRelu"
     assert convpool.verify(tmp_path / "in.onnx", tmp_path / "out" / "out.onnx").passed
 
@@ -287,7 +287,7 @@ def test_external_constants(tmp_path):
 def test_a_sparse_initializer_is_a_constant_to_fold():
     model = graph(f"p = Add(x, t)\n{PAIR}")
     model.graph.sparse_initializer.append(sparse_of(weights((1, 16, 1, 1)), "t"))
-    result = convpool.optimize(model, **BOTH)
+    result = convpool.optimize(model)
     assert only(result.model).op_type == "AffineConvAvgPool" and not result.model.graph.sparse_initializer
     assert result.report.verification.passed
 
@@ -302,7 +302,7 @@ def test_two_branches_of_a_network_scale_the_convolution_between_them_once():
 
 def test_nodes_whose_attributes_a_function_gives_are_left_alone():
     """Beside one that fuses what it reads."""
-    inner = optimize(graph(f"p = Relu(x)\n{PAIR}"), disable="fuse_prologue").model
+    inner = convpool.optimize(graph(f"p = Relu(x)\n{PAIR}"), disable="fuse_prologue").model
     node = next(node for node in inner.graph.node if node.op_type == "ConvAvgPool")
     first, second = copy.deepcopy(node), copy.deepcopy(node)
     first.input[:], first.output[:] = ["p", "w", "b"], ["s"]
@@ -319,7 +319,7 @@ def test_nodes_whose_attributes_a_function_gives_are_left_alone():
     call = helper.make_node("both", ["x", *node.input[1:3]], list(node.output), domain="local", groups=1)
     del model.graph.node[:]
     model.graph.node.append(call)
-    result = optimize(model)  # the difference is zeros
+    result = convpool.optimize(model)  # the difference is zeros
     body = next(function for function in result.model.functions if function.name == "both").node
     assert [n.op_type for n in body] == ["Relu", "ConvAvgPool", "ConvAvgPool", "Sub"]
 

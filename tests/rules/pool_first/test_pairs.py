@@ -311,7 +311,7 @@ def test_a_wide_map_beside_a_convolution_is_pooled_before_and_after():
 def test_pairs_that_share_a_pooling_are_rewritten_one_by_one():
     """A pooling that a convolution on either side could take."""
     model = graph(f"p = Conv<pads=[1,1,1,1]>(x, w)\nq = {POOL}(p)\ny = Conv(q, v)", {"v": (8, 32, 3, 3)})
-    for given in ({}, {"fuse_pool_conv": True}, {"fuse_pool_conv": True, "lowering": "fused"}):
+    for given in ({}, {"enable": "fuse_pool_conv"}, {"enable": "fuse_pool_conv", "lowering": "fused"}):
         result = convpool.optimize(model, check=1, **given)
         assert result.changed and operators(result.model.graph).get("AveragePool", 0) == 0
 

@@ -130,12 +130,9 @@ def check_case(case: Case, tally: Tally, target: str = "any") -> None:
     """Everything that holds for any model, then the two bounds.  Every fourth case is without fused variants, every third without
     stems, every fifth without plain convolutions."""
     fused = case.seed % 4 > 0
-    options = {
-        "lowering": case.lowering, "check": 0, "prologue": fused, "epilogue": fused, "stem": case.seed % 3 > 0,
-        "plain_conv": case.seed % 5 > 0,
-    }  # fmt: skip
-    if target != "any":
-        options |= {"target": target, "lowering": None, "stem": None, "plain_conv": None}
+    more = [name for name, every in (("image_conv", 3), ("plain_conv", 5)) if case.seed % every]
+    options = {"check": 0, "disable": () if fused else ("fuse_prologue", "fuse_epilogue")}
+    options |= {"lowering": case.lowering, "enable": more} if target == "any" else {"target": target}
     before = case.model.SerializeToString(deterministic=True)
     result = convpool.optimize(case.model, **options)
     after = result.model.SerializeToString(deterministic=True)

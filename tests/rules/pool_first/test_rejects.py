@@ -23,7 +23,7 @@ BRANCH = f"""y = If(flag) <
 OPEN = {"inputs": "float[1,16,H,W] x"}
 BOOL = {"inputs": "float[1,16,12,12] x, bool flag"}
 HALVES = {"inputs": "float16[1,16,12,12] x", "outputs": "float16[a,b,c,d] y"}
-FUSE = {"fuse_pool_conv": True}
+FUSE = {"enable": "fuse_pool_conv"}
 GIVEN = {"one": np.float32(1), "half": np.float32(0.5), "yes": np.array(True), "around": [0, 0, 1, 1, 0, 0, 1, 1], "b": (32,)}
 TWOS, THREES = "kernel_shape=[2,2], strides=[2,2]", "kernel_shape=[3,3], strides=[2,2]"
 LOWER, UPPER = 'auto_pad="SAME_LOWER"', 'auto_pad="SAME_UPPER"'
