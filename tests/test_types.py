@@ -13,9 +13,9 @@ import pytest
 
 import convpool
 from convpool import api, types
-from convpool.algebra.lowering import REQUESTS
+from convpool.algebra.geometry import REQUESTS
 from convpool.errors import OptionError
-from convpool.ir.save import LAYOUTS
+from convpool.ir.files import LAYOUTS
 from convpool.options import TARGETS
 from tests.support import sessions
 from tests.support.models import graph, random_feeds

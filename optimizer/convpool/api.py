@@ -20,10 +20,10 @@ from convpool.check.session import evaluate, prepare
 from convpool.check.verify import NO_MEMORY, compare_models, unchanged
 from convpool.errors import ModelError, OptionError, OutputError, VerificationError
 from convpool.ir import schema
+from convpool.ir.files import save, self_contained, serialize
 from convpool.ir.model import LoadedModel, load, passes_full_check, tensor_shapes, with_fixed
 from convpool.ir.model import check as check_model
 from convpool.ir.protos import sparse_values
-from convpool.ir.save import save, self_contained, serialize
 from convpool.options import OptimizeOptions, check_arguments, options_for
 from convpool.pipeline import Pipeline, Reached, Stays, Tuner, in_reach
 from convpool.report import Log, Report, SiteReport

@@ -22,8 +22,7 @@ from sys import float_info
 from typing import Any
 
 from convpool.algebra.expand import FORMS
-from convpool.algebra.geometry import Refusal
-from convpool.algebra.lowering import REQUESTS
+from convpool.algebra.geometry import REQUESTS, Refusal
 from convpool.algebra.parts import ACCUMULATIONS
 from convpool.errors import OptionError
 
@@ -154,7 +153,7 @@ RULES = (
     Entry("chain_upsample", "1x1 Conv followed by nearest upsampling, beside nodes of UpsampleConv",
           "chains", "cuda_chain.conv:ChainUpsample", ("tensorrt", "cuda")),
     Entry("chain_head", "a sum or mean over space and the Gemm behind it, for onnxruntime's CUDA provider",
-          "heads", "cuda_chain.head:ChainHead", ("cuda",)),
+          "heads", "cuda_chain.conv:ChainHead", ("cuda",)),
     Entry("channels_last", "the layout of tensors between ConvAvgPool nodes, for onnxruntime's CUDA provider",
           "layouts", "cuda_chain.channels_last:ChannelsLast", ("cuda",)),
     Entry("fold_product", "additions and multiplications by constants behind a Gemm or MatMul",
@@ -180,7 +179,7 @@ def _rules_of(target: str) -> frozenset[str]:
 class Target:
     """The rules that run, the lowering asked for, and what stands for the operator where the plugin has no fast kernel.
 
-    passes: names of rules.  lowering: one of `algebra.lowering.REQUESTS`.
+    passes: names of rules.  lowering: one of `algebra.geometry.REQUESTS`.
     direct_without_kernel: whether AveragePool and Conv may, if they cost less than one fused convolution.  TensorRT 8.6 is slower
     with them where a convolution has groups, and in 3-D slower than with the original.  keep_int8: leave convolutions behind
     DequantizeLinear, which TensorRT runs in INT8; any rewrite would make float kernels of them.

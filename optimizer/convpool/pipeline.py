@@ -28,7 +28,7 @@ import numpy as np
 from onnx import ModelProto, helper, numpy_helper
 
 from convpool.algebra.expand import FORMS
-from convpool.algebra.lowering import LOWERINGS
+from convpool.algebra.geometry import LOWERINGS
 from convpool.check.inputs import InputMaker
 from convpool.check.session import OnnxruntimeRunner, evaluate, time_sessions
 from convpool.errors import ModelError

@@ -25,10 +25,10 @@ Model = str | os.PathLike[str] | bytes | ModelProto | Graph | LoadedModel
 Target = Literal["any", "cpu", "tensorrt", "cuda"]
 """The runtime that a result is for; `convpool.options.TARGETS` says what each stands for."""
 Lowering = Literal["convavgpool", "direct", "fused", "auto"]
-"""The form of a rewritten pair, `convpool.algebra.lowering.REQUESTS`."""
+"""The form of a rewritten pair, `convpool.algebra.geometry.REQUESTS`."""
 Upsampling = Literal["conv_first", "fused", "subpixel", "phases", "direct"]
 """The form of a convolution behind a nearest upsampling, `convpool.algebra.expand.FORMS`."""
 Accumulation = Literal["default", "packed"]
 """How kernels sum pooling windows of 16-bit types, `convpool.algebra.parts.ACCUMULATIONS`."""
 Layout = Literal["auto", "one", "keep"]
-"""Where a saved model's weights go, `convpool.ir.save.LAYOUTS`."""
+"""Where a saved model's weights go, `convpool.ir.files.LAYOUTS`."""

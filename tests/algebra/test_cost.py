@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import convpool
-from convpool.algebra import lowering as cost
+from convpool.algebra import geometry as cost
 from convpool.algebra.geometry import ConvSpec, PoolSpec
 from tests.support.models import graph
 from tests.support.resizing import UP

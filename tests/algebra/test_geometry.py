@@ -5,22 +5,27 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from convpool.algebra import lowering as lowerings
+from convpool.algebra import geometry as lowerings
 from convpool.algebra.geometry import (
     ConvSpec,
+    Layer,
+    Lowering,
+    Obstacles,
     PoolSpec,
     Refusal,
     fills_window,
     fused_spec,
+    lower,
     miscounts,
+    nominal_size,
     pad_behind,
     pool_first,
     pool_last,
     refuse,
     same_pads,
     transposed,
+    without_kernel,
 )
-from convpool.algebra.lowering import Layer, Lowering, Obstacles, lower, nominal_size, without_kernel
 from convpool.algebra.parts import IDENTITY, Affine, fold, holds, keeps, limits
 
 HALF, BFLOAT = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)

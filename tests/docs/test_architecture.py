@@ -132,7 +132,7 @@ sys.modules["convpool"] = package
 for name in {ALGEBRA}:
     importlib.import_module(name)
 from convpool.algebra.geometry import ConvSpec, PoolSpec, Refusal
-from convpool.algebra.lowering import Layer, Lowering, Obstacles, lower
+from convpool.algebra.geometry import Layer, Lowering, Obstacles, lower
 layer = Layer(ConvSpec((3, 3), (1, 1), (1, 1, 1, 1), (1, 1)), (8, 4, 3, 3), (16, 16), constant=False)
 pool = PoolSpec((2, 2), (2, 2), (0, 0, 0, 0), (1, 1))
 direct, fused = (lower(layer, pool, name, Obstacles()) for name in ("direct", "fused"))

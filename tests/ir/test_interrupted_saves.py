@@ -271,8 +271,7 @@ WRITERS = (
 
 @pytest.mark.parametrize("words", WRITERS)
 def test_every_command_refuses_a_long_name_first(tmp_path, words, monkeypatch, capsys):
-    for module in ("cli.optimize", "cli.inspect"):
-        monkeypatch.setattr(f"convpool.{module}.optimize", None)
+    monkeypatch.setattr("convpool.cli.optimize.optimize", None)
     model = make(tmp_path / "in", 1.0)
     monkeypatch.chdir(tmp_path)
     before = files(tmp_path)

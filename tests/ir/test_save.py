@@ -18,8 +18,7 @@ import convpool
 from convpool.cli.group import run
 from convpool.cli.optimize import command
 from convpool.errors import ModelError, OptionError, OutputError
-from convpool.ir import save
-from convpool.ir import save as saving
+from convpool.ir import files as saving
 from tests.support import sessions
 from tests.support.data_files import WEIGHT_BYTES, assert_loads, assert_same_outputs, locations, make, snapshot
 from tests.support.models import graph, random_feeds
@@ -316,14 +315,14 @@ def test_unknown_layout_and_names_that_take_no_model_or_no_data(tmp_path):
 
 
 def test_zeros_are_copied_as_a_hole_and_not_left_out(tmp_path, monkeypatch):
-    monkeypatch.setattr(save, "_CHUNK_BYTES", 4)
+    monkeypatch.setattr(saving, "_CHUNK_BYTES", 4)
     content = b"abcd" + bytes(8) + b"efgh" + bytes(2)
     (tmp_path / "data").write_bytes(content)
     copied = io.BytesIO()
-    save._copy_bytes(tmp_path / "data", 2, len(content) - 2, copied)
+    saving._copy_bytes(tmp_path / "data", 2, len(content) - 2, copied)
     assert copied.getvalue() == content[2:]
     with pytest.raises(ModelError, match="data': got shorter since the model was loaded$"):
-        save._copy_bytes(tmp_path / "data", 2, len(content) - 1, io.BytesIO())
+        saving._copy_bytes(tmp_path / "data", 2, len(content) - 1, io.BytesIO())
 
 
 def test_a_result_as_bytes():
@@ -337,11 +336,11 @@ def test_a_model_too_large_for_one_file(monkeypatch):
             raise EncodeError
 
     with pytest.raises(ModelError, match="^model: too large for one file; got over 2147483647 bytes, expected less; give it ext"):
-        save.serialize(Large())
+        saving.serialize(Large())
     model = graph(PAIR)
-    size = save._whole_bytes(model)
-    monkeypatch.setattr(save, "PROTOBUF_LIMIT_BYTES", size)
-    assert save.self_contained(model, None) == model
-    monkeypatch.setattr(save, "PROTOBUF_LIMIT_BYTES", size - 1)
+    size = saving._whole_bytes(model)
+    monkeypatch.setattr(saving, "PROTOBUF_LIMIT_BYTES", size)
+    assert saving.self_contained(model, None) == model
+    monkeypatch.setattr(saving, "PROTOBUF_LIMIT_BYTES", size - 1)
     with pytest.raises(ModelError, match=f"^model: too large without data files; got {size} bytes, expected at most {size - 1}$"):
-        save.self_contained(model, None)
+        saving.self_contained(model, None)

@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from convpool.algebra.lowering import MAX_KERNEL_WINDOW
+from convpool.algebra.geometry import MAX_KERNEL_WINDOW
 from tests.support.random_models import (
     TYPES,
     Case,

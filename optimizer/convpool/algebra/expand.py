@@ -36,8 +36,18 @@ from typing import Any
 
 import numpy as np
 
-from convpool.algebra.geometry import ConvSpec, Ints, PoolSpec, Windows
-from convpool.algebra.lowering import ADDITION_WEIGHT, BLOCK, LONG, Cost, addition_weight, conv_cost
+from convpool.algebra.geometry import (
+    ADDITION_WEIGHT,
+    BLOCK,
+    LONG,
+    ConvSpec,
+    Cost,
+    Ints,
+    PoolSpec,
+    Windows,
+    addition_weight,
+    conv_cost,
+)
 
 FORMS = ("conv_first", "fused", "subpixel", "phases", "direct")
 

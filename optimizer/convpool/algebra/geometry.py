@@ -21,6 +21,20 @@ zero: it has no bias so far, and the added windows lie outside the input, Pl >= 
 the end (K the extent of the kernel).  A negative Pad crops, and so does a smaller padding, while it stays >= 0.
 
 A Refusal says why something cannot be done exactly; whoever knows the node adds its name.
+
+`lower` writes a site in one of these forms, if the convolution admits it:
+
+| lowering | nodes | needs |
+|---|---|---|
+| convavgpool | ai.convpool::ConvAvgPool, a model-local function | one group, 1-D or 2-D, a static window of at most 64 elements |
+| direct | AveragePool, Conv | |
+| fused | Conv with the kernel convolved with the box | constant weights, which do not grow out of proportion |
+| auto | direct or fused, whichever the cost model puts ahead | |
+
+`convavgpool` falls back to the next lowering that the model admits and that pays, `direct` and `fused` do not.  The time of a
+layer is taken as a weighted sum, in units of one multiply-add of a dense convolution.  The weights are ratios measured with
+onnxruntime on a CPU (`make bench-cpu` repeats the layers they are from): what matters is only their order of magnitude, since a
+rewrite that pays does so by factors.
 """
 
 from __future__ import annotations
@@ -238,3 +252,228 @@ def miscounts(pads: Ints) -> bool:
 def fills_window(pads: Ints, pool: PoolSpec) -> bool:
     """Return True if zeros in front, merged into the pads, fill a window: onnxruntime refuses."""
     return any(more + own >= k for more, own, k in zip(pads, pool.pads, pool.kernel_shape * 2, strict=True))
+
+
+ADDITION_WEIGHT = 8.0
+"""A pooling's addition against a dense convolution's multiply-add: pooling is bound by loads."""
+CPU_ADDITION_WEIGHTS = {1: (32.0, 90.0), 2: (ADDITION_WEIGHT, 78.0), 3: (4.0, 60.0)}
+"""One by onnxruntime's AveragePool on a CPU, by spatial axes: before SLOW_OPSET, and from then on."""
+SLOW_OPSET = 19
+"""The first opset whose AveragePool adds number by number, except on maps of two axes with a multiple of BLOCK channels."""
+MANY, LONG = 16, 64
+"""Elements of a window.  With more than MANY an addition takes 1.3 times as long on maps of two axes; of more than LONG 3.5
+times, on other maps twice."""
+BLOCKED_WEIGHT, SINGLY_WEIGHT = 2.0, 40.0
+"""An addition in BLOCKs on a CPU; one where single numbers are added before, too."""
+COLUMN_WEIGHT = 700.0
+"""An element of a result of one column, beside its additions, before SLOW_OPSET: its rows are averaged one by one."""
+BLOCK = 16
+"""Channels that onnxruntime's convolutions compute at once; fewer take as long."""
+COLUMN_WEIGHTS, ROW_WEIGHT, GROUP_WEIGHT = (8.0, 22.0), 270.0, 5900.0
+"""A convolution computed as matrix products by onnxruntime: an element copied, without and with strides, a row of them, a
+group.  Fitted to 240 random layers."""
+CACHED_WEIGHTS = 2**20
+"""The most weights that come from a cache; of more each is two to read."""
+DEPTHWISE_WEIGHT = 4.0
+"""A multiply-add of a convolution with under 4 input channels a group: each input element is used few times."""
+BYTE_WEIGHT = 2.0
+"""A byte read or written, mostly in a cache, against a dense multiply-add."""
+NOMINAL_SIZE = 32
+"""Stands for a spatial size that the model leaves open, in comparisons only; reported figures stay unknown."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """macs: multiply-adds of convolutions; additions: of poolings; per sample.  time: the weighted sum."""
+
+    macs: int = 0
+    additions: int = 0
+    time: float = 0.0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.macs + other.macs, self.additions + other.additions, self.time + other.time)
+
+
+@lru_cache
+def conv_cost(conv: ConvSpec, weight_shape: Ints, size: Ints, item_bytes: int, *, on_cpu: bool = False) -> Cost:
+    """Cost of one convolution, per sample; weight_shape: [M, C/group, kernel...]; size: spatial sizes; on_cpu: in onnxruntime."""
+    out, taps = conv.places(size), conv.taps
+    m, c = weight_shape[0], weight_shape[1] * conv.group
+    weights = m * weight_shape[1] * taps
+    macs = out * weights
+    moved = (math.prod(size) * c + out * m + weights * (1 + (on_cpu and weights > CACHED_WEIGHTS))) * item_bytes
+    weight = DEPTHWISE_WEIGHT if weight_shape[1] < 4 and conv.group > 1 else 1.0
+    if not on_cpu:
+        return Cost(macs, 0, macs * weight + moved * BYTE_WEIGHT)
+    if conv.group == 1 or conv.group == c == m:
+        blocked = conv.rank == 2 and (c % 4 == 0 or conv.group == 1 and c < BLOCK)
+    else:
+        blocked = conv.rank == 2 and not any(n // conv.group % BLOCK for n in (m, c))
+    if blocked:
+        return Cost(macs, 0, macs * weight * (-(-m // BLOCK) * BLOCK / m) + moved * BYTE_WEIGHT)
+    strided = any(stride > 1 for stride in conv.strides)
+    columns = c * taps * out if strided or not conv.is_pointwise else 0
+    copied = columns * (COLUMN_WEIGHTS[strided] + ROW_WEIGHT / max(conv.output_size(size)[-1], 1))
+    return Cost(macs, 0, macs + copied + conv.group * GROUP_WEIGHT + moved * BYTE_WEIGHT)
+
+
+def addition_weight(pool: PoolSpec, channels: int, cpu_opset: int) -> float:
+    """The weight of an AveragePool's addition.  cpu_opset: of the model, in onnxruntime on a CPU; 0 for other runtimes."""
+    before, since = CPU_ADDITION_WEIGHTS[pool.rank]
+    plane = pool.rank == 2
+    if not cpu_opset or _is_pooled_in_blocks(pool, channels):
+        return BLOCKED_WEIGHT if cpu_opset else ADDITION_WEIGHT
+    if cpu_opset >= SLOW_OPSET:
+        if pool.taps > LONG:
+            return since * (3.5 if plane else 2)
+        return since * (1.3 if plane and pool.taps > MANY else 1)
+    return SINGLY_WEIGHT if plane and (max(pool.kernel_shape) > 32 or max(pool.strides) > 2) else before
+
+
+def _is_pooled_in_blocks(pool: PoolSpec, channels: int) -> bool:
+    return pool.rank == 2 and channels % BLOCK == 0 and max(pool.dilations) == 1
+
+
+@lru_cache
+def pool_cost(pool: PoolSpec, channels: int, size: Ints, item_bytes: int, cpu_opset: int = 0) -> Cost:
+    """Cost of one average pooling, per sample, of `addition_weight`; nothing where each window is the element it stands at."""
+    if pool.is_idle:
+        return Cost()
+    out = pool.places(size)
+    additions = out * channels * pool.taps
+    moved = (math.prod(size) + out) * channels * item_bytes
+    time = additions * addition_weight(pool, channels, cpu_opset)
+    if cpu_opset and not _is_pooled_in_blocks(pool, channels):
+        moved *= 2 if pool.rank == 2 else 1  # out of the layout of convolutions
+        if cpu_opset < SLOW_OPSET and pool.output_size(size)[-1] == 1 < out:
+            time += out * channels * COLUMN_WEIGHT
+    return Cost(0, additions, time + moved * BYTE_WEIGHT)
+
+
+def affine_cost(count: int, channels: int, size: Ints, item_bytes: int) -> Cost:
+    """Cost of `count` elementwise nodes on a feature map, per sample."""
+    return Cost(0, 0, count * math.prod(size) * channels * (ADDITION_WEIGHT / 4 + 2 * item_bytes * BYTE_WEIGHT))
+
+
+LOWERINGS = ("convavgpool", "direct", "fused")
+REQUESTS = (*LOWERINGS, "auto")
+ORDERS: dict[str, tuple[str, ...]] = {"convavgpool": LOWERINGS, "direct": ("direct",), "fused": ("fused",), "auto": LOWERINGS[1:]}
+"""For each request the lowerings to try, in order; for auto the order is by cost."""
+MAX_KERNEL_RANK = 2
+"""Most spatial axes of the plugin's kernels on tensor cores; its `generic` kernel takes more, and groups."""
+MAX_KERNEL_WINDOW = 64
+"""Most elements of a pooling window that the plugin's kernels sum fast: one thread sums a whole window."""
+MAX_FUSED_ELEMENTS = 2**24
+MAX_FUSED_GROWTH = 16
+"""Fused weights may be as large as the one, or as many times as large as the other: a mean over 56 x 56 makes them 300."""
+MAX_FUSED_PRODUCTS = 2**18
+"""Likewise the products of a sum: onnxruntime adds them one by one, and 780,000 of an image of one colour are 0.6% off."""
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """One convolution as it is to be written.  pool is None where the pooling is global or has vanished (`is_global` tells).
+    name: one of LOWERINGS.  macs_before, macs_after: multiply-adds of the convolution for one sample, None where unknown."""
+
+    name: str
+    pool: PoolSpec | None
+    conv: ConvSpec
+    is_global: bool = False
+    macs_before: int | None = None
+    macs_after: int | None = None
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A convolution to be lowered.  size: spatial input size, None where any of it is unknown; constant: its weights are."""
+
+    conv: ConvSpec
+    weight_shape: Ints
+    size: Ints | None
+    constant: bool
+
+
+@dataclass(frozen=True)
+class Obstacles:
+    """Reasons why a graph cannot express a form (its opset, its nesting, the plugin); None where it can."""
+
+    dilated_pooling: Refusal | None = None
+    operator: Refusal | None = None
+    miscounts: bool = False
+    """True if the runtime may be one that `miscounts` tells of."""
+
+
+def lower(layer: Layer, pool: PoolSpec | None, name: str, obstacles: Obstacles) -> Lowering | Refusal:
+    """`layer` behind the window `pool` (None: the feature map, of unknown size) in the lowering named, or why not."""
+    conv = layer.conv
+    whole = conv.is_pointwise and not any(conv.pads) and all(s == 1 for s in conv.strides)
+    if pool is None:
+        if not whole or name == "fused":
+            return refuse("mean over a feature map", "unknown sizes", "static sizes, or a 1x1 Conv")
+        if name == "convavgpool":
+            return refuse("pool_kernel_shape", "unknown sizes", "static sizes")
+        return Lowering("direct", None, conv, is_global=True)
+    if name == "fused":
+        return _fused(layer, pool)
+    if pool.taps == 1:
+        # Nothing to average: the convolution by itself has fewer positions.
+        if name == "convavgpool":
+            return refuse("pooling window", "one element", "more")
+        return Lowering("direct", None, fused_spec(conv, pool))
+    box, rest = pool_first(conv, pool)
+    if any(d > 1 for d in box.dilations) and obstacles.dilated_pooling is not None:
+        return obstacles.dilated_pooling
+    if any(pad >= k for pad, k in zip(box.pads, box.kernel_shape * 2, strict=True)):
+        expected = f"less than {list(box.kernel_shape)}, as onnxruntime demands"
+        return refuse("pads of the box mean", list(box.pads), expected)
+    if obstacles.miscounts and miscounts(box.pads):
+        return refuse("pads of the box mean", list(box.pads), COUNTED)
+    if name == "convavgpool" and obstacles.operator is not None:
+        return obstacles.operator
+    if name == "direct" and whole and layer.size == pool.kernel_shape:
+        return Lowering("direct", None, conv, is_global=True)
+    return Lowering(name, box, rest)
+
+
+def _fused(layer: Layer, pool: PoolSpec) -> Lowering | Refusal:
+    if not layer.constant:
+        return refuse("weights", "computed, or an input that a caller may override", "a constant")
+    fused = fused_spec(layer.conv, pool)
+    channels = math.prod(layer.weight_shape[:2])
+    limit = max(MAX_FUSED_ELEMENTS, MAX_FUSED_GROWTH * channels * layer.conv.taps)
+    if channels * fused.taps > limit:
+        return refuse("elements of the fused weights", f"{channels * fused.taps:,}", f"at most {limit:,}")
+    products = layer.weight_shape[1] * fused.taps
+    limit = max(MAX_FUSED_PRODUCTS, MAX_FUSED_GROWTH * layer.weight_shape[1] * layer.conv.taps)
+    if products > limit:
+        return refuse("products of a sum with the fused weights", f"{products:,}", f"at most {limit:,}")
+    return Lowering("fused", None, fused)
+
+
+def without_kernel(conv: ConvSpec, pool: PoolSpec | None = None) -> Refusal | None:
+    """Why the plugin has no fast kernel for a convolution and, if there is one of known size, its pooling window."""
+    if conv.group > 1:
+        return refuse("group of a ConvAvgPool", conv.group, "1, for which the plugin has kernels")
+    if conv.rank > MAX_KERNEL_RANK:
+        expected = f"at most {MAX_KERNEL_RANK}, for which the plugin has kernels"
+        return refuse("spatial axes of a ConvAvgPool", conv.rank, expected)
+    if pool is not None and pool.taps > MAX_KERNEL_WINDOW:
+        expected = f"at most {MAX_KERNEL_WINDOW} elements, for which the plugin has kernels"
+        return refuse("pooling window of a ConvAvgPool", list(pool.kernel_shape), expected)
+    return None
+
+
+def lowering_cost(lowering: Lowering, layer: Layer, size: Ints, item_bytes: int, cpu_opset: int = 0) -> Cost:
+    """Cost of a lowering per sample; size: spatial input sizes, nominal where unknown; cpu_opset: as of `addition_weight`."""
+    channels = layer.weight_shape[1] * layer.conv.group
+    shape = (*layer.weight_shape[:2], *lowering.conv.kernel_shape)
+    pool = whole_map(size) if lowering.is_global else lowering.pool
+    where = size if pool is None else pool.output_size(size)
+    found = conv_cost(lowering.conv, shape, where, item_bytes, on_cpu=cpu_opset > 0)
+    return found if pool is None else found + pool_cost(pool, channels, size, item_bytes, 0 if lowering.is_global else cpu_opset)
+
+
+def nominal_size(conv: ConvSpec, pool: PoolSpec | None) -> Ints:
+    """An input size that stands for an unknown one in comparisons: large enough for a window."""
+    windows = zip((1,) * conv.rank if pool is None else pool.extents, conv.strides, conv.extents, strict=True)
+    return tuple(max(NOMINAL_SIZE, (w - 1) * s + extent) for w, s, extent in windows)

@@ -32,10 +32,10 @@ from convpool.check.inputs import Arrays, Ranges
 from convpool.check.judge import precision_of
 from convpool.check.session_process import Service
 from convpool.errors import ModelError, first_line
+from convpool.ir.files import serialize
 from convpool.ir.inference import mark_layers
 from convpool.ir.model import LoadedModel, float_types
 from convpool.ir.process import EndedError, OtherProcess, Shared
-from convpool.ir.save import serialize
 from convpool.ir.serving import DONE, MEMORY
 
 

@@ -266,7 +266,7 @@ def write_report(path: str | None, text: str) -> None:
 
 COMMANDS = {
     "optimize": "convpool.cli.optimize:command",
-    "inspect": "convpool.cli.inspect:command",
+    "inspect": "convpool.cli.optimize:inspect_command",
     "verify": "convpool.cli.verify:verify_command",
     "build": "convpool.cli.build:build_command",
     "tune": "convpool.cli.tune:command",

@@ -16,8 +16,7 @@ from convpool.check.verify import compare_runners
 from convpool.cli.group import DATA, SHAPE, SectionedCommand, comparison_options, complete_file, load_model, run, write_report
 from convpool.cli.table import make_console, show_verification
 from convpool.errors import OptionError, VerificationError
-from convpool.ir.files import check_output
-from convpool.ir.save import referred
+from convpool.ir.files import check_output, referred
 from convpool.onnxruntime.session import open_on_cuda
 from convpool.report import json_text
 from convpool.tensorrt import PRECISIONS

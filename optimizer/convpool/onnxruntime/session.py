@@ -21,8 +21,8 @@ from convpool.check.session import Runner, with_layers
 from convpool.cuda.library import INSTALL
 from convpool.cuda.library import library_path as cuda_library_path
 from convpool.errors import LibraryError, OnnxruntimeError, first_line
+from convpool.ir.files import serialize
 from convpool.ir.model import LoadedModel, float_types, load
-from convpool.ir.save import serialize
 from convpool.types import Model
 
 NAME = "libconvpool_ort.so"

@@ -15,8 +15,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
-from convpool.algebra.geometry import ConvSpec, Ints, PoolSpec, Refusal, refuse, same_pads, transposed
-from convpool.algebra.lowering import Layer, Obstacles, conv_cost, without_kernel
+from convpool.algebra.geometry import (
+    ConvSpec,
+    Ints,
+    Layer,
+    Obstacles,
+    PoolSpec,
+    Refusal,
+    conv_cost,
+    refuse,
+    same_pads,
+    transposed,
+    without_kernel,
+)
 from convpool.algebra.parts import IDENTITY, Affine, fold
 from convpool.ir.index import Constant, Scope
 from convpool.ir.protos import FLOATS, AttributeReference, attributes, is_op, known_attributes

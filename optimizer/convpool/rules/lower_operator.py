@@ -21,8 +21,22 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from convpool.algebra.expand import UpsampleSpec
-from convpool.algebra.geometry import ConvSpec, PoolSpec, Refusal, fuse_kernel, miscounts, pool_last, refuse
-from convpool.algebra.lowering import Layer, Lowering, Obstacles, conv_cost, lower, lowering_cost, nominal_size
+from convpool.algebra.geometry import (
+    ConvSpec,
+    Layer,
+    Lowering,
+    Obstacles,
+    PoolSpec,
+    Refusal,
+    conv_cost,
+    fuse_kernel,
+    lower,
+    lowering_cost,
+    miscounts,
+    nominal_size,
+    pool_last,
+    refuse,
+)
 from convpool.algebra.parts import LAYOUTS, Parts, keeps, outside, to_channels_first, to_channels_last
 from convpool.ir import schema
 from convpool.ir.edit import Edit

@@ -33,8 +33,7 @@ from onnx import ModelProto
 
 from convpool import interrupt
 from convpool.errors import ModelError, OptionError, TensorRTError
-from convpool.ir.files import write_atomically
-from convpool.ir.save import serialize
+from convpool.ir.files import serialize, write_atomically
 from convpool.tensorrt import prepare
 from convpool.tensorrt.build_options import BuildOptions, Profile, Progress
 from convpool.tensorrt.engine import Engine

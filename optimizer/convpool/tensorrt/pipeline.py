@@ -35,8 +35,8 @@ from convpool.check.session import in_turn, open_model
 from convpool.check.verify import compare_runners
 from convpool.errors import ConvpoolError, OptionError, OutputError, TensorRTError, VerificationError, first_line
 from convpool.ir import schema
+from convpool.ir.files import serialize
 from convpool.ir.model import LoadedModel, load
-from convpool.ir.save import serialize
 from convpool.tensorrt import prepare
 from convpool.tensorrt.build_options import BuildOptions
 from convpool.tensorrt.builder import build_plan

@@ -28,11 +28,11 @@ from convpool.api import optimize, rewrite
 from convpool.cuda import current_device
 from convpool.errors import ConvpoolError, ModelError
 from convpool.ir import schema
+from convpool.ir.files import self_contained
 from convpool.ir.inference import infer_shapes, mark_layers
 from convpool.ir.inlining import inlined
 from convpool.ir.model import TYPE_ATTRIBUTES, LoadedModel, feeds, fitting
 from convpool.ir.protos import all_nodes, graphs_within, is_op, refill
-from convpool.ir.save import self_contained
 from convpool.options import OptimizeOptions
 from convpool.tensorrt.build_options import HALF_PRECISIONS, BuildOptions, Profile
 from convpool.tensorrt.package import STRONGLY_TYPED_SINCE, parser_major, tensorrt_module

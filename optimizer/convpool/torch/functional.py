@@ -18,8 +18,7 @@ from typing import Any
 
 import torch
 
-from convpool.algebra.geometry import ConvSpec, Ints, PoolSpec, Refusal, pad_behind, pool_first, same_pads
-from convpool.algebra.lowering import MAX_KERNEL_WINDOW
+from convpool.algebra.geometry import MAX_KERNEL_WINDOW, ConvSpec, Ints, PoolSpec, Refusal, pad_behind, pool_first, same_pads
 from convpool.errors import OptionError
 from convpool.torch import plain
 from convpool.torch.ended import without_accumulation

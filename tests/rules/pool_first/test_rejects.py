@@ -95,7 +95,7 @@ CASES: dict[str, tuple] = {  # nodes, the reason, and what `graph_of` and `optim
         "Pad 'h': Pad behind nodes that move; got [1, 1, 1, 1], expected Pad next to a convolution",
         {"inputs": "float[1,16,12,12] x, float[1,32,12,12] v"},
     ),
-    # lowering.py
+    # geometry.py
     "computed weights, fused": (
         ALONE.replace("w)", "v)"),
         "Conv 'h': weights; got computed, or an input that a caller may override, expected a constant",

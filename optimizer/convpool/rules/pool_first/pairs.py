@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto, helper
 
-from convpool.algebra.geometry import PoolSpec, fuse_kernel
-from convpool.algebra.lowering import Lowering
+from convpool.algebra.geometry import Lowering, PoolSpec, fuse_kernel
 from convpool.algebra.parts import IDENTITY, OP_TYPE, to_channels_last
 from convpool.ir import schema
 from convpool.ir.edit import Edit

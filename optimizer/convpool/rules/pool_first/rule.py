@@ -5,7 +5,7 @@
 
 Conditions, in the order in which they are checked: (1) no attribute refers to a function's (`ir.protos` raises, the pipeline
 refuses); (2) the average is exact to move (`averages`); (3) all that stands between is linear, and nobody else reads it
-(`trace`, `rules.linear`); (4) no weight is infinite; (5) a lowering exists (`algebra.lowering`); (6) it saves: the convolutions
+(`trace`, `rules.linear`); (4) no weight is infinite; (5) a lowering exists (`algebra.geometry`); (6) it saves: the convolutions
 do at most 3/4 of their multiply-adds afterwards, and the weighted cost falls (`choose`).  A site gets the first lowering that
 is admitted and pays, by the cost of all of its tree.
 
@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from onnx import TensorProto, helper
 
-from convpool.algebra import lowering as forms
+from convpool.algebra import geometry as forms
 from convpool.algebra.geometry import COUNTED, PoolSpec, Refusal, fills_window, miscounts, refuse, whole_map
 from convpool.algebra.parts import IDENTITY, holds, keeps, outside
 from convpool.ir.index import Scope

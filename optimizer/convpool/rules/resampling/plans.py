@@ -13,8 +13,7 @@ from onnx import TensorProto, helper
 
 from convpool.algebra import expand
 from convpool.algebra.expand import UpsampleSpec, Work
-from convpool.algebra.geometry import Ints, miscounts
-from convpool.algebra.lowering import NOMINAL_SIZE, Cost
+from convpool.algebra.geometry import NOMINAL_SIZE, Cost, Ints, miscounts
 from convpool.algebra.parts import MAX_UPSAMPLE, holds, keeps, outside
 from convpool.ir import schema
 from convpool.ir.index import Scope

@@ -42,8 +42,7 @@ import numpy as np
 from onnx import TensorProto
 
 from convpool.algebra.expand import FORMS, covers_zeros_only, dense_cost
-from convpool.algebra.geometry import Ints
-from convpool.algebra.lowering import NOMINAL_SIZE
+from convpool.algebra.geometry import NOMINAL_SIZE, Ints
 from convpool.algebra.parts import MAX_UPSAMPLE
 from convpool.ir.edit import Edit
 from convpool.ir.index import Scope
