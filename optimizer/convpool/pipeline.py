@@ -72,42 +72,6 @@ class Found:
     times: Times
 
 
-class Graphs:
-    """The index of a model that changes: made when it is asked for, and again after a change."""
-
-    def __init__(self, model: LoadedModel, inferred: ModelProto | None) -> None:
-        self._model = model
-        self._inferred, self._shapes_hold = inferred, True
-        self._scopes: list[Scope] | None = None
-        self._earlier: list[Scope] = []
-
-    def scopes(self) -> list[Scope]:
-        """The scopes of the model as it is, outer ones first."""
-        if self._scopes is None:
-            parts = self._model.proto, self._model.read, evaluate
-            if self._earlier:
-                self._scopes = index_model(*parts, None, self._earlier)
-            else:
-                self._scopes = index_with_shapes(*parts, self.inferred())
-        return self._scopes
-
-    def inferred(self) -> ModelProto | None:
-        """The model after shape inference, once all its tensors but constants were there; None where that fails."""
-        if not self._shapes_hold:
-            self._inferred, self._shapes_hold = infer_shapes(self._model.proto), True
-        return self._inferred
-
-    def changed(self, scopes: Iterable[Scope], *, adds_tensors: bool) -> None:
-        """Some scopes have changed.  adds_tensors: by tensors that only shape inference knows."""
-        if not adds_tensors and all(scope.parent is None and not scope.children for scope in scopes):
-            for scope in scopes:
-                scope.reload()
-            return
-        self._earlier = [] if adds_tensors else self._scopes or []
-        self._shapes_hold = self._shapes_hold and not adds_tensors
-        self._scopes = None
-
-
 class Pipeline:
     """The rules over one model, and what they found."""
 
@@ -121,7 +85,9 @@ class Pipeline:
         tuner: Tuner | None = None,
     ) -> None:
         """model: changed in place.  inferred: it, after shape inference.  sizes: see `Context`."""
-        self._graphs = Graphs(model, inferred)
+        self._model, self._inferred, self._shapes_hold = model, inferred, True
+        self._scopes: list[Scope] | None = None
+        self._earlier: list[Scope] = []
         self._editor = Editor(model.proto)
         self.new_constants = self._editor.new_constants
         self._tuner = tuner
@@ -136,8 +102,30 @@ class Pipeline:
         self._context = Context(options, opset_of(model.proto.opset_import), self._excluded, sizes or {})
 
     def scopes(self) -> list[Scope]:
-        """The index of the model as it is, until `finish`."""
-        return self._graphs.scopes()
+        """The index of the model as it is, until `finish`, outer scopes first: made when it is asked for, and after a change."""
+        if self._scopes is None:
+            parts = self._model.proto, self._model.read, evaluate
+            if self._earlier:
+                self._scopes = index_model(*parts, None, self._earlier)
+            else:
+                self._scopes = index_with_shapes(*parts, self._after_inference())
+        return self._scopes
+
+    def _after_inference(self) -> ModelProto | None:
+        """The model after shape inference, once all its tensors but constants were there; None where that fails."""
+        if not self._shapes_hold:
+            self._inferred, self._shapes_hold = infer_shapes(self._model.proto), True
+        return self._inferred
+
+    def _changed(self, scopes: Iterable[Scope], *, adds_tensors: bool) -> None:
+        """Some scopes have changed.  adds_tensors: by tensors that only shape inference knows."""
+        if not adds_tensors and all(scope.parent is None and not scope.children for scope in scopes):
+            for scope in scopes:
+                scope.reload()
+            return
+        self._earlier = [] if adds_tensors else self._scopes or []
+        self._shapes_hold = self._shapes_hold and not adds_tensors
+        self._scopes = None
 
     def run(self, stages: tuple[Stage, ...] = STAGES) -> Pipeline:
         """Rewrite the model, but for `finish`."""
@@ -156,12 +144,12 @@ class Pipeline:
     def finish(self) -> None:
         """Leave the model complete and consistent, where it has changed."""
         if self.changed:
-            self._editor.finish(self._graphs.scopes(), self._graphs.inferred, self._context.options.metadata)
+            self._editor.finish(self.scopes(), self._after_inference, self._context.options.metadata)
 
     def first_look(self, rule: Rule) -> tuple[list[Any], tuple[tuple[Any, Reject], ...]]:
         """A rule's plans for the model as it is, and its sites that would stay, each with the reason."""
         kept: list[tuple[Rule, Site, Reject | None, Times]] = []
-        plans = [found.plan for scope in self._graphs.scopes() for found in self._plans(scope, [rule], kept)]
+        plans = [found.plan for scope in self.scopes() for found in self._plans(scope, [rule], kept)]
         return plans, tuple((site, verdict) for _, site, verdict, _ in kept if verdict is not None)
 
     def _runs(self, rule: Rule) -> bool:
@@ -172,7 +160,7 @@ class Pipeline:
         """One look at every site; whether any was rewritten.  Sites that stay are reported only by the last round."""
         found: list[tuple[Scope, list[Found]]] = []
         kept: list[tuple[Rule, Site, Reject | None, Times]] = []
-        for scope in self._graphs.scopes():
+        for scope in self.scopes():
             plans = self._plans(scope, rules, kept)
             if plans:
                 found.append((scope, plans))
@@ -181,7 +169,7 @@ class Pipeline:
                 rule.kept(site, verdict, times, self.log)
         if found:
             self._apply(found)
-            self._graphs.changed([scope for scope, _ in found], adds_tensors=stage.adds_tensors)
+            self._changed([scope for scope, _ in found], adds_tensors=stage.adds_tensors)
             self.changed = True
             if stage.rewrites:
                 self._context = replace(self._context, changed=True, made_operator=self.log.made_operator)

@@ -8,7 +8,6 @@ they are graph inputs.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from convpool.algebra.parts import ACCUMULATIONS
 from convpool.ir import schema
 from convpool.ir.index import Scope
 from convpool.ir.inference import MADE_UP, forget_open_sizes, has_open_sizes, side_by_side
-from convpool.ir.protos import graphs_within, label, model_nodes, opset_of, refill, rename, value_names
+from convpool.ir.protos import fresh_name, graphs_within, label, model_nodes, opset_of, refill, rename, value_names
 
 
 class Edit:
@@ -100,7 +99,6 @@ class Editor:
         self._names = value_names(model)
         self._annotated = any(len(graph.value_info) for graph in graphs_within(model.graph))
         self._maybe_dead: set[str] = set()
-        self._numbers: Counter[str] = Counter()
         self._fresh: set[str] = set()
         self.new_constants: set[str] = set()
         """Names of the constants made."""
@@ -190,11 +188,7 @@ class Editor:
 
     def fresh(self, wanted: str) -> str:
         """A name for a new tensor: `wanted`, with a number behind it if something has that name already."""
-        name = wanted
-        while name in self._names:
-            self._numbers[wanted] += 1
-            name = f"{wanted}_{self._numbers[wanted]}"
-        self._names.add(name)
+        name = fresh_name(wanted, self._names)
         self._fresh.add(name)
         return name
 

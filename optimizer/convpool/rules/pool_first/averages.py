@@ -96,8 +96,7 @@ def average_pool(scope: Scope, index: int, rank: int, size: Ints | None) -> Pool
 def box_filter(scope: Scope, index: int, rank: int, size: Ints | None) -> Pooling | Reject | None:
     """A box filter whose windows lie inside of the map, or why they do not."""
     node, weight = scope.nodes[index], _box_weight(scope, index)
-    if weight is None:
-        return None
+    assert weight is not None
     leaf = conv_leaf(scope, index, rank)
     if isinstance(leaf, Reject):
         return leaf
@@ -157,8 +156,7 @@ def recognise_half(scope: Scope, index: int, rank: int, size: Ints | None) -> Po
     """The mean over 2 elements of each axis that a Resize makes half as long, or why it is another."""
     node, scales = scope.nodes[index], _scales(scope, index)
     values = attributes(node)
-    if scales is None:
-        return None
+    assert scales is not None
     if len(scales) != rank + 2 or any(s != 1 for s in scales[:2]) or any(s not in (1, 0.5) for s in scales[2:]):
         return reject(scope, index, "scales", [round(float(s), 6) for s in scales], "1/2 or 1 on spatial axes")
     mode = values.get("mode", b"nearest").decode(errors="replace")

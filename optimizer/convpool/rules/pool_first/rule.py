@@ -254,7 +254,7 @@ def _cpu_opset(plan: PairPlan, context: Context, names: set[str]) -> int:
 
 
 def _lowering(plan: PairPlan, leaf: convs.ConvLeaf, name: str, context: Context) -> forms.Lowering | Reject:
-    """`lowering.lower`, or why not: a Pad would be merged into the box mean, or what the fused weights would become."""
+    """`geometry.lower`, or why not: a Pad would be merged into the box mean, or what the fused weights would become."""
     scope, spec = plan.scope, plan.pooling.spec
     conv = replace(leaf.conv, group=1) if context.options.for_torch else leaf.conv  # PyTorch's operator has groups
     obstacles = convs.obstacles_of(scope, conv, context, spec)

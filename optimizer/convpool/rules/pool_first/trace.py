@@ -118,8 +118,7 @@ def other_reader(scope: Scope, tensor: str, inside: frozenset[int]) -> str | Non
 
 def _with_step(scope: Scope, tree: convs.Tree, step: Step) -> convs.Tree | Reject:
     """`tree` with one more linear node behind it."""
-    if isinstance(tree, str):
-        raise AssertionError("trace returns opaque leaves only below joins")
+    assert not isinstance(tree, str), "trace returns opaque leaves only below joins"
     nodes = (*tree.nodes, *step.before, step.node)
     if step.pads is not None and any(step.pads):
         if isinstance(tree, convs.JoinTree) or tree.behind:
