@@ -14,9 +14,9 @@ from convpool.ir.edit import Editor
 from convpool.ir.model import load
 from convpool.options import options_for
 from convpool.report import SiteReport, json_text
-from convpool.rules import seen as reasons
+from convpool.rules import base as reasons
 from convpool.rules.base import Reject
-from convpool.rules.seen import Seen
+from convpool.summary import Seen
 from tests.support.models import graph, operators
 from tests.support.rewriting import IF_INPUTS, PAIR, POOL
 

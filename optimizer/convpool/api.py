@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto
 
-from convpool.check.inputs import Arrays, InputMaker, load_arrays
+from convpool.check.inputs import Given, load_arrays
 from convpool.check.judge import Verification
 from convpool.check.session import evaluate, prepare
 from convpool.check.verify import NO_MEMORY, compare_models, unchanged
@@ -28,8 +28,7 @@ from convpool.options import OptimizeOptions, check_arguments, options_for
 from convpool.pipeline import Pipeline, Reached, Stays, Tuner, in_reach
 from convpool.report import Log, Report, SiteReport
 from convpool.rules.pool_first.rule import PoolFirst
-from convpool.rules.seen import Seen, notes, survey, unmatched
-from convpool.summary import count, misread, next_steps, recount, time_models, totals, with_macs
+from convpool.summary import Seen, count, misread, next_steps, notes, recount, survey, time_models, totals, unmatched, with_macs
 from convpool.types import Accumulation, Layout, Lowering, Model, Target, Upsampling
 
 
@@ -195,17 +194,18 @@ def optimize(
     loaded, shapes = with_fixed(original, fix_shapes or {}, input_shapes or {})
     options = replace(options, accumulation=accumulation, upsampling=upsampling)
     sizes = tensor_shapes(loaded, shapes, evaluate) if autotune or "plain_conv" in options.passes else {}
-    InputMaker(loaded.proto, arrays, shapes, seed)  # before any work too
+    given = Given(max(check, 1), arrays, shapes, seed, rtol, atol, progress)
+    given.maker(loaded.proto)  # before any work too
     result = rewrite(loaded, options, sizes, Tuner(seed, progress) if autotune else None, in_reach(loaded, options))
     report = result.report
     report.options |= {"target": target, "seed": seed, "fix_shapes": {n: list(s) for n, s in (fix_shapes or {}).items()}}
     report.changed = result.changed = result.changed or loaded is not original
     if check or arrays is not None:
-        report.verification = _verified(original, result, max(check, 1), arrays, shapes, rtol, atol, seed, progress)
+        report.verification = _verified(original, result, given)
     passed = report.verification is None or report.verification.passed
     recount(report, original, result.loaded, shapes)
     if (autotune if time is None else time) and result.changed and passed:
-        time_models(report, original, result.loaded, arrays, shapes, seed, progress)
+        time_models(report, original, result.loaded, given)
     report.hints += next_steps(report, result._seen, loaded, options, report.checked_shapes or shapes, _pairs) if passed else []
     report.summary = replace(report.summary, bytes_before=original.size_bytes, seconds=perf_counter() - started)
     if report.verification is not None and not passed:
@@ -219,22 +219,12 @@ def _pairs(model: LoadedModel, options: OptimizeOptions) -> int:
     return rewrite(model, options, {}, reached=in_reach(model, options)).report.summary.rewritten
 
 
-def _verified(
-    original: LoadedModel,
-    result: OptimizeResult,
-    check: int,
-    arrays: Arrays | None,
-    shapes: dict[str, Sequence[int]],
-    rtol: float | None,
-    atol: float | None,
-    seed: int,
-    progress: Callable[[int, int, str], None] | None,
-) -> Verification:
+def _verified(original: LoadedModel, result: OptimizeResult, given: Given) -> Verification:
     """`compare_models`, or `unchanged` where that is so; errors say how to go on."""
     try:
         if result.changed:
-            return compare_models(original, result.loaded, check, arrays, shapes, rtol, atol, seed, progress)
-        return unchanged(original, arrays, shapes, seed)
+            return compare_models(original, result.loaded, given)
+        return unchanged(original, given)
     except ModelError as error:
         if str(error).startswith(("onnxruntime cannot load the original", "onnxruntime cannot run the original")):
             raise ModelError(f"{error}; check=0 (--no-check) skips the check") from error

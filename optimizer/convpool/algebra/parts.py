@@ -15,6 +15,7 @@ scale * (W x + b) + shift = (scale W) x + (scale b + shift), scale and shift per
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 
 import numpy as np
@@ -139,7 +140,7 @@ class Parts:
         """The number of AFFINES."""
         return 3 if self.normalized else 2 if self.modulated else int(self.affine)
 
-    @property
+    @cached_property
     def is_plain(self) -> bool:
         """True if there is no part beside."""
         return self in (PLAIN, PLAIN_UPSAMPLING)

@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 import numpy as np
 from onnx import ModelProto, ValueInfoProto, helper
@@ -255,6 +256,27 @@ def random_array(rng: np.random.Generator, dtype: np.dtype, shape: Sequence[int]
 def _times(array: np.ndarray, factor: float) -> np.ndarray:
     """An array of floats times a factor, also one without axes, of which numpy makes a number; any other as it is."""
     return array if array.dtype.kind in "OSUiub" else np.asarray(array * array.dtype.type(factor))
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a comparison or a timing runs on, and how it is judged.
+
+    check: number of random input sets.  arrays: inputs in place of these, by name.  shapes: of inputs that the model leaves open.
+    seed: of random numbers.  rtol, atol: in place of the default ones.  progress: called with (number, count, what is done).
+    """
+
+    check: int
+    arrays: Arrays | None
+    shapes: Mapping[str, Sequence[int]]
+    seed: int
+    rtol: float | None = None
+    atol: float | None = None
+    progress: Callable[[int, int, str], None] | None = None
+
+    def maker(self, model: ModelProto) -> InputMaker:
+        """A maker of inputs for a model.  Raises OptionError where what is given does not fit them."""
+        return InputMaker(model, self.arrays, self.shapes, self.seed)
 
 
 HARDER = (1, 4, 16, 64, 256, 2.0**-4)

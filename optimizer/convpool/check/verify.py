@@ -249,8 +249,9 @@ def verify(
         raise OptionError(f"check: got {check}, expected 1 or more, or data")
     prepare()
     first, second = load(original), load(optimized)
+    given = inputs.Given(max(check, 1), inputs.load_arrays(data), dict(input_shapes or {}), seed, rtol, atol)
     try:
-        return compare_models(first, second, max(check, 1), inputs.load_arrays(data), dict(input_shapes or {}), rtol, atol, seed)
+        return compare_models(first, second, given)
     except MemoryError as error:
         raise ModelError(NO_MEMORY) from error
 
@@ -262,13 +263,13 @@ def _in_front_of_sigmoids(compare: Compare) -> Compare:
     x, and elsewhere a smaller one.  The last bits of a large x are allowed, too."""
 
     @wraps(compare)
-    def both(original: LoadedModel, optimized: LoadedModel, check: int, data: Any, shapes: Any, *rest: Any) -> judge.Verification:
-        verdict = compare(original, optimized, check, data, shapes, *rest)
+    def both(original: LoadedModel, optimized: LoadedModel, given: inputs.Given) -> judge.Verification:
+        verdict = compare(original, optimized, given)
         off = {output.name for output in verdict.outputs if not output.passed}
         models = [_without_sigmoids(model, off) for model in (original, optimized)] if verdict.differs else [None]
-        if None in models or rest[:2] != (None, None):
+        if None in models or (given.rtol, given.atol) != (None, None):
             return verdict
-        again = compare(*models, check, data, shapes, 1e-5, judge.FLOAT32_TOLERANCE[0], *rest[2:])
+        again = compare(*models, replace(given, rtol=1e-5, atol=judge.FLOAT32_TOLERANCE[0]))
         read = {output.name: output for output in again.outputs if output.passed and output.name in off}
         if set(read) != off:
             return verdict
@@ -292,39 +293,28 @@ def _without_sigmoids(model: LoadedModel, names: set[str]) -> LoadedModel | None
 
 @_in_all_branches
 @_in_front_of_sigmoids
-def compare_models(
-    original: LoadedModel,
-    optimized: LoadedModel,
-    check: int,
-    data: inputs.Arrays | None,
-    input_shapes: dict[str, Sequence[int]],
-    rtol: float | None,
-    atol: float | None,
-    seed: int,
-    progress: Callable[[int, int, str], None] | None = None,
-) -> judge.Verification:
-    """`verify` on loaded models.  progress: called with (number, count, "checking") before each set of inputs."""
-    maker = inputs.InputMaker(original.proto, data, input_shapes, seed)
-    types = float_types(original.proto)
+def compare_models(original: LoadedModel, optimized: LoadedModel, given: inputs.Given) -> judge.Verification:
+    """`verify` on loaded models."""
+    maker, types = given.maker(original.proto), float_types(original.proto)
     narrow = sorted(types & set(HALF_TYPES))
     original, optimized, native, exact = _references(original, optimized, types)
     reference = exact or native
     default_rtol, relative_atol = judge.TOLERANCES[narrow[-1]] if narrow else judge.FLOAT32_TOLERANCE
-    tolerance = judge.Tolerance(default_rtol if rtol is None else rtol, relative_atol, atol)
-    by_default = rtol is None and atol is None
+    tolerance = judge.Tolerance(default_rtol if given.rtol is None else given.rtol, relative_atol, given.atol)
+    by_default = given.rtol is None and given.atol is None
     nudged = max([NUDGE, *(2 * UNIT_ROUNDOFF[kind] for kind in narrow)])
     lenience = {"own_error_counts": by_default and bool(narrow), "exact_integers": by_default and not narrow}
     judging, own_judge = (judge.Judge(reference.output_names, tolerance, **lenience) for _ in range(2))
     candidate: OnnxruntimeRunner | None = None
     done, notes, run = 0, [""], partial(_values, (reference, native))
 
-    def add(arrays: inputs.Arrays, given: list, how: str = "") -> tuple:
+    def add(arrays: inputs.Arrays, found: list, how: str = "") -> tuple:
         """Judge one set of inputs.  how: said of one that differs.  The originals' outputs, and what gives more of them."""
         nonlocal candidate
         candidate = candidate or _candidate(optimized, native)
-        wanted, own = given[: len(reference.output_names)], given[-len(native.output_names) :]
+        wanted, own = found[: len(reference.output_names)], found[-len(native.output_names) :]
         again = partial(native.values, arrays)
-        nudge = partial(_nudged_runs, reference, arrays, seed, nudged) if by_default else None
+        nudge = partial(_nudged_runs, reference, arrays, given.seed, nudged) if by_default else None
         try:
             result = candidate.values(arrays)
         except ModelError as error:
@@ -333,9 +323,9 @@ def compare_models(
         judging.add(wanted, result, own, again, nudge, how.strip())
         return wanted, own, again, nudge
 
-    for arrays, given, note in inputs.input_sets(maker, check, data, run, lambda: judging.compared, progress):
+    for arrays, found, note in inputs.input_sets(maker, given.check, given.arrays, run, lambda: judging.compared, given.progress):
         done, notes = done + 1, [note]
-        wanted, own, again, nudge = add(arrays, given)
+        wanted, own, again, nudge = add(arrays, found)
     elsewhere = maker.elsewhere(arrays, optimized.proto, run) if arrays else None
     if elsewhere is not None:
         add(*elsewhere, f" at {judge.shapes_text(inputs.shapes_of(elsewhere[0]))}")
@@ -345,7 +335,7 @@ def compare_models(
         own_judge.add(wanted, usual, own, again, nudge)
         if own_judge.verdict("", 1, {}).passed:
             judging.add(wanted, result, own, again, nudge, "with onnxruntime's graph optimisations")
-    others = inputs.outputs_of_others(maker, done, data, reference.values) if arrays else None
+    others = inputs.outputs_of_others(maker, done, given.arrays, reference.values) if arrays else None
     if others is not None:
         judging.vary(wanted, others)
     what = "the original in onnxruntime" + (", in float32" if exact else "")
@@ -406,11 +396,9 @@ def _with_optimisations(
         ) from error
 
 
-def unchanged(
-    model: LoadedModel, data: inputs.Arrays | None, input_shapes: dict[str, Sequence[int]], seed: int
-) -> judge.Verification:
+def unchanged(model: LoadedModel, given: inputs.Given) -> judge.Verification:
     """The outcome where the result is the original: nothing to compare, but unusable input is still refused."""
-    inputs.InputMaker(model.proto, data, input_shapes, seed)
+    given.maker(model.proto)
     if not passes_full_check(model):
         OnnxruntimeRunner(model, "the original").check()
     return judge.Verification(True, "the original, unchanged", 0, {})

@@ -18,7 +18,7 @@ from convpool.algebra.parts import ACCUMULATIONS
 from convpool.ir import schema
 from convpool.ir.index import Scope
 from convpool.ir.inference import MADE_UP, forget_open_sizes, has_open_sizes, side_by_side
-from convpool.ir.protos import fresh_name, graphs_within, label, model_nodes, opset_of, refill, rename, value_names
+from convpool.ir.protos import graphs_within, label, model_nodes, opset_of, refill, rename, value_names
 
 
 class Edit:
@@ -269,6 +269,16 @@ class Editor:
                             more |= set(scope.nodes[index].input)
             pending = more
         return [(scopes[number], names) for number, names in dead.items() if names]
+
+
+def fresh_name(wanted: str, names: set[str]) -> str:
+    """A name that is none of `names`, and one of them from then on: `wanted`, with a number behind it if that is there."""
+    name, number = wanted, 0
+    while name in names:
+        number += 1
+        name = f"{wanted}_{number}"
+    names.add(name)
+    return name
 
 
 def _is_read(scope: Scope, name: str, gone: dict[int, set[int]]) -> bool:

@@ -193,16 +193,6 @@ def rename(graph: GraphProto, names: Mapping[str, str]) -> None:
             node.output[:] = [names.get(name, name) for name in node.output]
 
 
-def fresh_name(wanted: str, names: set[str]) -> str:
-    """A name that is none of `names`, and one of them from then on: `wanted`, with a number behind it if that is there."""
-    name, number = wanted, 0
-    while name in names:
-        number += 1
-        name = f"{wanted}_{number}"
-    names.add(name)
-    return name
-
-
 def in_order(model: ModelProto) -> ModelProto:
     """The model, as a sorted copy where a node stands before one that it reads from, as converters write and runtimes take it."""
     orders = [_order(graph.node) for graph in _node_lists(model)]

@@ -55,6 +55,38 @@ def rejection(scope: Scope, node: int, refusal: Refusal) -> Reject:
     return reject(scope, node, refusal.condition, refusal.got, refusal.expected)
 
 
+def verdict_of(verdict: Reject | None) -> dict[str, str]:
+    """Status and reason of a site that stays, as its report has them; None for one that is excluded."""
+    if verdict is None:
+        return {"status": "excluded", "reason": "excluded by name"}
+    return {"status": "rejected", "reason": str(verdict), "obstacle": in_short(verdict), "in_words": in_words(verdict)}
+
+
+def in_short(verdict: Reject) -> str:
+    """The obstacle in a few words."""
+    condition = verdict.condition
+    if condition == BETWEEN:
+        return f"{verdict.got} between"
+    if condition.startswith("output '"):
+        return "read by something else too"
+    for beginning, words in (("saves too little", "saves too little"), ("Pad '", "a Pad in front")):
+        if condition.startswith(beginning):
+            return words
+    if verdict.got == "a computed tensor":
+        return f"{condition} not constant"
+    return f"{condition}: unknown" if "unknown" in verdict.got else condition
+
+
+def in_words(verdict: Reject) -> str:
+    """The reason as a sentence, where `in_short` has words of its own for it; else in full."""
+    if verdict.condition == BETWEEN:
+        article = "an" if verdict.got[:1] in "AEIOU" else "a"
+        return f"{article} {verdict.got} stands between: {verdict.node}"
+    if verdict.condition.startswith("output '"):
+        return f"read by something else too: {verdict.condition}"
+    return str(verdict)
+
+
 def malformed(scope: Scope, node: int, values: dict[str, Any], rank: int) -> Reject | None:
     """Why the windows that a node's attributes `values` give are none on `rank` axes; onnx's checker does not look."""
     for name, count, least in (("kernel_shape", rank, 1), ("strides", rank, 1), ("dilations", rank, 1), ("pads", 2 * rank, 0)):

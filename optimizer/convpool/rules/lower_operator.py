@@ -43,10 +43,9 @@ from convpool.ir.edit import Edit
 from convpool.ir.index import Constant, Scope
 from convpool.ir.protos import attributes, label, stand_for
 from convpool.report import Log
-from convpool.rules.base import Context, NodePlan, Reject, Rule, Site, reject, rejection, spatial_size
+from convpool.rules.base import Context, NodePlan, Reject, Rule, Site, reject, rejection, spatial_size, verdict_of
 from convpool.rules.convs import against_one
 from convpool.rules.pool_first.rule import ENOUGH
-from convpool.rules.seen import verdict_of
 
 PATTERN = "conv_avg_pool"
 

@@ -36,7 +36,7 @@ from convpool.errors import ModelError, OptionError
 from convpool.ir.model import load
 from convpool.options import OptimizeOptions
 from convpool.report import Report, SiteReport, Summary
-from convpool.rules.seen import unmatched
+from convpool.summary import unmatched
 from convpool.torch.backend import Captured, PoolFirst
 from convpool.torch.ended import without_accumulation
 

@@ -23,12 +23,11 @@ from convpool.ir.index import Scope
 from convpool.ir.protos import label, stand_for
 from convpool.ir.schema import VERSION
 from convpool.report import Log
-from convpool.rules.base import Plan, Reject, Rule, Site
+from convpool.rules.base import Plan, Reject, Rule, Site, verdict_of
 from convpool.rules.convs import ConvLeaf, JoinTree, Pooling, Tree, conv_leaves, folded, macs, tree_nodes
 from convpool.rules.linear import Step
 from convpool.rules.pool_first.averages import Candidate
 from convpool.rules.pool_first.trace import ShapeNodes, rewire
-from convpool.rules.seen import verdict_of
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,12 @@ from convpool.ir.edit import Edit
 from convpool.ir.index import Scope
 from convpool.ir.protos import attributes, is_op, label, stand_for
 from convpool.report import Log, SiteReport
-from convpool.rules.base import Reject, Rule
+from convpool.rules.base import Reject, Rule, verdict_of
 from convpool.rules.convs import WINDOW, folded, is_known, macs
 from convpool.rules.linear import WHOLE_AXIS
 from convpool.rules.resampling import plans
 from convpool.rules.resampling.maps import Applied, Source
 from convpool.rules.resampling.resize import Resample
-from convpool.rules.seen import verdict_of
 
 DOMAIN_OF_TORCH = "ai.convpool.torch"
 """The domain of nodes that stand in graphs of PyTorch's alone."""
