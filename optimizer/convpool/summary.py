@@ -44,7 +44,7 @@ from convpool.options import TARGETS, OptimizeOptions
 from convpool.report import Log, Report, SiteReport, Speed, Summary
 from convpool.rules.linear import JOINS, Step, is_map, op_of, step_or_reject
 from convpool.rules.pool_first.averages import candidates, recognise
-from convpool.rules.pool_first.trace import conv_upstream
+from convpool.rules.pool_first.pairs import conv_upstream
 
 Sizes = tuple[int | None, ...]
 CONVOLUTIONS = {"Conv": 1, "ConvInteger": 1, "QLinearConv": 3, "ConvTranspose": 1, **dict.fromkeys(OP_TYPES, 1)}

@@ -45,7 +45,7 @@ CASES: dict[str, tuple] = {  # nodes, the reason, and what `graph_of` and `optim
         "GlobalAveragePool 'y': window; got [-1, 8], expected a feature map with elements",
         {"inputs": "float[1,16,1,10] x"},
     ),
-    # rules/pool_first/trace.py
+    # rules/pool_first/pairs.py
     "other operand traced": (
         "c = Conv(x, w)\nh = Mul(k, c)\ny = GlobalAveragePool(h)",
         "tensor 'k': producer; got an input or constant, expected a convolution",

@@ -34,8 +34,8 @@ from convpool.ir.protos import is_op, label
 from convpool.report import Log
 from convpool.rules.base import Context, Plan, Reject, Rule, Site, reject
 from convpool.rules.cuda_chain import layouts
+from convpool.rules.pool_first.pairs import upstream
 from convpool.rules.pool_first.rule import pair_sites
-from convpool.rules.pool_first.trace import upstream
 
 
 @dataclass(frozen=True)

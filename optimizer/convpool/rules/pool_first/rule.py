@@ -5,9 +5,9 @@
 
 Conditions, in the order in which they are checked: (1) no attribute refers to a function's (`ir.protos` raises, the pipeline
 refuses); (2) the average is exact to move (`averages`); (3) all that stands between is linear, and nobody else reads it
-(`trace`, `rules.linear`); (4) no weight is infinite; (5) a lowering exists (`algebra.geometry`); (6) it saves: the convolutions
-do at most 3/4 of their multiply-adds afterwards, and the weighted cost falls (`choose`).  A site gets the first lowering that
-is admitted and pays, by the cost of all of its tree.
+(`pairs.trace`, `rules.linear`); (4) no weight is infinite; (5) a lowering exists (`algebra.geometry`); (6) it saves: the
+convolutions do at most 3/4 of their multiply-adds afterwards, and the weighted cost falls (`choose`).  A site gets the first
+lowering that is admitted and pays, by the cost of all of its tree.
 
 `rules.convs` has what these files hand on: a `Pooling`, and the `ConvLeaf`s and `JoinTree`s in front of it.  What stands behind
 the average goes into the node later (`rules.neighbours.fuse`, stage epilogues): so a Tanh makes it a ConvAvgPoolTanh."""
@@ -30,8 +30,7 @@ from convpool.options import OptimizeOptions
 from convpool.rules import convs
 from convpool.rules.base import BETWEEN, Context, Plan, Reject, reject, rejection, spatial_size
 from convpool.rules.pool_first.averages import candidates, recognise
-from convpool.rules.pool_first.pairs import PairPlan, PairRule, PairSite
-from convpool.rules.pool_first.trace import conv_upstream, shape_nodes_of, trace
+from convpool.rules.pool_first.pairs import PairPlan, PairRule, PairSite, conv_upstream, shape_nodes_of, trace
 
 SUFFIXES = {"global": "global_pool"}
 """How kinds of averages end a pattern's name, where that is not the kind itself."""
