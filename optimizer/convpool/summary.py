@@ -39,7 +39,6 @@ from convpool.ir.files import external_size
 from convpool.ir.index import Scope
 from convpool.ir.model import LoadedModel, batches_of_one, load, scopes_at, suggested, with_sizes
 from convpool.ir.protos import STANDARD_DOMAINS, all_nodes, is_op, known_attributes, label, ops_of
-from convpool.ir.schema import OP_TYPES, UPSAMPLE, is_own, layout_of, specs_of
 from convpool.options import TARGETS, OptimizeOptions
 from convpool.report import Log, Report, SiteReport, Speed, Summary
 from convpool.rules.linear import JOINS, Step, is_map, op_of, step_or_reject
@@ -47,7 +46,7 @@ from convpool.rules.pool_first.averages import candidates, recognise
 from convpool.rules.pool_first.pairs import conv_upstream
 
 Sizes = tuple[int | None, ...]
-CONVOLUTIONS = {"Conv": 1, "ConvInteger": 1, "QLinearConv": 3, "ConvTranspose": 1, **dict.fromkeys(OP_TYPES, 1)}
+CONVOLUTIONS = {"Conv": 1, "ConvInteger": 1, "QLinearConv": 3, "ConvTranspose": 1, **dict.fromkeys(schema.OP_TYPES, 1)}
 """The operators that count as convolutions, and which of their inputs are the weights."""
 PRODUCTS = ("MatMul", "MatMulInteger", "QLinearMatMul", "Gemm")
 """The products of matrices."""
@@ -103,7 +102,7 @@ def count(scopes: Sequence[Scope]) -> ModelMacs:
             constant = node.input and known.issuperset(filter(None, node.input)) and index not in bodies
             if constant or node.op_type == "Constant":
                 known.update(node.output)
-            elif node.op_type in COUNTED and (node.domain in STANDARD_DOMAINS or is_own(node)):
+            elif node.op_type in COUNTED and (node.domain in STANDARD_DOMAINS or schema.is_own(node)):
                 sizes = _factors(scope, node, batches)
                 macs = None if None in sizes else math.prod(cast(tuple[int, ...], sizes))
                 found.append(NodeMacs(scope.path, label(node), node.op_type in CONVOLUTIONS, macs))
@@ -126,10 +125,10 @@ def _factors(scope: Scope, node: NodeProto, batches: frozenset[str]) -> Sizes:
     weights = CONVOLUTIONS.get(node.op_type)
     out, x = scope.known_sizes(node.output[0], batches), scope.known_sizes(node.input[0], batches)
     w = None if weights is None else scope.known_sizes(node.input[weights], batches)
-    values = (known_attributes(node) or {}) if node.op_type in ("Gemm", *OP_TYPES) else {}
+    values = (known_attributes(node) or {}) if node.op_type in ("Gemm", *schema.OP_TYPES) else {}
     if weights is None:
         return (*(out if out is not None else (None,)), x[0 if values.get("transA") else -1]) if x else (None,)
-    if UPSAMPLE in values:
+    if schema.UPSAMPLE in values:
         return (_upsampled(node, values, out, w),)
     positions = x if node.op_type == "ConvTranspose" else out
     return (*(positions if positions is not None else (None,)), *(w or (None, None))[1:])
@@ -137,12 +136,12 @@ def _factors(scope: Scope, node: NodeProto, batches: frozenset[str]) -> Sizes:
 
 def _upsampled(node: NodeProto, values: dict[str, Any], out: Sizes | None, w: Sizes | None) -> int | None:
     """Multiply-adds of an UpsampleConv, as the kernels of phases do them."""
-    if out is None or w is None or None in (*out, *w) or len(w) != len(out) or len(values[UPSAMPLE]) != len(out) - 2:
+    if out is None or w is None or None in (*out, *w) or len(w) != len(out) or len(values[schema.UPSAMPLE]) != len(out) - 2:
         return None
-    before, conv = specs_of(values)
+    before, conv = schema.specs_of(values)
     assert isinstance(before, UpsampleSpec)
     sizes = tuple(size for size in out if size is not None)
-    spatial = sizes[1:-1] if LAYOUTS[layout_of(node)][1] else sizes[2:]
+    spatial = sizes[1:-1] if LAYOUTS[schema.layout_of(node)][1] else sizes[2:]
     return sizes[0] * kernel_macs(conv, before, w[0] or 0, (w[-1] or 0) * conv.group, spatial)
 
 

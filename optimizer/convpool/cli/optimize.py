@@ -15,7 +15,7 @@ from convpool.algebra.expand import FORMS
 from convpool.algebra.geometry import REQUESTS
 from convpool.api import OptimizeResult, optimize
 from convpool.cli import group
-from convpool.cli.group import SHAPE, NamedShape, NewFile, SectionedCommand, complete_file, load_model, write_report
+from convpool.cli.group import SHAPE, NamedShape, SectionedCommand, complete_file, load_model, write_report
 from convpool.cli.table import make_console, show
 from convpool.errors import OptionError, OutputError, VerificationError
 from convpool.ir import schema
@@ -24,6 +24,9 @@ from convpool.options import OF_CHAINS, PASSES, TARGETS
 from convpool.summary import name_of
 from convpool.types import Layout, Lowering, Target
 
+REPORT = click.option(
+    "--report", "report_path", type=group.NewFile(), metavar="FILE.json", help="Write the report as JSON; '-' is stdout."
+)
 SECTIONS = {
     "Output": ("output", "external_data", "dry_run", "skip_unchanged", "report_path", "verbose", "quiet"),
     "What to rewrite": "target lowering upsampling exclude enable disable autotune fix_shapes fold".split(),
@@ -146,9 +149,7 @@ EXAMPLES = (
 )
 @click.option("--skip-unchanged", is_flag=True, help="Write no copy of a model in which nothing changes.")
 @click.option("--dry-run", is_flag=True, help="Do everything except writing the model.")
-@click.option(
-    "--report", "report_path", type=group.NewFile(), metavar="FILE.json", help="Write the report as JSON; '-' is stdout."
-)
+@REPORT
 @click.option("--rtol", type=group.Tolerance(), help="Relative tolerance of the check. Default: by type.")
 @click.option("--atol", type=group.Tolerance(), help="Absolute tolerance of the check. Default: by type and output.")
 @group.SEED
@@ -294,7 +295,7 @@ def _write(result: OptimizeResult, out: Path | None, external_data: Layout) -> l
 @click.option(
     "--input-shape", "shapes", **SHAPE, help="Shape of an input with dynamic sizes, to count with. Repeat it for more inputs."
 )
-@click.option("--report", "report_path", type=NewFile(), metavar="FILE.json", help="Write the report as JSON; '-' is stdout.")
+@REPORT
 @click.option("-v", "--verbose", is_flag=True, help="Also show every pair left unchanged.")
 def inspect_command(
     model: str, target: Target, lowering: Lowering | None, shapes: tuple[NamedShape, ...], report_path: str | None, verbose: bool

@@ -41,7 +41,6 @@ from convpool.ir.protos import attributes, is_op, known_attributes, label, stand
 from convpool.report import Log
 from convpool.rules import convs
 from convpool.rules.base import Context, NodePlan, Plan, Reject, Rule, Site, reject, rejection
-from convpool.rules.convs import KERNEL_TYPES, POINT, RANK, WINDOW, against_node
 from convpool.rules.cuda_chain.layouts import VIEWS, Ports, channels_last, ports_of, summed_axes
 from convpool.rules.neighbours.patterns import mapped_by
 from convpool.rules.offloaded import whole_windows
@@ -366,8 +365,8 @@ class ChainHead(Rule):
         kind = scope.info(x).elem_type
         if weight.shape[1] % chunk(kind):
             return reject(scope, index, "input channels", weight.shape[1], f"a multiple of {chunk(kind)}")
-        window = replace(WINDOW, kernel_shape=size)
-        if (found := against_node(scope, POINT, context.main_opset, window)) is not None:
+        window = replace(convs.WINDOW, kernel_shape=size)
+        if (found := convs.against_node(scope, convs.POINT, context.main_opset, window)) is not None:
             return rejection(scope, index, found)
         ports = {**ports_of(scope), mean: Ports(x, scope.nodes[mean].output[0])}
         if x not in channels_last(scope, ports, context.options.limits):
@@ -377,7 +376,7 @@ class ChainHead(Rule):
             if not keeps(scaled, dtype):
                 return rejection(scope, mean, outside("weights of a sum"))
             weight = scaled.astype(dtype)
-        return HeadPlan(scope, tuple(nodes), window, weight.reshape(len(weight), *(1,) * RANK, -1), bias)
+        return HeadPlan(scope, tuple(nodes), window, weight.reshape(len(weight), *(1,) * convs.RANK, -1), bias)
 
     def apply(self, plan: HeadPlan, edit: Edit) -> None:
         first, last = plan.scope.nodes[plan.nodes[0]], plan.scope.nodes[plan.nodes[-1]]
@@ -385,7 +384,7 @@ class ChainHead(Rule):
         weight = edit.constant(plan.weight, f"{last.input[1]}_channels_last")
         bias = edit.constant(plan.bias, f"{y}_bias")
         product = edit.fresh(f"{y}_map")
-        edit.nodes.append(schema.make_node([first.input[0], weight, bias], product, plan.window, POINT))
+        edit.nodes.append(schema.make_node([first.input[0], weight, bias], product, plan.window, convs.POINT))
         stand_for(edit.nodes[-1], last)
         edit.nodes.append(helper.make_node("Flatten", [product], [y], axis=1))
         edit.replace(plan.nodes[-1], plan.nodes)
@@ -415,12 +414,12 @@ def _map_size(scope: Scope, index: int) -> tuple[int, ...] | Reject:
     """The sizes of the map that a sum or mean is over: condition (2)."""
     node = scope.nodes[index]
     info = scope.info(node.input[0])
-    if info.shape is None or len(info.shape) != RANK + 2:
-        return reject(scope, index, "rank", "unknown" if info.shape is None else len(info.shape), RANK + 2)
-    if info.elem_type not in KERNEL_TYPES:
+    if info.shape is None or len(info.shape) != convs.RANK + 2:
+        return reject(scope, index, "rank", "unknown" if info.shape is None else len(info.shape), convs.RANK + 2)
+    if info.elem_type not in convs.KERNEL_TYPES:
         return reject(scope, index, "type", TensorProto.DataType.Name(info.elem_type), "float16, bfloat16 or float32")
     size = tuple(dim for dim in info.shape[2:] if isinstance(dim, int))
-    if len(size) != RANK:
+    if len(size) != convs.RANK:
         return reject(scope, index, "size of the map", list(info.shape[2:]), "a known one")
     axes = (2, 3) if is_op(node, "GlobalAveragePool") else summed_axes(scope, index)
     return size if axes == (2, 3) else reject(scope, index, "axes", axes, "2 and 3")

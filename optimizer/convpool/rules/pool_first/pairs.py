@@ -43,7 +43,6 @@ from convpool.ir import schema
 from convpool.ir.edit import Edit
 from convpool.ir.index import FOLDABLE, Dim, Scope
 from convpool.ir.protos import attributes, is_op, label, stand_for
-from convpool.ir.schema import VERSION
 from convpool.report import Log
 from convpool.rules import convs
 from convpool.rules.base import BETWEEN, Plan, Reject, Rule, Site, reject, rejection, verdict_of
@@ -281,7 +280,7 @@ class PairPlan(Plan):
 
     @property
     def operator_version(self) -> int:
-        return VERSION if any(lowering.name == "convavgpool" for lowering in self.lowerings) else 0
+        return schema.VERSION if any(lowering.name == "convavgpool" for lowering in self.lowerings) else 0
 
     @property
     def timed(self) -> tuple[frozenset[int], str]:
