@@ -16,7 +16,7 @@ from convpool.options import options_for
 from convpool.report import SiteReport, json_text
 from convpool.rules import base as reasons
 from convpool.rules.base import Reject
-from convpool.summary import Seen
+from convpool.summary import Seen, notes
 from tests.support.models import graph, operators
 from tests.support.rewriting import IF_INPUTS, PAIR, POOL
 
@@ -38,7 +38,7 @@ INT8 = "TensorRT would run 3 x a float kernel for an INT8 convolution; --target 
     ],
 )  # fmt: skip
 def test_notes(sites, max_pools, int8, wanted):
-    assert reasons.notes(Seen(max_pools=max_pools), sites, int8) == wanted
+    assert notes(Seen(max_pools=max_pools), sites, int8) == wanted
 
 
 @pytest.mark.parametrize(

@@ -24,11 +24,11 @@ from convpool.ir.files import save, self_contained, serialize
 from convpool.ir.model import LoadedModel, load, passes_full_check, tensor_shapes, with_fixed
 from convpool.ir.model import check as check_model
 from convpool.ir.protos import sparse_values
-from convpool.options import OptimizeOptions, check_arguments, options_for
+from convpool.options import OptimizeOptions, check_arguments, options_for, unmatched
 from convpool.pipeline import Pipeline, Reached, Stays, Tuner, in_reach
 from convpool.report import Log, Report, SiteReport
 from convpool.rules.pool_first.rule import PoolFirst
-from convpool.summary import Seen, count, misread, next_steps, notes, recount, survey, time_models, totals, unmatched, with_macs
+from convpool.summary import Seen, count, misread, next_steps, notes, recount, survey, time_models, totals, with_macs
 from convpool.types import Accumulation, Layout, Lowering, Model, Target, Upsampling
 
 

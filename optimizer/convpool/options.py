@@ -265,3 +265,9 @@ def _names(what: str, given: Iterable[str]) -> frozenset[str]:
     for name in sorted(names):
         check_choice(what, name, PASSES)
     return names
+
+
+def unmatched(patterns: Iterable[str], matched: Iterable[str]) -> list[str]:
+    """A warning for each pattern of `exclude` that matches no name."""
+    known = set(matched)
+    return [f"exclude: {name!r} matches no convolution, pooling or Concat here" for name in patterns if name not in known]

@@ -500,9 +500,3 @@ def notes(seen: Seen, sites: Sequence[SiteReport], int8: int) -> list[str]:
     if int8:
         found.append(f"TensorRT would run {int8} x a float kernel for an INT8 convolution; --target tensorrt leaves these")
     return found
-
-
-def unmatched(patterns: Iterable[str], matched: Iterable[str]) -> list[str]:
-    """A warning for each pattern of `exclude` that matches no name."""
-    known = set(matched)
-    return [f"exclude: {name!r} matches no convolution, pooling or Concat here" for name in patterns if name not in known]

@@ -260,7 +260,7 @@ def _times(array: np.ndarray, factor: float) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Given:
-    """What a comparison or a timing runs on, and how it is judged.
+    """The inputs of a comparison or a timing, and how it is judged.
 
     check: number of random input sets.  arrays: inputs in place of these, by name.  shapes: of inputs that the model leaves open.
     seed: of random numbers.  rtol, atol: in place of the default ones.  progress: called with (number, count, what is done).

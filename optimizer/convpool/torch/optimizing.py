@@ -34,9 +34,8 @@ from torch.utils.hooks import RemovableHandle
 from convpool.api import rewrite
 from convpool.errors import ModelError, OptionError
 from convpool.ir.model import load
-from convpool.options import OptimizeOptions
+from convpool.options import OptimizeOptions, unmatched
 from convpool.report import Report, SiteReport, Summary
-from convpool.summary import unmatched
 from convpool.torch.backend import Captured, PoolFirst
 from convpool.torch.ended import without_accumulation
 
