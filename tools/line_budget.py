@@ -15,10 +15,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
-    "optimizer": 25520,
+    "optimizer": 25354,
     "plugin": 17489,
-    "tests": 35926,
-    "benchmarks": 8631,
+    "tests": 35936,
+    "benchmarks": 8632,
     "tools": 952,
     "examples": 1167,
     "models": 2191,

@@ -442,6 +442,39 @@ def test_spellings_of_the_upsampling(name):
         assert not convpool.optimize(graph(other + CONV, given), target="cpu", check=0).changed
 
 
+SPREAD = "o = Unsqueeze(x, j)\ne = Tile(o, k)\nu = Reshape(e, l)\n"
+GATHERED = "a = Transpose<perm=[2,3,0,1]>(x)\nb = GatherND(a, k)\nu = Transpose<perm=[2,3,0,1]>(b)\n"
+DOUBLE, KEYS = {"w": (64, 128, 3, 3)}, ", int64[24,24,2] k"
+ALMOST = {  # nodes, constants, and inputs beside the map: what is nearly a spelling
+    "Concat of two maps": ("o = Unsqueeze(x, j)\nn = Neg(o)\ne = Concat<axis=3>(o, n)\nu = Reshape(e, l)\n", {"j": [3]}),
+    "Tile of the map": ("e = Tile(x, k)\nu = Reshape(e, l)\n", {"k": [1, 1, 2, 2]}),
+    "Tile of the batch": (SPREAD, {"k": [2, 1, 1, 2, 1, 2], "l": [2, 64, 24, 24]}),
+    "Tile in front": (SPREAD, {"j": [2, 4], "k": [1, 1, 2, 1, 2, 1]}),
+    "Tile of channels": (SPREAD, {"j": [2], "k": [1, 1, 2, 1, 1], "l": [1, 128, 12, 12], **DOUBLE}),
+    "ConvTranspose with a bias": ("u = ConvTranspose<strides=[2,2], group=64>(x, k, b)\n", {"k": ONES, "b": (64,)}),
+    "ConvTranspose of overlapping windows": (
+        "u = ConvTranspose<strides=[2,2], group=64>(x, k)\n",
+        {"k": np.ones((64, 1, 3, 3), np.float32)},
+    ),
+    "Gather of other rows": ("u = Gather<axis=2>(x, k)\n", {"k": np.arange(18) * 2 // 3}),
+    "Gather by computed indices": ("u = Gather<axis=2>(x, k)\n", {}, ", int64[24] k"),
+    "GatherND alone": ("u = GatherND(x, k)\n", {"k": np.zeros((1, 64, 4, 4, 4), np.int64)}),
+    "GatherND by computed indices": (GATHERED, {}, KEYS),
+    "GatherND, then turned": (GATHERED.replace("u = Transpose<perm=[2,3,0,1]>", "u = Transpose<perm=[2,3,1,0]>"), {"k": GRID}),
+    "Concat of channels, padded": ('c = Concat<axis=1>(x, x)\nu = Pad<mode="edge">(c, p)\n', DOUBLE),
+    "Concat of three, padded": ('c = Concat<axis=2>(x, x, x)\nu = Pad<mode="edge">(c, p)\n', {}),
+}
+
+
+@pytest.mark.parametrize("name", ALMOST)
+def test_what_is_nearly_an_upsampling_stays(name):
+    body, constants, more = (*ALMOST[name], "")[:3]
+    given = {"j": [3, 5], "l": [1, 64, 24, 24], "p": [0, 0, 1, 1, 0, 0, 1, 1], **constants}
+    conv = "y = Conv(u, w)" if "Pad" in body else CONV
+    model = graph(body + conv, given, inputs=f"float[1,64,12,12] x{more}")
+    assert not convpool.optimize(model, check=0, target="cpu", upsampling="fused").changed
+
+
 HALF = up('coordinate_transformation_mode="half_pixel", nearest_mode="floor"')
 CROP = up('coordinate_transformation_mode="tf_crop_and_resize"', "x, roi, s")
 CORNERS = up('coordinate_transformation_mode="align_corners"')
