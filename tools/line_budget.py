@@ -15,9 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
-    "optimizer": 25354,
+    "optimizer": 25357,
     "plugin": 17489,
-    "tests": 35936,
+    "tests": 35938,
     "benchmarks": 8632,
     "tools": 952,
     "examples": 1167,

@@ -244,6 +244,8 @@ def test_explain_leaves_the_module_alone_and_the_report_prints_as_a_table():
     changed(X[..., :4])
     assert str(report).splitlines()[0].split() == ["convolution", "pooling", "rewritten", "as", "multiply-adds", "after"]
     assert len(report.plans) == 2 and "rewrites  1 of 1 convolution: 18.4 k -> 4.61 k multiply-adds" in str(report)
+    _, report = optimize(Net(torch.compiler.disable(lambda m, x: m.pair(x))), X)
+    assert "captures nothing" in report.warnings[0] and not report.hints and not report.plans
 
 
 class FailsBehindACut(nn.Module):

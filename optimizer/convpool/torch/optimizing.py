@@ -205,6 +205,9 @@ class Calls:
                         self._run(*copy.deepcopy((self.module, *args)), **copy.deepcopy(kwargs))
                     except Exception as error:  # behind the place where forward is cut
                         self._judge(args, kwargs, error)
+        if not self.backend.captured and not self.report.warnings:
+            why = "TorchDynamo captures nothing of this call, which runs as it is; TORCH_LOGS=graph_breaks says why"
+            self.report.hints[:], self.report.warnings[:] = [], [why]
 
     def _judge(self, args: tuple, kwargs: dict[str, Any], error: Exception) -> None:
         """OptionError if forward fails with these inputs without TorchDynamo too; else a warning."""
