@@ -91,25 +91,10 @@ CONVPOOL_DEVICE void finish_chunk(uint32_t source, const Epilogue &e, const uint
     *reinterpret_cast<uint4 *>(static_cast<Element *>(view.y) + index) = pack_chunk<kStored<P>>(v);
 }
 
-// Bias, residual, activation of one element of Y, whose sum is v.
-template <Precision P>
-CONVPOOL_DEVICE void finish_element(float v, const Epilogue &e, const OutputView &view, int64_t index, int channel) {
-    using Element = typename Traits<P>::Element;
-    if (e.bias != nullptr) v += to_float(static_cast<const Element *>(e.bias)[channel]);
-    if (e.residual != nullptr) v += to_float(static_cast<const Element *>(e.residual)[index]);
-    static_cast<Element *>(view.y)[index] = from_float<Element>(activate(v, e));
-}
-
-// Bias, residual, activation of a run: kRunPixels pixels of one channel, whose sums lie `pitch` bytes apart. run: its number.
-template <Precision P>
-CONVPOOL_DEVICE void finish_run(uint32_t source, uint32_t pitch, int run, const Epilogue &e,
-                                const Quad<typename Traits<P>::Element> *residual, const OutputView &view, int64_t index,
-                                int channel) {
-    using Element = typename Traits<P>::Element;
+// The sums of a run: kRunPixels pixels of one channel, which lie `pitch` bytes apart. run: its number.
+CONVPOOL_DEVICE void load_run(uint32_t source, uint32_t pitch, int run, float *v) {
     static_assert(kRunPixels == 4, "a quad");
-    const float bias = e.bias != nullptr ? to_float(static_cast<const Element *>(e.bias)[channel]) : 0.f;
     // Four runs of a channel, of rows that start in one bank, each begin with another of their rows, so that they meet in none.
-    float v[4], addend[4];
     UNROLLED_FOR (int i = 0; i < 4; ++i) v[i] = load_shared_float(source + ((i + run) & 3) * pitch);
     auto exchange = [&](bool wanted, int i, int j) {
         const float first = wanted ? v[j] : v[i];
@@ -122,13 +107,6 @@ CONVPOOL_DEVICE void finish_run(uint32_t source, uint32_t pitch, int run, const 
     exchange(run & 1, 0, 3);
     exchange(run & 1, 1, 3);
     exchange(run & 1, 2, 3);
-    UNROLLED_FOR (int i = 0; i < 4; ++i) v[i] += bias;
-    if (residual != nullptr) {
-        unpack_quad(*residual, addend, Element{});
-        UNROLLED_FOR (int i = 0; i < 4; ++i) v[i] += addend[i];
-    }
-    activate_all(v, e);
-    *reinterpret_cast<Quad<Element> *>(static_cast<Element *>(view.y) + index) = pack_quad(v, Element{});
 }
 
 }  // namespace convpool

@@ -83,36 +83,25 @@ private:
     CONVPOOL_DEVICE static void finish(float (&v)[4], const Epilogue &e, const OutputView &view, int row, int channel,
                                        PixelOf pixel_of) {
         using Element = typename Traits<P>::Element;
-        using Pair = PairOf<Element>;
         if (channel >= view.m) return;
         const OutputPixel pixels[2] = {pixel_of(row), pixel_of(row + 8)};
-        if (view.vectors) {  // whole chunks of channels, so whole pairs
-            if (e.bias != nullptr) {
-                const Pair bias = *reinterpret_cast<const Pair *>(static_cast<const Element *>(e.bias) + channel);
-                UNROLLED_FOR (int i = 0; i < 4; ++i) v[i] += to_float(i % 2 == 0 ? bias.first : bias.second);
-            }
-            if (e.residual != nullptr) {
-                UNROLLED_FOR (int h = 0; h < 2; ++h) {
-                    if (!pixels[h].valid) continue;
-                    const Pair r =
-                        *reinterpret_cast<const Pair *>(static_cast<const Element *>(e.residual) + pixels[h].base + channel);
-                    v[2 * h] += to_float(r.first);
-                    v[2 * h + 1] += to_float(r.second);
-                }
-            }
-            activate_all(v, e);
-            UNROLLED_FOR (int h = 0; h < 2; ++h)
-                if (pixels[h].valid)
-                    *reinterpret_cast<Pair *>(static_cast<Element *>(view.y) + pixels[h].base +
-                                              channel) = {from_float<Element>(v[2 * h]), from_float<Element>(v[2 * h + 1])};
-        } else {
-#pragma unroll 1
-            for (int i = 0; i < 4; ++i) {
-                const OutputPixel pixel = i < 2 ? pixels[0] : pixels[1];
-                const int c = channel + i % 2;
-                const float value = i == 0 ? v[0] : i == 1 ? v[1] : i == 2 ? v[2] : v[3];  // registers have no addresses
-                if (pixel.valid && c < view.m) finish_element<P>(value, e, view, pixel.base + c * view.step, c);
-            }
+        const auto exists = [&](int i) { return pixels[i / 2].valid && channel + i % 2 < view.m; };
+        const auto place = [&](int i) { return pixels[i / 2].base + (channel + i % 2) * view.step; };
+        const Element *const bias = static_cast<const Element *>(e.bias);
+        UNROLLED_FOR (int i = 0; i < 4; ++i)
+            if (bias != nullptr) v[i] += to_float(bias[min(channel + i % 2, view.m - 1)]);
+        if (e.residual != nullptr) {
+            UNROLLED_FOR (int i = 0; i < 4; ++i)
+                if (exists(i)) v[i] += to_float(static_cast<const Element *>(e.residual)[place(i)]);
+        }
+        activate_all(v, e);
+        Element *const y = static_cast<Element *>(view.y);
+        UNROLLED_FOR (int i = 0; i < 4; ++i) {
+            if (!exists(i)) continue;
+            const Element value = from_float<Element>(v[i]);
+            if (!view.vectors) y[place(i)] = value;
+            else if (i % 2 == 0)  // whole chunks of channels, so whole pairs
+                *reinterpret_cast<PairOf<Element> *>(y + place(i)) = {value, from_float<Element>(v[i + 1])};
         }
     }
 };

@@ -10,36 +10,80 @@
 
 namespace convpool {
 
-// finish(i, index, residual) for a lane's kTimes parts of Y, of the size of a Word, that begin where place_of(i) says. Of the
-// residual four are loaded at a time, since each load waits for memory. Without one, the loop is free of what that takes: there
-// are too few warps to hide an instruction's latency.
-template <class Element, class Word, int kTimes, class PlaceOf, class Finish>
-CONVPOOL_DEVICE void store_words(const void *residual, PlaceOf place_of, Finish finish) {
+// finish(i, index, residual) for a lane's kTimes chunks of Y that begin where place_of(i) says. Of the residual four are loaded at a
+// time, since each load waits for memory. Without one, the loop is free of what that takes: there are too few warps to hide an
+// instruction's latency.
+template <class Element, int kTimes, class PlaceOf, class Finish>
+CONVPOOL_DEVICE void store_chunks(const void *residual, PlaceOf place_of, Finish finish) {
     if (residual == nullptr) {
 #pragma unroll 1
         for (int i = 0; i < kTimes; ++i) {
             const OutputPixel place = place_of(i);
-            if (place.valid) finish(i, place.base, static_cast<const Word *>(nullptr));
+            if (place.valid) finish(i, place.base, static_cast<const uint4 *>(nullptr));
         }
         return;
     }
     constexpr int kAtOnce = kTimes < 4 ? kTimes : 4;
     static_assert(kTimes % kAtOnce == 0, "whole groups");
-    Word words[kAtOnce] = {};  // the residual of the present four
+    uint4 words[kAtOnce] = {};  // the residual of the present four
 #pragma unroll 1
     for (int i = 0; i < kTimes; ++i) {
         if (i % kAtOnce == 0) {
             UNROLLED_FOR (int j = 0; j < kAtOnce; ++j) {
                 const OutputPixel place = place_of(i + j);
                 if (!place.valid) continue;
-                words[j] = *reinterpret_cast<const Word *>(static_cast<const Element *>(residual) + place.base);
+                words[j] = *reinterpret_cast<const uint4 *>(static_cast<const Element *>(residual) + place.base);
             }
         }
         const OutputPixel place = place_of(i);
         if (!place.valid) continue;
-        Word word = words[0];  // registers have no addresses
+        uint4 word = words[0];  // registers have no addresses
         UNROLLED_FOR (int j = 1; j < kAtOnce; ++j) word = i % kAtOnce == j ? words[j] : word;
         finish(i, place.base, &word);
+    }
+}
+
+// Sums, bias, residual, activation: a lane's kTimes parts of kValues pixels of one channel, kTogether at a time, so that what one part
+// waits for is hidden by the instructions of others. part_of(i, channel, v) gives a part's place and channel, and its sums to v.
+template <class Config, int kTimes, int kValues, class PartOf>
+CONVPOOL_DEVICE void store_parts(const Epilogue &e, const OutputView &view, PartOf part_of) {
+    using Element = typename Traits<Config::kPrecision>::Element;
+    using Word = std::conditional_t<kValues == 1, Element, Quad<Element>>;
+    static_assert(kValues == 1 || kValues == kRunPixels, "an element, or a run");
+    constexpr int kTogether = kRegistersLeft<Config> && kTimes % 4 == 0 ? 4 : 1;
+    const Element *const bias = static_cast<const Element *>(e.bias), *const residual = static_cast<const Element *>(e.residual);
+#pragma unroll 1
+    for (int first = 0; first < kTimes; first += kTogether) {
+        OutputPixel places[kTogether];
+        float v[kTogether * kValues], addend[kTogether] = {};
+        UNROLLED_FOR (int i = 0; i < kTogether; ++i) {
+            int channel;
+            places[i] = part_of(first + i, channel, v + i * kValues);
+            if (bias != nullptr) addend[i] = to_float(bias[min(channel, view.m - 1)]);
+        }
+        UNROLLED_FOR (int i = 0; i < kTogether; ++i)
+            UNROLLED_FOR (int j = 0; j < kValues; ++j) v[i * kValues + j] += addend[i];
+        if (residual != nullptr) {
+            Word words[kTogether] = {};
+            UNROLLED_FOR (int i = 0; i < kTogether; ++i)
+                if (places[i].valid) words[i] = *reinterpret_cast<const Word *>(residual + places[i].base);
+            UNROLLED_FOR (int i = 0; i < kTogether; ++i) {
+                float addends[4];
+                if constexpr (kValues == 1) addends[0] = to_float(words[i]);
+                else unpack_quad(words[i], addends, Element{});
+                UNROLLED_FOR (int j = 0; j < kValues; ++j) v[i * kValues + j] += addends[j];
+            }
+        }
+        activate_all(v, e);
+        UNROLLED_FOR (int i = 0; i < kTogether; ++i) {
+            Word *const to = reinterpret_cast<Word *>(static_cast<Element *>(view.y) + places[i].base);
+            if constexpr (kValues == 1) {
+                if (places[i].valid) *to = from_float<Element>(v[i]);
+            } else {
+                const float run[4] = {v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3]};
+                if (places[i].valid) *to = pack_quad(run, Element{});
+            }
+        }
     }
 }
 
@@ -113,30 +157,27 @@ CONVPOOL_DEVICE void store_rows(uint32_t source, const Epilogue &e, const Output
                 if (e.residual != nullptr && rectifies(e)) return store(Yes{}, Yes{});
             }
         }
-        store_words<Element, uint4, kTimes>(e.residual, part_of, [&](int i, int64_t index, const uint4 *residual) {
+        store_chunks<Element, kTimes>(e.residual, part_of, [&](int i, int64_t index, const uint4 *residual) {
             finish_chunk<P>(part_source(i), e, residual, view, index, channel0 + column(i));
         });
     } else if (view.runs) {  // neighbours store neighbouring runs of a channel
         constexpr int kRuns = kRows / kRunPixels;
-        auto run = [&](int i) { return (i * 32 + lane) % kRuns; };
-        auto column = [&](int i) { return (i * 32 + lane) / kRuns; };
-        store_words<Element, Quad<Element>, (kRuns * kColumns + 31) / 32>(
-            e.residual, [&](int i) { return place_of(column(i) < kColumns, run(i) * kRunPixels, column(i), view.step); },
-            [&](int i, int64_t index, const Quad<Element> *residual) {
-                finish_run<P>(source_of(run(i) * kRunPixels, column(i)), kPitch * 4, run(i), e, residual, view, index,
-                              channel0 + column(i));
-            });
+        store_parts<Config, (kRuns * kColumns + 31) / 32, kRunPixels>(e, view, [&](int i, int &channel, float *v) {
+            const int run = (i * 32 + lane) % kRuns, column = (i * 32 + lane) / kRuns;
+            channel = channel0 + column;
+            load_run(source_of(run * kRunPixels, min(column, kColumns - 1)), kPitch * 4, run, v);
+            return place_of(column < kColumns, run * kRunPixels, column, view.step);
+        });
     } else {
-#pragma unroll 1
-        for (int i = lane; i < kRows * kColumns; i += 32) {
+        static_assert(kRows * kColumns % 32 == 0, "no lane is left over");
+        store_parts<Config, kRows * kColumns / 32, 1>(e, view, [&](int i, int &channel, float *v) {
             // Lanes run along Y's memory: channels, or pixels.
-            const int row = view.step == 1 ? i / kColumns : i % kRows;
-            const int column = view.step == 1 ? i % kColumns : i / kRows;
-            const OutputPixel pixel = pixel_of(first_row + row);
-            if (pixel.valid && channel0 + column < view.m)
-                finish_element<P>(load_shared_float(source + (row * kPitch + column) * 4), e, view,
-                                  pixel.base + (channel0 + column) * view.step, channel0 + column);
-        }
+            const int at = i * 32 + lane, row = view.step == 1 ? at / kColumns : at % kRows;
+            const int column = view.step == 1 ? at % kColumns : at / kRows;
+            channel = channel0 + column;
+            *v = load_shared_float(source_of(row, column));
+            return place_of(true, row, column, view.step);
+        });
     }
 }
 
