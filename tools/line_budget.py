@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
     "optimizer": 25357,
-    "plugin": 17489,
+    "plugin": 17497,
     "tests": 35938,
     "benchmarks": 8632,
     "tools": 952,

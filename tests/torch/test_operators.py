@@ -276,12 +276,12 @@ def test_what_ends_says_so():
     torch.manual_seed(0)
     net, x = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), nn.AvgPool2d(2)), torch.randn(2, 3, 16, 16)
     window = ([2, 2], [1, 1], [1, 1, 1, 1], [1, 1], [2, 2], [0, 0, 0, 0], [1, 1], 1)
-    with pytest.warns(DeprecationWarning, match="ends with release 0.3; use backend='convpool'"):
+    with pytest.warns(DeprecationWarning, match="ends with release 0.4; use backend='convpool'"):
         options = convpool.torch.compile_options(accumulation="packed")
     rewrite = options["pre_grad_custom_pass"]
     y = torch.compile(net, backend=lambda graph, example: rewrite(graph.graph) or graph.recompile() or graph.forward)(x)
     assert [site.status for report in rewrite.reports for site in report.sites] == ["rewritten"]
-    with pytest.warns(DeprecationWarning, match="ends with release 0.3; it does nothing"), convpool.torch.constant_weights():
+    with pytest.warns(DeprecationWarning, match="ends with release 0.4; it does nothing"), convpool.torch.constant_weights():
         torch.testing.assert_close(y, net(x), rtol=1e-5, atol=1e-5)
     for call in (
         lambda: fused(x, net[0].weight, net[0].bias, accumulation="packed"),
@@ -289,7 +289,7 @@ def test_what_ends_says_so():
         lambda: optimize(net, x, accumulation="packed")[0](x),
         lambda: convpool.torch.pooled_conv(x, net[0].weight, net[0].bias, *window, 0, 0.0, 1),
     ):
-        with pytest.warns(DeprecationWarning, match="ends with release 0.3"):
+        with pytest.warns(DeprecationWarning, match="ends with release 0.4"):
             torch.testing.assert_close(call(), net(x), rtol=1e-5, atol=1e-5)
     with pytest.warns(DeprecationWarning, match="an epilogue of pooled_conv"):
         leaky = convpool.torch.pooled_conv(x, net[0].weight, net[0].bias, *window, 2, 0.1)

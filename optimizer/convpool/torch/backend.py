@@ -265,6 +265,6 @@ class InductorPass(CustomGraphPass):
 
 @without_accumulation
 def compile_options() -> dict[str, Any]:
-    """Options for torch.compile, by which inductor rewrites the pairs that it captures.  Ends with release 0.3."""
+    """Options for torch.compile, by which inductor rewrites the pairs that it captures.  Ends with release 0.4."""
     warn("compile_options", "use backend='convpool' with options={'inner': 'inductor'}")
     return {"pre_grad_custom_pass": InductorPass()}

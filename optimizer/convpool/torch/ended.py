@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ends with release 0.3, with a warning until then: `constant_weights` and the argument `accumulation`."""
+"""What ends with release 0.4, with a warning until then: `constant_weights` and the argument `accumulation`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 def warn(what: str, instead: str) -> None:
     """Say that a name ends, and what to write, to the caller of who calls this."""
-    warnings.warn(f"{what} ends with release 0.3; {instead}", DeprecationWarning, stacklevel=3)
+    warnings.warn(f"{what} ends with release 0.4; {instead}", DeprecationWarning, stacklevel=3)
 
 
 def without_accumulation(function: Callable) -> Callable:
@@ -31,5 +31,5 @@ def without_accumulation(function: Callable) -> Callable:
 @contextlib.contextmanager
 def constant_weights() -> Iterator[None]:
     """A context that does nothing any more: weights are transformed in each call."""
-    warnings.warn("constant_weights ends with release 0.3; it does nothing, leave it out", DeprecationWarning, stacklevel=4)
+    warnings.warn("constant_weights ends with release 0.4; it does nothing, leave it out", DeprecationWarning, stacklevel=4)
     yield
