@@ -193,7 +193,8 @@ def optimize(
     original = load(model, None if base_dir is None else Path(base_dir))
     loaded, shapes = with_fixed(original, fix_shapes or {}, input_shapes or {})
     options = replace(options, accumulation=accumulation, upsampling=upsampling)
-    sizes = tensor_shapes(loaded, shapes, evaluate) if autotune or "plain_conv" in options.passes else {}
+    sized = autotune or "plain_conv" in options.passes or "tensorrt" in options.devices
+    sizes = tensor_shapes(loaded, shapes, evaluate) if sized else {}
     given = Given(max(check, 1), arrays, shapes, seed, rtol, atol, progress)
     given.maker(loaded.proto)  # before any work too
     result = rewrite(loaded, options, sizes, Tuner(seed, progress) if autotune else None, in_reach(loaded, options))

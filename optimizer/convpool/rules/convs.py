@@ -221,6 +221,8 @@ def conv_leaf(scope: Scope, index: int, rank: int) -> ConvLeaf | Reject:
     kernel = tuple(values.get("kernel_shape") or (weight_shape[2:] if weight_shape else ()))
     if len(kernel) != rank or not all(isinstance(dim, int) for dim in kernel):
         return reject(scope, index, "shape of the weights", weight_shape, f"a static kernel with {rank} axes")
+    if weight_shape is not None and 0 in weight_shape:
+        return reject(scope, index, "shape of the weights", list(weight_shape), "at least one number")
     values["kernel_shape"] = kernel
     if (wrong := malformed(scope, index, values, rank)) is not None:
         return wrong

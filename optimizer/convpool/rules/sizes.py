@@ -19,7 +19,7 @@ Casts to floating point and back, and rounding, do not change what is a whole nu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -98,11 +98,11 @@ def scales_of(scope: Scope, index: int, rank: int, depth: int = 0) -> tuple[Frac
     found: list[Fraction | None] = []
     name = inputs[0] if scope.opset < 11 else inputs[1]
     if "scales" in values:
-        found = [Fraction(float(scale)) for scale in values["scales"]]
+        found = _fractions(values["scales"])
     elif name and (constant := scope.constant(name)) is None:
         return reject(scope, index, "scales", "a computed tensor", "a constant")
     elif name and constant is not None and constant.array().size:
-        found = [Fraction(float(scale)) for scale in constant.array().reshape(-1)]
+        found = _fractions(constant.array().reshape(-1))
     elif inputs[2]:
         sizes = size_terms(scope, inputs[2], depth)
         if sizes is None:
@@ -112,6 +112,10 @@ def scales_of(scope: Scope, index: int, rank: int, depth: int = 0) -> tuple[Frac
         return reject(scope, index, "scales", len(found), f"{len(axes)} numbers")
     full = dict(zip(axes, found, strict=True))
     return tuple(full.get(axis, Fraction(1)) for axis in range(rank + 2))
+
+
+def _fractions(numbers: Iterable[float]) -> list[Fraction | None]:
+    return [Fraction(float(number)) if np.isfinite(number) else None for number in numbers]
 
 
 def _ratio(scope: Scope, term: Term, x: str, axis: int, depth: int = 0) -> Fraction | None:

@@ -279,6 +279,17 @@ def test_groups_that_tensorrt_has_no_kernel_for_stay_there(m, c, group):
     assert sites[0].lowering or f"got [{c}, {m // group}], expected the same power of two" in sites[0].reason
 
 
+@pytest.mark.parametrize("disable", [(), "plain_conv"])
+@pytest.mark.parametrize(("batch", "given", "taken"), [("N", 8, 1), ("N", 4, 0), ("N", 0, 0), ("8", 0, 1), ("0", 0, 0)])
+def test_images_on_three_axes_count_in_tensorrt_as_a_caller_gives_them(batch, given, taken, disable):
+    body = f"h = Conv<pads=[1,1,1,1,1,1]>(x, w)\ny = {POOL.replace('2,2', '2,2,2')}(h)"
+    inputs, outputs = f"float[{batch},16,16,16,16] x", "float[a,b,c,d,e] y"
+    model = graph(body, {"w": (16, 16, 3, 3, 3)}, inputs=inputs, outputs=outputs)
+    shapes = {"x": [given, 16, 16, 16, 16]} if given else {}
+    found = convpool.optimize(model, check=0, target="tensorrt", input_shapes=shapes, disable=disable).report.sites[0]
+    assert found.lowering == "fused" if taken else "of all images; got" in found.reason
+
+
 @pytest.mark.parametrize(("window", "pairs"), [([8, 8], 1), ([5, 13], 0)], ids=["64", "65"])
 def test_fuse_pool_conv_takes_windows_of_at_most_64_elements(window, pairs):
     pool = f"AveragePool<kernel_shape={window}, strides={window}>"

@@ -126,6 +126,11 @@ CASES: dict[str, tuple] = {  # nodes, the reason, and what `graph_of` and `optim
         "Conv 'h': mean over a feature map; got unknown sizes, expected static sizes, or a 1x1 Conv",
         {"w": (32, 16, 1, 1), **OPEN, "lowering": "fused"},
     ),
+    "weights without a number": (
+        "h = Conv(x, w)\n" + POOL,
+        "Conv 'h': shape of the weights; got [0, 16, 3, 3], expected at least one number",
+        {"w": np.ones((0, 16, 3, 3), np.float32)},
+    ),
     # rules/pool_first/rule.py
     "saves nothing": (
         CONV + "y = AveragePool<kernel_shape=[2,2]>(h)",

@@ -260,8 +260,8 @@ def _lowering(plan: PairPlan, leaf: convs.ConvLeaf, name: str, context: Context)
     found = forms.lower(leaf.layer, spec, name, obstacles)
     if isinstance(found, Refusal):
         return rejection(scope, leaf.node, found)
-    sizes = scope.known_sizes(leaf.input)
-    images = sizes[0] if sizes and sizes[0] else 1
+    shapes = (scope.info(leaf.input).shape, context.sizes.get(leaf.input))
+    images = next((shape[0] for shape in shapes if shape and isinstance(shape[0], int) and shape[0] > 0), 1)
     if spec is not None and (slow := _against_gpu(leaf, found, spec, images, context.options)) is not None:
         return rejection(scope, leaf.node, slow)
     if found.pool is not None and (merged := _pad_in_front(scope, leaf, found.pool, obstacles.miscounts)) is not None:
