@@ -321,9 +321,9 @@ KEPT = {
     "several, or a sum": net(joined, 7),
     "tensor changed in place": net(changed_between),
     None: conv(up=nn.Upsample(scale_factor=1.5)),
-    "": conv(up=nn.Upsample(scale_factor=2, mode="bilinear")),
+    "resampling": conv(up=nn.Upsample(scale_factor=2, mode="bilinear")),
 }
-"""The words of the reason, None or "" where nothing is resampled by whole factors."""
+"""The words of the reason, None where nothing is resampled by whole factors."""
 BETWEEN = {"BatchNorm, ReLU": (nn.BatchNorm2d(4), nn.ReLU()), "Dropout": (nn.Dropout(0.5),)}
 REWRITTEN |= {f"{name} in evaluation": conv(*layers).eval() for name, layers in BETWEEN.items()}
 

@@ -127,6 +127,7 @@ FORWARDS = {
     "the type it has": (lambda m, x: F.avg_pool2d(m.c(x).to(x.dtype).clone().type_as(x), 2), 1),
     "Dropout between": (lambda m, x: F.avg_pool2d(F.dropout(m.c(x), 0.5), 2), 0),
     "slices": (lambda m, x: F.avg_pool2d(m.c(x)[:, ::2], 2).view(len(x), -1)[:, :4] + m.c(x)[:, ::2].mean((2, 3)), 2),
+    "half by a linear resize": (lambda m, x: F.interpolate(m.c(x), scale_factor=0.5, mode="bilinear"), 1),
     "a global": (lambda m, x: m.pair(x) * SCALE["a"], 1),
     "a map changed later, without gradients": (changed_later, 0),
 }

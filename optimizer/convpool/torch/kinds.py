@@ -352,16 +352,20 @@ def interpolate(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Transla
     before, after = shape_of(s, a["input"]), shape_of(s, node)
     need(len(before) > 2)
     pairs: list[Any] = list(zip(before[2:], after[2:], strict=True))
-    need(a["mode"] in ("nearest", "nearest-exact"))
+    nearest = a["mode"] in ("nearest", "nearest-exact")
+    need(nearest or a["mode"] in ("bilinear", "linear", "trilinear"))
     need(all(isinstance(n, int) and n for pair in pairs for n in pair))
     if a["size"] is None and not a["recompute_scale_factor"]:  # the scale itself sets where values are taken
         given = a["scale_factor"]
         wanted = given if isinstance(given, (tuple, list)) else (given,) * len(pairs)
         need(all(m == n * factor for (n, m), factor in zip(pairs, wanted, strict=True)))
-    need(not any(m % n for n, m in pairs))  # of whole factors, where all kinds of it are the same
-    scales = s.number([1, 1, *(m / n for n, m in pairs)], "float32")
-    values = dict[str, Any](mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor")
-    return one("Resize", node, a["input"], "", scales, **values)
+    if nearest:  # of whole factors, where all kinds of it are the same
+        need(not any(m % n for n, m in pairs))
+        values = dict[str, Any](mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor")
+    else:
+        coordinates = "align_corners" if a["align_corners"] else "half_pixel"
+        values = dict(mode="linear", coordinate_transformation_mode=coordinates, antialias=int(a["antialias"]))
+    return one("Resize", node, a["input"], "", s.number([1, 1, *(m / n for n, m in pairs)], "float32"), **values)
 
 
 def same(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Translated:
