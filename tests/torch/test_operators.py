@@ -4,9 +4,11 @@ The addresses that kernels get."""
 
 import contextlib
 import copy
+import ctypes
 import functools
 import itertools
 import struct
+import types
 
 import pytest
 
@@ -261,28 +263,49 @@ def test_a_module_is_made_told_copied_and_parametrized_as_a_convolution():
 
 
 def test_kernels_get_addresses_that_are_multiples_of_16(monkeypatch):
-    """A kind of call whose launch notes what it is given."""
+    """A kind of call whose launch notes what it is given, of one axis: the library's order of its weights is another."""
     monkeypatch.setattr(kernels, "raw_stream", lambda index: 0)
-    kind, seen = object.__new__(kernels.Call), []
+    kind, seen, weight = object.__new__(kernels.Call), [], torch.arange(25.0)[1:].view(2, 3, 4)
     kind.formats, kind.device, kind.handle, kind.space = (torch.contiguous_format,) * 2, torch.device("cpu"), None, 0
-    kind.y_shape = kind.y_strides = (1, 1, 1, 1)
-    kind.copies_others = kind.copies_weight = False
-    kind.launch = lambda handle, packed, stream: seen.append(struct.unpack("@IIPPPPPPNPPPNP", packed)[2:5]) or 0
-    kind(torch.ones(17)[1:].view(1, 1, 4, 4), torch.ones(10)[1:].view(1, 1, 3, 3), torch.ones(2)[1:])
-    assert len(seen) == 1 and all(address and address % 16 == 0 for address in seen[0])
+    kind.y_shape = kind.y_strides = (1, 1, 1)
+    kind.copies_others, kind.copies_weight = False, True
+
+    def launch(handle, packed, stream):
+        seen[:] = struct.unpack("@IIPPPPPPNPPPNP", packed)[2:5]
+        assert list((ctypes.c_float * 24).from_address(seen[1])) == weight.movedim(1, -1).flatten().tolist()
+
+    kind.launch = launch
+    kind(torch.ones(49)[1:].view(1, 3, 16), weight, torch.ones(3)[1:])
+    assert len(seen) == 3 and all(address and address % 16 == 0 for address in seen)
+
+
+def test_a_plan_runs_no_bias_or_weight_that_does_not_fit(monkeypatch):
+    """They are told apart from those that a kind of call was planned for, which only launches."""
+    planned = types.SimpleNamespace(plan=types.SimpleNamespace(tactic=types.SimpleNamespace(family="fused")))
+    monkeypatch.setattr(kernels, "_calls", {})
+    monkeypatch.setattr(kernels, "Call", lambda *given: planned)
+    given, find = (drawn(2, 4, 6, 8), drawn(3, 4, 3, 3), drawn(3)), functools.partial(kernels.find, kernels.frozen(PLAIN))
+    x, weight, bias = (tensor.float() for tensor in given)
+    assert find(x, weight, bias) is planned and find(x, weight, bias[:2]) is None
+    assert find(x, weight, bias.to("meta")) is None and find(x, weight.to("meta"), bias) is None
 
 
 def test_what_ends_says_so():
     torch.manual_seed(0)
     net, x = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), nn.AvgPool2d(2)), torch.randn(2, 3, 16, 16)
     window = ([2, 2], [1, 1], [1, 1, 1, 1], [1, 1], [2, 2], [0, 0, 0, 0], [1, 1], 1)
-    with pytest.warns(DeprecationWarning, match="ends with release 0.4; use backend='convpool'"):
+    with pytest.warns(DeprecationWarning, match="ends with release 0.4") as told:
         options = convpool.torch.compile_options(accumulation="packed")
+        convpool.torch.conv_avg_pool1d(x[..., 0], net[0].weight[..., 0], pool_size=2, accumulation="packed")
     rewrite = options["pre_grad_custom_pass"]
     y = torch.compile(net, backend=lambda graph, example: rewrite(graph.graph) or graph.recompile() or graph.forward)(x)
     assert [site.status for report in rewrite.reports for site in report.sites] == ["rewritten"]
-    with pytest.warns(DeprecationWarning, match="ends with release 0.4; it does nothing"), convpool.torch.constant_weights():
+    with (
+        pytest.warns(DeprecationWarning, match="it does nothing") as last,
+        convpool.torch.constant_weights(),
+    ):
         torch.testing.assert_close(y, net(x), rtol=1e-5, atol=1e-5)
+    assert [one.filename for one in (*told, *last)] == [__file__] * 3
     for call in (
         lambda: fused(x, net[0].weight, net[0].bias, accumulation="packed"),
         lambda: convpool.torch.ConvAvgPool2d(3, 64, 3, padding=1, pool_size=2, accumulation="default").eval() and net(x),
@@ -291,6 +314,8 @@ def test_what_ends_says_so():
     ):
         with pytest.warns(DeprecationWarning, match="ends with release 0.4"):
             torch.testing.assert_close(call(), net(x), rtol=1e-5, atol=1e-5)
+    call = torch.compile(lambda x: fused(x, net[0].weight, net[0].bias, accumulation="packed"), backend="eager", fullgraph=True)
+    torch.testing.assert_close(call(x), net(x), rtol=1e-5, atol=1e-5)
     with pytest.warns(DeprecationWarning, match="an epilogue of pooled_conv"):
         leaky = convpool.torch.pooled_conv(x, net[0].weight, net[0].bias, *window, 2, 0.1)
     torch.testing.assert_close(leaky, F.leaky_relu(net(x), 0.1), rtol=1e-5, atol=1e-5)

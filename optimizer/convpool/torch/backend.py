@@ -27,7 +27,7 @@ from convpool.options import OptimizeOptions
 from convpool.report import Report
 from convpool.torch import eager, spectral
 from convpool.torch.changes import changed_inputs, is_of_module, value_of
-from convpool.torch.ended import warn, without_accumulation
+from convpool.torch.ended import warn
 from convpool.torch.plan import Unmapped, plan
 
 
@@ -263,8 +263,7 @@ class InductorPass(CustomGraphPass):
         return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
-@without_accumulation
-def compile_options() -> dict[str, Any]:
+def compile_options(*, accumulation: Any = None) -> dict[str, Any]:
     """Options for torch.compile, by which inductor rewrites the pairs that it captures.  Ends with release 0.4."""
     warn("compile_options", "use backend='convpool' with options={'inner': 'inductor'}")
     return {"pre_grad_custom_pass": InductorPass()}

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ends with release 0.4, with a warning until then: `constant_weights` and the argument `accumulation`."""
+"""What ends with release 0.4, with a warning until then: `constant_weights` and the argument `accumulation`.
+
+torch.compile, which cannot follow a warning into one graph, follows these calls without it.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,13 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 
-def warn(what: str, instead: str) -> None:
-    """Say that a name ends, and what to write, to the caller of who calls this."""
-    warnings.warn(f"{what} ends with release 0.4; {instead}", DeprecationWarning, stacklevel=3)
+
+def warn(what: str, instead: str, level: int = 3) -> None:
+    """Say that a name ends, and what to write, to the caller of who calls this.  level: of another one, as warnings count."""
+    if not torch.compiler.is_compiling():
+        warnings.warn(f"{what} ends with release 0.4; {instead}", DeprecationWarning, stacklevel=level)
 
 
 def without_accumulation(function: Callable) -> Callable:
@@ -31,5 +37,5 @@ def without_accumulation(function: Callable) -> Callable:
 @contextlib.contextmanager
 def constant_weights() -> Iterator[None]:
     """A context that does nothing any more: weights are transformed in each call."""
-    warnings.warn("constant_weights ends with release 0.4; it does nothing, leave it out", DeprecationWarning, stacklevel=4)
+    warn("constant_weights", "it does nothing, leave it out", level=4)
     yield

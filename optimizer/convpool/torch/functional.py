@@ -115,6 +115,7 @@ def conv_avg_pool(rank: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.
     return pooled_conv_of((x, weight, bias), first)
 
 
+@without_accumulation
 def conv_avg_pool1d(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, **arguments: Any) -> torch.Tensor:
     """`conv_avg_pool2d` of one axis, by its keywords: x [N, C, L] or [C, L], weight [M, C/groups, k]."""
     return conv_avg_pool2d(x, weight, bias, _rank=1, **arguments)
@@ -154,6 +155,7 @@ def conv_avg_pool2d(
     return conv_avg_pool(_rank, x, weight, bias, stride, padding, dilation, groups, *pooling)
 
 
+@without_accumulation
 def conv_avg_pool3d(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, **arguments: Any) -> torch.Tensor:
     """`conv_avg_pool2d` of three axes, by its keywords: x [N, C, D, H, W] or [C, D, H, W], weight [M, C/groups, kd, kh, kw]."""
     return conv_avg_pool2d(x, weight, bias, _rank=3, **arguments)

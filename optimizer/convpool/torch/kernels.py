@@ -148,7 +148,8 @@ class Call:
             weight = library_weight(weight)
         x_at, w_at, b_at = x.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr()
         if (x_at | w_at | b_at) & 15:  # kernels read 16 bytes at a time; copies are aligned
-            return self(x.clone(), weight.clone() if w_at & 15 else weight, None if bias is None else bias.clone())
+            x, weight, bias = (t.clone() if t is not None and t.data_ptr() & 15 else t for t in (x, weight, bias))
+            x_at, w_at, b_at = x.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr()
         y = torch.empty_strided(self.y_shape, self.y_strides, dtype=x.dtype, device=self.device)
         space_at = 0
         if self.space:
@@ -167,8 +168,8 @@ def find(geometry: tuple, x: torch.Tensor, weight: torch.Tensor, bias: Any) -> C
     geometry: the operator's arguments behind the tensors, as tuples; of an upsampled convolution the factors and the pads.  x's
     device is the current one.
     """
-    of_bias, casts = bias is None or (bias.dtype, bias.stride()), x.dtype == torch.float32 and allows_tf32()
-    of_weight = weight.shape, weight.stride(), weight.dtype
+    of_bias = bias is None or (bias.shape, bias.stride(), bias.dtype, bias.device)
+    of_weight, casts = (weight.shape, weight.stride(), weight.dtype, weight.device), x.dtype == torch.float32 and allows_tf32()
     key = (x.shape, x.stride(), x.dtype, x.device, of_weight, of_bias, geometry, casts)
     call = _calls.get(key, _NEW)
     if call is _NEW:
