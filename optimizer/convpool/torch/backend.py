@@ -258,7 +258,7 @@ class InductorPass(CustomGraphPass):
         self.reports += seen.reports
 
     def uuid(self) -> Any:
-        """What inductor's cache of compiled graphs tells this pass by: the package's files."""
+        """A digest of the package's files, by which inductor's cache tells this pass from another."""
         files = sorted(Path(__file__).parents[1].rglob("*.py"))
         return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 

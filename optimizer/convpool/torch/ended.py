@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ends with release 0.4, with a warning until then: `constant_weights` and the argument `accumulation`.
+"""The names that end with release 0.4, with a warning until then: `constant_weights` and the argument `accumulation`.
 
 torch.compile, which cannot follow a warning into one graph, follows these calls without it.
 """

@@ -66,12 +66,12 @@ def library_is_there() -> bool:
 
 
 def allows_tf32() -> bool:
-    """Whether PyTorch multiplies float32 in TF32 in convolutions."""
+    """True where PyTorch multiplies float32 in TF32 in convolutions."""
     return _fp32_precision("cuda", "conv") == "tf32" if _fp32_precision is not None else torch.backends.cudnn.allow_tf32
 
 
 def _fits(tensors: Tensors, geometry: tuple) -> bool:
-    """Whether the library may be asked: PyTorch's operators refuse the rest, or do it."""
+    """True where the library may be asked: PyTorch's operators refuse the rest, or do it."""
     x, weight, bias = tensors
     groups, rank = geometry[7] if len(geometry) > 2 else 1, x.dim() - 2
     if groups != 1 or not 1 <= rank <= 2 or 0 in x.shape or 0 in weight.shape or weight.shape[1:2] != x.shape[1:2]:
@@ -191,7 +191,7 @@ def by_plan(tensors: Sequence[Any], geometry: tuple) -> torch.Tensor | None:
 
 
 def pooled_conv(*inputs: Any) -> torch.Tensor:
-    """As `plain.pooled_conv`."""
+    """Run `plain.pooled_conv`."""
     y = by_plan(inputs[:3], frozen(inputs[3:]))
     return plain.pooled_conv(*inputs, mean=box_mean) if y is None else y
 

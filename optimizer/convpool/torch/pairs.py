@@ -307,7 +307,7 @@ def convolved(
 
 
 def suits(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether the library runs a convolution without the pass that PyTorch adds a bias in."""
+    """True where the library runs a convolution without the pass in which PyTorch adds a bias."""
     if x.dtype not in (torch.float16, torch.bfloat16) or x.dtype != weight.dtype or x.shape[1] != weight.shape[1]:
         return False
     return x.dim() == 4 and plain.memory_format(x) == torch.channels_last and kernels.library_is_there()
