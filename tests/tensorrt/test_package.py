@@ -249,6 +249,7 @@ def test_convolutions_that_the_plugin_takes_on_a_gpu_that_is_unknown(monkeypatch
         (90, "8.6.1", True, "wgan_gp", "convavgpool"),
         (90, "8.6.1", True, "stargan_v2_small", "convavgpool"),  # TensorRT keeps the last convolution
         (90, "8.6.1", True, "densenet_small", "fused"),  # and here most of them
+        (90, "8.6.1", True, "darknet19", "fused"),  # and here a third, but the plugin would have only one pair
         (90, "8.6.1", False, "wgan_gp", "fused"),
         (90, "10.0.0", True, "wgan_gp", "fused"),
         (89, "8.6.1", True, "wgan_gp", "fused"),

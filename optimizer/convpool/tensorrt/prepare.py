@@ -32,7 +32,7 @@ from convpool.ir.files import self_contained
 from convpool.ir.inference import infer_shapes, mark_layers
 from convpool.ir.inlining import inlined
 from convpool.ir.model import TYPE_ATTRIBUTES, LoadedModel, feeds, fitting
-from convpool.ir.protos import all_nodes, graphs_within, is_op, refill
+from convpool.ir.protos import all_nodes, graphs_within, is_op, known_attributes, refill
 from convpool.options import OptimizeOptions
 from convpool.tensorrt.build_options import HALF_PRECISIONS, BuildOptions, Profile
 from convpool.tensorrt.package import STRONGLY_TYPED_SINCE, parser_major, tensorrt_module
@@ -231,9 +231,10 @@ def _cast_ends(graph: GraphProto, kind: int) -> None:
 def default_lowering(model: LoadedModel, options: BuildOptions, trt: ModuleType | None = None) -> str:
     """The lowering where none is asked for: "convavgpool" with the plugin, "auto" without it.
 
-    In "tf32" with the plugin it is "fused", unless the plugin runs at least half of the convolutions.  TensorRT 8.6 keeps
-    float tensors channels first around convolutions of its own.  Between those, fused convolutions of 3x3 pairs are as fast as
-    the plugin, or faster: docs/decisions/016.  1x1 pairs have no fused form that saves anything, so they stay as they are.
+    In "tf32" with the plugin it is "fused", unless the pairs and upsampled convolutions on the plugin are as many as the
+    convolutions that TensorRT keeps.  TensorRT 8.6 keeps float tensors channels first around convolutions of its own.  Between
+    those, fused convolutions of 3x3 pairs are about as fast as the plugin, and plain convolutions are slower on it:
+    docs/decisions/016.  1x1 pairs have no fused form that saves anything, so they stay as they are.
     """
     if not options.plugin:
         return "auto"
@@ -245,7 +246,13 @@ def default_lowering(model: LoadedModel, options: BuildOptions, trt: ModuleType 
     made = lowered(model, "convavgpool", **optimize_keywords(options, trt))
     nodes = list(all_nodes(made.graph))
     left = sum(is_op(node, "Conv", "ConvTranspose") for node in nodes)
-    return "convavgpool" if left <= sum(map(is_plugin_node, nodes)) else "fused"
+    saving = sum(is_plugin_node(node) and not _is_plain_conv(node) for node in nodes)
+    return "convavgpool" if left <= saving else "fused"
+
+
+def _is_plain_conv(node: NodeProto) -> bool:
+    sizes = (known_attributes(node) or {}).get("pool_kernel_shape")
+    return isinstance(sizes, list) and all(size == 1 for size in sizes)
 
 
 def offloaded_convs(options: BuildOptions, trt: ModuleType | None = None) -> dict[str, bool]:
