@@ -218,7 +218,8 @@ def _adjoint(weights: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], kep
         with torch.cuda.device(weights[0].device):
             return _adjoint(weights, grads, kept, places)
     made, at = [torch.empty_like(weight) for weight in weights], kept.data_ptr()
-    dy = [_as_weight(grad, weight) for grad, weight in zip(grads, weights, strict=True)]
+    dy = [grad.contiguous(memory_format=plain.memory_format(w)) for grad, w in zip(grads, weights, strict=True)]
+    dy = [grad.clone() if grad.data_ptr() & 15 else grad for grad in dy]  # kernels read 16 bytes at a time
     each = zip(weights, places, made, dy, strict=True)
     packed = [_packed(weight, at + 4 * place, out, dy=grad.data_ptr()) for weight, place, out, grad in each]
     shares = sum(-(-grad.numel() // spectral_norm.SHARE) for grad in dy)
@@ -261,29 +262,21 @@ class _Normalize(torch.autograd.Function):
         return None, None, None, None, *made
 
 
-def _as_weight(grad: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """The gradient as the weight lies in memory, and aligned."""
-    grad = grad.contiguous(memory_format=plain.memory_format(weight))
-    return grad.clone() if grad.data_ptr() & 15 else grad
-
-
 def _plain_adjoint(
     weights: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], kept: torch.Tensor, places: Sequence[int]
 ) -> list[torch.Tensor]:
     """`_adjoint` in operators that have derivatives."""
-    return [_differentiable(w, grad, kept[place:]) for w, grad, place in zip(weights, grads, places, strict=True)]
-
-
-def _differentiable(weight: torch.Tensor, grad: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-    """The gradient at a weight, whose vectors are the first of those that are kept."""
-    m, c, taps = _sizes(weight)
-    u, v = kept[:m], kept[m : m + c * taps]
-    if not weight.is_contiguous():
-        v = v.view(taps, c).t().reshape(-1)
-    matrix, dy, both = weight.flatten(1).float(), grad.flatten(1).float(), u[:, None] * v
-    sigma = (matrix * both).sum()
-    d_matrix = (dy - (dy * matrix).sum() / sigma * both) / sigma
-    return d_matrix.to(weight.dtype).view(weight.shape)
+    made = []
+    for weight, grad, place in zip(weights, grads, places, strict=True):
+        m, c, taps = _sizes(weight)
+        u, v = kept[place : place + m], kept[place + m : place + m + c * taps]
+        if not weight.is_contiguous():
+            v = v.view(taps, c).t().reshape(-1)
+        matrix, dy, both = weight.flatten(1).float(), grad.flatten(1).float(), u[:, None] * v
+        sigma = (matrix * both).sum()
+        d_matrix = (dy - (dy * matrix).sum() / sigma * both) / sigma
+        made.append(d_matrix.to(weight.dtype).view(weight.shape))
+    return made
 
 
 # ---- operators, for compilers ----
