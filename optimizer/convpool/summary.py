@@ -19,7 +19,7 @@ import os
 import re
 import shlex
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -308,20 +308,23 @@ def next_steps(
 
 def _preparing(
     report: Report, model: LoadedModel, options: OptimizeOptions, sizes: dict[str, list[int]], rewrite: Rewrite
-) -> Iterator[str]:
-    """The least that has more pairs rewritten: constants folded, sizes fixed, or both."""
+) -> list[str]:
+    """The least that has more pairs rewritten: constants folded, sizes fixed, or both.  Sizes alone have no more than both."""
     folding = replace(options, passes=options.passes | {"fold"})
-    for shapes, tried in (({}, folding), (sizes, options), (sizes, folding)):
-        if not shapes and tried is options:
-            continue
+
+    def step(shapes: dict[str, list[int]], tried: OptimizeOptions) -> list[str]:
         with suppress(ModelError):
             fixed = load(with_sizes(model.proto, shapes), model.base_dir) if shapes else model
             more = rewrite(fixed, tried) - report.summary.rewritten
             if more > 0:
                 what = "with sizes that are fixed (put yours)" if shapes else "with constants folded"
                 given = [_asked(report, tried), "--fold" if tried is folding else "", _words("--fix-shape", shapes)]
-                yield f"{more} more {what}: convpool optimize {name_of(model)} {' '.join(filter(None, given))}"
-                return
+                return [f"{more} more {what}: convpool optimize {name_of(model)} {' '.join(filter(None, given))}"]
+        return []
+
+    folded = step({}, folding)
+    both = step(sizes, folding) if sizes and not folded else []
+    return folded or both and (step(sizes, options) or both)
 
 
 def _asked(report: Report, tried: OptimizeOptions) -> str:
