@@ -218,8 +218,7 @@ def _adjoint(weights: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], kep
         with torch.cuda.device(weights[0].device):
             return _adjoint(weights, grads, kept, places)
     made, at = [torch.empty_like(weight) for weight in weights], kept.data_ptr()
-    dy = [grad.contiguous(memory_format=plain.memory_format(w)) for grad, w in zip(grads, weights, strict=True)]
-    dy = [grad.clone() if grad.data_ptr() & 15 else grad for grad in dy]  # kernels read 16 bytes at a time
+    dy = [_as_weight(grad, weight) for grad, weight in zip(grads, weights, strict=True)]
     each = zip(weights, places, made, dy, strict=True)
     packed = [_packed(weight, at + 4 * place, out, dy=grad.data_ptr()) for weight, place, out, grad in each]
     shares = sum(-(-grad.numel() // spectral_norm.SHARE) for grad in dy)
@@ -260,6 +259,12 @@ class _Normalize(torch.autograd.Function):
         for n, found in zip(wanted, run(*given) if wanted else (), strict=True):
             made[n] = found
         return None, None, None, None, *made
+
+
+def _as_weight(grad: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The gradient as the weight lies in memory, and aligned."""
+    grad = grad.contiguous(memory_format=plain.memory_format(weight))
+    return grad.clone() if grad.data_ptr() & 15 else grad
 
 
 def _plain_adjoint(
