@@ -15,7 +15,7 @@ from convpool.algebra.expand import FORMS
 from convpool.algebra.geometry import REQUESTS
 from convpool.api import OptimizeResult, optimize
 from convpool.cli import group
-from convpool.cli.group import SHAPE, NamedShape, SectionedCommand, complete_file, load_model, write_report
+from convpool.cli.group import SHAPE, NamedShape
 from convpool.cli.table import make_console, show
 from convpool.errors import OptionError, OutputError, VerificationError
 from convpool.ir import schema
@@ -108,7 +108,7 @@ EXAMPLES = (
 @click.option(
     "--input-shape",
     "shapes",
-    **group.SHAPE,
+    **SHAPE,
     help="Shape of an input with dynamic sizes, for the check, for times and for plain_conv. Repeat it for more "
     "inputs. The sizes stay dynamic in the result.",
 )
@@ -122,7 +122,7 @@ EXAMPLES = (
 @click.option(
     "--fix-shape",
     "fix_shapes",
-    **group.SHAPE,
+    **SHAPE,
     help="Give an input with dynamic sizes this shape in the result. Repeat it for more inputs. Sizes of the same name in other "
     "inputs are fixed too.",
 )
@@ -170,7 +170,7 @@ def command(
     skip_unchanged: bool,
     no_check: bool,
     check: int,
-    shapes: tuple[group.NamedShape, ...],
+    shapes: tuple[NamedShape, ...],
     domain: str,
     **options: Any,
 ) -> None:
@@ -284,10 +284,10 @@ def _write(result: OptimizeResult, out: Path | None, external_data: Layout) -> l
 
 @click.command(
     "inspect",
-    cls=SectionedCommand,
+    cls=group.SectionedCommand,
     examples=("convpool inspect model.onnx", "convpool inspect model.onnx --input-shape image:1x3x224x224 -v"),
 )
-@click.argument("model", shell_complete=complete_file)
+@click.argument("model", shell_complete=group.complete_file)
 @click.option(
     "--target", type=click.Choice(tuple(TARGETS)), default="any", show_default=True, help="What the result would be for."
 )
@@ -310,7 +310,7 @@ def inspect_command(
       0  done, whether MODEL gains or not
       2  unusable model or option
     """
-    loaded = load_model(model)
+    loaded = group.load_model(model)
     if report_path and report_path != "-":
         check_output(Path(report_path), {"the model itself": [Path(model)], "weights of the model": loaded.weight_files})
     report = optimize(loaded, target=target, lowering=lowering, check=0, input_shapes=dict(shapes)).report
@@ -320,5 +320,5 @@ def inspect_command(
             f"in onnxruntime on a GPU: convpool optimize {name_of(loaded)} --target cuda",
             f"in TensorRT: convpool build {name_of(loaded)} -o {name_of(loaded, '.engine')}",
         ]
-    write_report(report_path, report.to_json())
+    group.write_report(report_path, report.to_json())
     show(report, make_console(stderr=report_path == "-"), verbose=verbose, preview=True)
