@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-
+// Launching a kernel: its parameters from problem and tensors, and the driver's functions that it needs.
 #include <cudaTypedefs.h>
 
 #include "core/plan.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-
+// Pointers that a launch takes, and what is told of it: the log of plans, ranges in a profiler.
 #include <cctype>
 #include <cstdio>
 #include <cstdlib>

@@ -92,7 +92,6 @@ int32_t tuned_tactic(const Problem &problem, const Device &device);
 // Why the file that CONVPOOL_TUNED names, or a row of it, is not used; empty if it is, or if there is none.
 const std::string &tuned_error();
 
-// Functions of the CUDA driver, found through the runtime, so that the library needs no libcuda to load.
 // Where in an image windows start, along rows and along columns: from `lower` on in steps of `strides`, before the image's
 // size + `upper`. TMA's im2col mode walks over them, and on to the next image.
 struct Im2colBox {
@@ -100,6 +99,7 @@ struct Im2colBox {
     uint32_t strides[2];
 };
 
+// Functions of the CUDA driver, found through the runtime, so that the library needs no libcuda to load.
 // A tensor of `rank` dimensions, the innermost first; strides[i] is that of dimension i + 1. Strides and `swizzle` (0, 64 or
 // 128) are in bytes.
 // `operand`: what is copied goes to the tensor cores as it is, and so is rounded to TF32 if that is the precision.

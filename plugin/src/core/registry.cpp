@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The families, and what they say of tactics together.
+// The families, their tactics and plans, and the devices that run them (core/tactic.h).
 
 #include <algorithm>
 #include <cstdlib>
