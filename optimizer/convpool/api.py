@@ -197,7 +197,8 @@ def optimize(
     sizes = tensor_shapes(loaded, shapes, evaluate) if sized else {}
     given = Given(max(check, 1), arrays, shapes, seed, rtol, atol, progress)
     given.maker(loaded.proto)  # before any work too
-    result = rewrite(loaded, options, sizes, Tuner(seed, progress) if autotune else None, in_reach(loaded, options))
+    start = in_reach(loaded, options)  # a form of the model in which more pairs are seen, if there is one
+    result = rewrite(loaded, options, sizes, Tuner(seed, progress) if autotune else None, start)
     report = result.report
     report.options |= {"target": target, "seed": seed, "fix_shapes": {n: list(s) for n, s in (fix_shapes or {}).items()}}
     report.changed = result.changed = result.changed or loaded is not original
@@ -216,7 +217,7 @@ def optimize(
 
 
 def _pairs(model: LoadedModel, options: OptimizeOptions) -> int:
-    """How many sites of a model are rewritten."""
+    """How many sites of a model are rewritten; `next_steps` asks this of changes that it may name."""
     return rewrite(model, options, {}, reached=in_reach(model, options)).report.summary.rewritten
 
 
@@ -241,7 +242,7 @@ def rewrite(
     tuner: Tuner | None = None,
     reached: Reached | None = None,
 ) -> OptimizeResult:
-    """`optimize` without its check.  sizes: see `Context`.  reached: the original in another form."""
+    """`optimize` without its check.  sizes: see `Context`.  reached: where it starts, of `in_reach`; default the original."""
     reached = reached or Reached(original)
     result = LoadedModel(deepcopy(reached.model.proto), original.base_dir, 0, path=original.path, data_files=original.data_files)
     moved = options.lowering != "convavgpool" and schema.move_back(result.proto)

@@ -176,15 +176,15 @@ def _rules_of(target: str) -> frozenset[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target:
+class Preset:
     """The rules that run, the lowering asked for, and what stands for the operator where the plugin has no fast kernel.
 
     passes: names of rules.  lowering: one of `algebra.geometry.REQUESTS`.
     direct_without_kernel: whether AveragePool and Conv may, if they cost less than one fused convolution.  TensorRT 8.6 is slower
     with them where a convolution has groups, and in 3-D slower than with the original.  keep_int8: leave convolutions behind
     DequantizeLinear, which TensorRT runs in INT8; any rewrite would make float kernels of them.
-    metadata: what a changed model gets in its metadata_props, so that it says what it is for.  devices: where a convolution
-    beside a resampling has to be faster: "cpu" by the cost model, "gpu" as was measured there, "tensorrt" as in its engines.
+    metadata: what a changed model gets in its metadata_props, so that it says what it is for.  devices: where the result has to
+    be faster, of pairs (`pool_first.rule`) and beside resamplings: "cpu" by the cost model, "gpu" and "tensorrt" as was measured.
     """
 
     passes: frozenset[str] = _rules_of("any")
@@ -196,11 +196,11 @@ class Target:
     devices: tuple[str, ...] = ("cpu", "gpu")
 
 
-TARGETS: dict[str, Target] = {
-    "any": Target(),
-    "cpu": Target(passes=_rules_of("cpu"), lowering="auto", devices=("cpu",)),
-    "tensorrt": Target(passes=_rules_of("tensorrt"), direct_without_kernel=False, keep_int8=True, devices=("gpu", "tensorrt")),
-    "cuda": Target(
+TARGETS: dict[str, Preset] = {
+    "any": Preset(),
+    "cpu": Preset(passes=_rules_of("cpu"), lowering="auto", devices=("cpu",)),
+    "tensorrt": Preset(passes=_rules_of("tensorrt"), direct_without_kernel=False, keep_int8=True, devices=("gpu", "tensorrt")),
+    "cuda": Preset(
         passes=_rules_of("cuda"),
         direct_without_kernel=False,
         limits=replace(DEFAULT_LIMITS, plain_prologues=True),
@@ -211,7 +211,7 @@ TARGETS: dict[str, Target] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizeOptions(Target):
+class OptimizeOptions(Preset):
     """How a model is rewritten.
 
     exclude: glob patterns of names that stay.  pinned: nodes of the main graph that stay, by name, each with the reason.

@@ -241,9 +241,9 @@ class Pipeline:
             self.int8 += sum(is_int8(scope, index) for item in plans for index in item.plan.convolutions)
             edit = self._editor.edit(scope, max(item.plan.operator_version for item in plans))
             for item in plans:
-                edit.new_nodes = []
+                before = len(edit.new_nodes)
                 item.rule.apply(item.plan, edit)
-                outputs[id(item)] = [node.output[0] for node in edit.new_nodes if is_operator(node)]
+                outputs[id(item)] = [node.output[0] for node in edit.new_nodes[before:] if is_operator(node)]
             self._editor.commit(edit)
         for _, plans in found:
             for item in plans:

@@ -25,12 +25,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from convpool.cuda import arrays, library
-from convpool.cuda.plan import Plan, expected_kinds
+from convpool.cuda.plan import OPERANDS, Plan, expected_kinds
 from convpool.cuda.problem import Problem, Tactic, channels_last
 from convpool.errors import ArrayError, ProblemError
 
 CACHED_PLANS = 256
-_NAMES = ("x", "w", "b", "residual", "scale", "shift", "w_scale", "out")
+_NAMES = (*OPERANDS[:-1], "out")  # which is y to a plan
 _X, _W, _B, _RESIDUAL, _SCALE, _SHIFT, _W_SCALE, _OUT = range(8)
 
 Sizes = Sequence[int] | int | None

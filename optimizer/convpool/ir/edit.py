@@ -45,7 +45,7 @@ class Edit:
     def replace(self, anchor: int, removed: Iterable[int]) -> None:
         """Take nodes out, and put the new ones where node `anchor` stood.  A tensor that both give keeps its name."""
         self.removed |= set(removed)
-        self.inserted[anchor], self.nodes = self.nodes, []
+        self.inserted[anchor], self.nodes[:] = list(self.nodes), []
         self.new_nodes.extend(self.inserted[anchor])
 
     def drop_unread(self, candidates: Iterable[int]) -> None:

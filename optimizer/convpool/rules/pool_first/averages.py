@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Averages over windows, however a model writes them: `FORMS` has a line for each way, and each a recogniser of its own.
+"""Averages over windows, however a model writes them: `SPELLINGS` has a line for each way, and each a recogniser of its own.
 
 | written as | window |
 |---|---|
@@ -198,7 +198,7 @@ Raises AttributeReference.
 
 
 @dataclass(frozen=True)
-class Form:
+class Spelling:
     """A way to write an average, which ends in `ops`; kind: its name in reports until it is recognised."""
 
     kind: str
@@ -207,23 +207,23 @@ class Form:
     recognise: Recognise
 
 
-FORMS = (
-    Form("pool", ("AveragePool",), _input, average_pool),
-    Form("global", ("GlobalAveragePool",), _input, global_average_pool),
-    Form("box_filter", ("Conv",), may_be_box_filter, box_filter),
-    Form("slice_mean", means.ENDS_OF_SUMS, means.may_be_mean, means.recognise_mean),
-    Form("global", ("Squeeze", *means.REDUCTIONS), means.may_be_reduction, means.recognise_reduction),
-    Form("resize", ("Resize",), may_be_half, recognise_half),
+SPELLINGS = (
+    Spelling("pool", ("AveragePool",), _input, average_pool),
+    Spelling("global", ("GlobalAveragePool",), _input, global_average_pool),
+    Spelling("box_filter", ("Conv",), may_be_box_filter, box_filter),
+    Spelling("slice_mean", means.ENDS_OF_SUMS, means.may_be_mean, means.recognise_mean),
+    Spelling("global", ("Squeeze", *means.REDUCTIONS), means.may_be_reduction, means.recognise_reduction),
+    Spelling("resize", ("Resize",), may_be_half, recognise_half),
 )
-FORMS_OF = {op: tuple(form for form in FORMS if op in form.ops) for form in FORMS for op in form.ops}
-"""The forms that end in an operator."""
+SPELLINGS_OF = {op: tuple(way for way in SPELLINGS if op in way.ops) for way in SPELLINGS for op in way.ops}
+"""Those that end in an operator."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A possible average of the tensor `input`, written as `form` and ended by node `root`."""
+    """A possible average of the tensor `input`, written as `way` says and ended by node `root`."""
 
-    form: Form
+    way: Spelling
     root: int
     input: str
 
@@ -232,9 +232,9 @@ def candidates(scope: Scope) -> Iterator[tuple[Candidate, ...]]:
     """Yield possible averages by their ends, each with those right before it, last first."""
     found: dict[int, Candidate] = {}
     for index, node in enumerate(scope.nodes):
-        for form in FORMS_OF.get(node.op_type, ()) if node.domain in STANDARD_DOMAINS else ():
-            if (tensor := form.may_be(scope, index)) is not None:
-                found[index] = Candidate(form, index, tensor)
+        for way in SPELLINGS_OF.get(node.op_type, ()) if node.domain in STANDARD_DOMAINS else ():
+            if (tensor := way.may_be(scope, index)) is not None:
+                found[index] = Candidate(way, index, tensor)
                 break
     before = {index: producer for index, item in found.items() if (producer := _before(scope, item)) in found}
     for index in sorted(found.keys() - set(before.values())):
@@ -271,12 +271,12 @@ def _before(scope: Scope, item: Candidate) -> int | None:
         return None
     readers = scope.readers.get(item.input, ())
     alone = scope.other_readers(item.input) is None
-    slices = item.form.kind == "slice_mean" and all(is_op(scope.nodes[reader], "Slice") for reader in readers)
+    slices = item.way.kind == "slice_mean" and all(is_op(scope.nodes[reader], "Slice") for reader in readers)
     return producer if alone or slices else None
 
 
 def _single(scope: Scope, item: Candidate, rank: int, size: Ints | None) -> Pooling | Reject | None:
-    found = item.form.recognise(scope, item.root, rank, size)
+    found = item.way.recognise(scope, item.root, rank, size)
     if isinstance(found, Pooling) and found.factor != 1:
         elem_type = scope.info(found.input).elem_type
         if elem_type not in FLOATS:

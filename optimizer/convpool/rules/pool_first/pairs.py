@@ -342,7 +342,6 @@ class Emitter:
         """lowerings: of the tree's convolutions, left to right."""
         self._edit, self._scope, self._pooling = edit, edit.scope, pooling
         self._lowerings = iter(lowerings)
-        self._nodes = edit.nodes
         self._root = edit.scope.nodes[pooling.root]
 
     def run(self, tree: convs.Tree) -> None:
@@ -354,7 +353,7 @@ class Emitter:
             name = self._with_axes("ReduceMean", 18, name, [0])
         if self._pooling.squeeze:
             name = self._with_axes("Squeeze", 13, name, list(self._pooling.squeeze))
-        outputs = self._nodes[-1].output
+        outputs = self._edit.nodes[-1].output
         outputs[list(outputs).index(name)] = self._pooling.output
 
     def _tree(self, tree: convs.Tree) -> str:
@@ -381,7 +380,7 @@ class Emitter:
                 x = self._pool(x, lowering.pool)
             node = helper.make_node("Conv", [x, weight, bias] if bias else [x, weight], [output], **asdict(lowering.conv))
         stand_for(node, old)
-        self._nodes.append(node)
+        self._edit.nodes.append(node)
         return output
 
     def _weights(self, leaf: convs.ConvLeaf, lowering: Lowering) -> tuple[str, str]:
@@ -432,8 +431,8 @@ class Emitter:
         else:
             output = self._edit.add("AveragePool", [x], wanted, kernel_shape=spec.kernel_shape, strides=spec.strides)
             padding = {"pads": spec.pads, "count_include_pad": 1} if any(spec.pads) else {}
-            schema.give(self._nodes[-1], padding | ({"dilations": spec.dilations} if max(spec.dilations) > 1 else {}))
-        stand_for(self._nodes[-1], self._root)
+            schema.give(self._edit.nodes[-1], padding | ({"dilations": spec.dilations} if max(spec.dilations) > 1 else {}))
+        stand_for(self._edit.nodes[-1], self._root)
         self._root = NodeProto()  # another one stands for none
         return output
 
@@ -442,7 +441,7 @@ class Emitter:
         node = deepcopy(self._scope.nodes[tree.node])
         node.input[:] = inputs
         node.output[0] = self._fresh_output(node)
-        self._nodes.append(node)
+        self._edit.nodes.append(node)
         return node.output[0]
 
     def _move(self, moved: Step, data: str) -> str:
@@ -454,7 +453,7 @@ class Emitter:
         node.input[moved.operand] = data
         for number, name in enumerate(node.output):
             node.output[number] = name and self._edit.fresh(f"{name}_pooled")
-        self._nodes.append(node)
+        self._edit.nodes.append(node)
         return node.output[moved.result]
 
     def _scale(self, name: str) -> str:
@@ -469,7 +468,7 @@ class Emitter:
         wanted = f"{name}_{'squeezed' if op_type == 'Squeeze' else 'mean'}"
         output = self._edit.add(op_type, inputs, wanted, **({"axes": axes} if by_attribute else {}))
         if op_type == "Squeeze":
-            stand_for(self._nodes[-1], self._root)
+            stand_for(self._edit.nodes[-1], self._root)
             self._root = NodeProto()
         return output
 

@@ -9,8 +9,8 @@ refuses); (2) the average is exact to move (`averages`); (3) all that stands bet
 convolutions do at most 3/4 of their multiply-adds afterwards, and the weighted cost falls (`choose`).  A site gets the first
 lowering that is admitted and pays, by the cost of all of its tree.
 
-`rules.convs` has what these files hand on: a `Pooling`, and the `ConvLeaf`s and `JoinTree`s in front of it.  What stands behind
-the average goes into the node later (`rules.neighbours.fuse`, stage epilogues): so a Tanh makes it a ConvAvgPoolTanh."""
+`rules.convs` has what these files hand on: a `Pooling`, and the `ConvLeaf`s and `JoinTree`s in front of it.  `pairs` writes the
+nodes (`PairRule.apply`).  What stands behind the average goes into the node later (`rules.neighbours.fuse`, stage epilogues)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from onnx import TensorProto, helper
 
-from convpool.algebra import geometry as forms
+from convpool.algebra import geometry
 from convpool.algebra.geometry import COUNTED, PoolSpec, Refusal, fills_window, miscounts, refuse, whole_map
 from convpool.algebra.parts import IDENTITY, holds, keeps, outside
 from convpool.ir.index import Scope
@@ -73,7 +73,7 @@ class PoolFirst(PairRule):
     def alternatives(self, site: PairSite, context: Context) -> dict[str, Plan]:
         """A plan for each lowering of the request; none for "direct" beside "convavgpool", the same nodes once inlined."""
         found: dict[str, Plan] = {}
-        for name in forms.ORDERS[context.options.lowering]:
+        for name in geometry.ORDERS[context.options.lowering]:
             if name == "direct" and any("convavgpool" in key for key in found):
                 continue
             plan = self.check(site, replace(context, options=replace(context.options, lowering=name)))
@@ -87,7 +87,7 @@ def pair_sites(scope: Scope) -> Iterator[PairSite]:
     for chain in candidates(scope):
         conv = conv_upstream(scope, chain[-1].input)
         if conv is not None:
-            kind = chain[0].form.kind
+            kind = chain[0].way.kind
             yield PairSite(scope, chain[0].root, chain[-1].input, conv, f"conv_{SUFFIXES.get(kind, kind)}", chain)
 
 
@@ -176,7 +176,7 @@ BY_COST = (Attempt(("direct", "fused"), by_cost=True), Attempt(("direct",)), Att
 def choose(plan: PairPlan, context: Context) -> PairPlan | Reject:
     """The plan with a lowering for each convolution, the first that pays, or why there is none."""
     failure = limit = None  # the first reason, and the first that another target would lift
-    order, operator = forms.ORDERS[context.options.lowering], context.options.lowering == "convavgpool"
+    order, operator = geometry.ORDERS[context.options.lowering], context.options.lowering == "convavgpool"
     # Each leaves out the first lowering of the one before: it was admitted, and did not pay.
     attempts = tuple(Attempt(order[i:], spare_direct=operator) for i in range(len(order)))
     if context.options.lowering == "auto":
@@ -218,11 +218,11 @@ def _fallback(plan: PairPlan, failure: Reject | None, context: Context) -> Rejec
 
 def _of_leaf(
     plan: PairPlan, leaf: convs.ConvLeaf, attempt: Attempt, context: Context
-) -> tuple[forms.Lowering | None, Reject | None]:
+) -> tuple[geometry.Lowering | None, Reject | None]:
     """The lowering that an attempt comes to for one convolution, and the first reason against a better one."""
     spares = attempt.spare_direct and (leaf.conv.rank < 3 or leaf.conv.group > 1 or "tensorrt" in context.options.devices)
-    refusal = forms.without_kernel(leaf.conv, plan.pooling.spec) if spares else None
-    usable: list[forms.Lowering] = []
+    refusal = geometry.without_kernel(leaf.conv, plan.pooling.spec) if spares else None
+    usable: list[geometry.Lowering] = []
     reason = failure = None
     for name in attempt.names:
         found = _lowering(plan, leaf, name, context)
@@ -238,9 +238,9 @@ def _of_leaf(
         return None, reason or failure
     if len(usable) == 1:
         return usable[0], reason
-    size, bytes_ = leaf.size or forms.nominal_size(leaf.conv, plan.pooling.spec), _item_bytes(plan.scope, leaf)
+    size, bytes_ = leaf.size or geometry.nominal_size(leaf.conv, plan.pooling.spec), _item_bytes(plan.scope, leaf)
     opset = _cpu_opset(plan, context, {found.name for found in usable})
-    return min(usable, key=lambda found: forms.lowering_cost(found, leaf.layer, size, bytes_, opset).time), reason
+    return min(usable, key=lambda found: geometry.lowering_cost(found, leaf.layer, size, bytes_, opset).time), reason
 
 
 def _cpu_opset(plan: PairPlan, context: Context, names: set[str]) -> int:
@@ -249,15 +249,15 @@ def _cpu_opset(plan: PairPlan, context: Context, names: set[str]) -> int:
     options, opset = context.options, plan.scope.opset
     both = "cpu" in options.devices and not options.for_torch and options.lowering in ("convavgpool", "auto")
     standard = options.lowering == "convavgpool" and "convavgpool" not in names
-    return opset if options.devices == ("cpu",) or both and (standard or opset >= forms.SLOW_OPSET) else 0
+    return opset if options.devices == ("cpu",) or both and (standard or opset >= geometry.SLOW_OPSET) else 0
 
 
-def _lowering(plan: PairPlan, leaf: convs.ConvLeaf, name: str, context: Context) -> forms.Lowering | Reject:
+def _lowering(plan: PairPlan, leaf: convs.ConvLeaf, name: str, context: Context) -> geometry.Lowering | Reject:
     """`geometry.lower`, or why not: a Pad would be merged into the box mean, or what the fused weights would become."""
     scope, spec = plan.scope, plan.pooling.spec
     conv = replace(leaf.conv, group=1) if context.options.for_torch else leaf.conv  # PyTorch's operator has groups
     obstacles = convs.obstacles_of(scope, conv, context, spec)
-    found = forms.lower(leaf.layer, spec, name, obstacles)
+    found = geometry.lower(leaf.layer, spec, name, obstacles)
     if isinstance(found, Refusal):
         return rejection(scope, leaf.node, found)
     shapes = (scope.info(leaf.input).shape, context.sizes.get(leaf.input))
@@ -278,7 +278,7 @@ def _lowering(plan: PairPlan, leaf: convs.ConvLeaf, name: str, context: Context)
 
 
 def _against_gpu(
-    leaf: convs.ConvLeaf, found: forms.Lowering, spec: PoolSpec, images: int, options: OptimizeOptions
+    leaf: convs.ConvLeaf, found: geometry.Lowering, spec: PoolSpec, images: int, options: OptimizeOptions
 ) -> Refusal | None:
     """Why a lowering is slow on a GPU (decision 009): large windows; a fused convolution of few results, three axes or groups."""
     for_cpu = (
@@ -302,7 +302,7 @@ def _against_gpu(
                 return refuse(what, images * places, f"at least {LEAST_IN_TENSORRT}, for this target")
         elif spec.rank > 2 and in_float:
             return refuse("spatial axes of one fused convolution in float32", spec.rank, "at most 2, for this target")
-    most = forms.MAX_KERNEL_WINDOW if found.name == "fused" else spec.taps
+    most = geometry.MAX_KERNEL_WINDOW if found.name == "fused" else spec.taps
     if found.pool is not None and not found.conv.is_pointwise:
         summed = found.name == "convavgpool" or "cpu" not in options.devices or options.for_torch == "cuda"
         most = MOST_OVERLAPPING if summed else most
@@ -325,32 +325,32 @@ def _pad_in_front(scope: Scope, leaf: convs.ConvLeaf, box: PoolSpec, old: bool) 
     return None
 
 
-def _judge(plan: PairPlan, lowerings: list[forms.Lowering], cpu_opset: int) -> PairPlan | Reject:
+def _judge(plan: PairPlan, lowerings: list[geometry.Lowering], cpu_opset: int) -> PairPlan | Reject:
     """Condition (6), over all of the tree; sizes that the model leaves open are taken as nominal ones."""
     scope, spec = plan.scope, plan.pooling.spec
     leaves = plan.leaves
     bytes_ = _item_bytes(scope, leaves[0])
-    before, after, priced = forms.Cost(), forms.Cost(), []
+    before, after, priced = geometry.Cost(), geometry.Cost(), []
     for leaf, found in zip(leaves, lowerings, strict=True):
-        size = leaf.size or forms.nominal_size(leaf.conv, spec)
-        old = forms.conv_cost(leaf.conv, leaf.weight_shape, size, bytes_, on_cpu=cpu_opset > 0)
-        new = forms.lowering_cost(found, leaf.layer, size, bytes_, cpu_opset)
+        size = leaf.size or geometry.nominal_size(leaf.conv, spec)
+        old = geometry.conv_cost(leaf.conv, leaf.weight_shape, size, bytes_, on_cpu=cpu_opset > 0)
+        new = geometry.lowering_cost(found, leaf.layer, size, bytes_, cpu_opset)
         before, after = before + old, after + new
         known = leaf.size is not None
         priced.append(replace(found, macs_before=old.macs if known else None, macs_after=new.macs if known else None))
-    full = leaves[0].conv.output_size(leaves[0].size or forms.nominal_size(leaves[0].conv, spec))
+    full = leaves[0].conv.output_size(leaves[0].size or geometry.nominal_size(leaves[0].conv, spec))
     window = spec or whole_map(full)
     pooled = window.output_size(full)
     channels = leaves[0].weight_shape[0]
     opset = cpu_opset if plan.pooling.kind == "pool" else 0
-    before += forms.pool_cost(window, convs.channel_count(scope, plan.pooling.input) or channels, full, bytes_, opset)
+    before += geometry.pool_cost(window, convs.channel_count(scope, plan.pooling.input) or channels, full, bytes_, opset)
     # Joins, and nodes that go behind the pooling.
     inner = [item for item in convs.walk(plan.tree) if not isinstance(item, str)]
     steps = sum(len(item.behind) + isinstance(item, convs.JoinTree) for item in inner)
-    before += forms.affine_cost(steps, channels, full, bytes_)
-    after += forms.affine_cost(steps, channels, pooled, bytes_)
+    before += geometry.affine_cost(steps, channels, full, bytes_)
+    after += geometry.affine_cost(steps, channels, pooled, bytes_)
     for opaque in convs.opaque_leaves(plan.tree):
-        after += forms.pool_cost(window, convs.channel_count(scope, opaque) or channels, full, bytes_, cpu_opset)
+        after += geometry.pool_cost(window, convs.channel_count(scope, opaque) or channels, full, bytes_, cpu_opset)
     if after.macs > ENOUGH * before.macs or after.time >= before.time:
         got = f"{after.macs:,} of {before.macs:,} multiply-adds, and "
         got += f"{after.additions:,} additions in place of {before.additions:,}"
