@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The common part of the adapters for both versions of TensorRT: descriptors as Tensors, Y's sizes as expressions, creators.
+// What both adapters share: descriptors as Tensors, Y's sizes as expressions, creators. logging.h has the guard of callbacks.
 #pragma once
 
 #include <algorithm>

@@ -129,7 +129,7 @@ def version_of(parts: Parts) -> int:
 
 
 def is_operator(node: NodeProto) -> bool:
-    """Return True if the node is one of these operators."""
+    """Return True if the node is one of these operators in their own domain; `is_own` looks in any."""
     return node.domain == DOMAIN and node.op_type in OP_TYPES
 
 

@@ -43,7 +43,7 @@ class BuildOptions:
             `prepare.default_lowering`.  A model with ConvAvgPool nodes is not optimized again.
         autotune: Build an engine for every lowering, time the engines on this GPU, and keep the
             fastest.
-        stem: Let the plugin also run convolutions of images, as in `convpool.optimize`, where
+        stem: Let the plugin also run convolutions of images (the rule image_conv) where
             `prepare.offloaded_convs` says that this is faster.
         plain_conv: Likewise convolutions of many channels.
         accumulation: How the plugin's kernels sum pooling windows of half precisions, as in

@@ -12,9 +12,9 @@ plugin, TensorRT 8.6 and 9 are told to keep sums over whole maps and small matri
 
 The plugin sees neither the TF32 flag nor which weights never change, so attributes of its nodes say so:
 
-- allow_tf32 = 1 with "tf32";
-- constant_weights = 1 where the weights are initializers, unless the config lets the engine be refitted;
-- accumulation as the options say, else as the model has it.
+- allow_tf32 = 1 with "tf32", accumulation as the options say, else as the model has it (`prepare.for_parser`);
+- constant_weights = 1 where the weights are initializers, unless the config lets the engine be refitted
+  (`prepare.set_constant_weights`).
 """
 
 from __future__ import annotations
