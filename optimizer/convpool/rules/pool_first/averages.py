@@ -216,7 +216,7 @@ SPELLINGS = (
     Spelling("resize", ("Resize",), may_be_half, recognise_half),
 )
 SPELLINGS_OF = {op: tuple(way for way in SPELLINGS if op in way.ops) for way in SPELLINGS for op in way.ops}
-"""Those that end in an operator."""
+"""The spellings that end in an operator."""
 
 
 @dataclass(frozen=True)
