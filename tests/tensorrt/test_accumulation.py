@@ -63,13 +63,13 @@ def test_what_no_engine_can_have_is_refused(options, message):
 def test_the_command_hands_it_on_and_reports_it(monkeypatch, tmp_path, capsys):
     seen = []
 
-    def build_plan(trt, model, options):
+    def build_prepared(trt, model, options):
         seen.append(options.accumulation)
         nodes = Counter(node.op_type for node in model.graph.node)
         return SimpleNamespace(plan=b"plan", built_from=nodes, save=lambda path: Path(path).write_bytes(b"plan"))
 
     monkeypatch.setattr(pipeline, "tensorrt_module", lambda: SimpleNamespace(__name__="tensorrt", __version__="10.1.0"))
-    monkeypatch.setattr(pipeline, "build_plan", build_plan)
+    monkeypatch.setattr(pipeline, "build_prepared", build_prepared)
     model, report = tmp_path / "m.onnx", tmp_path / "r.json"
     onnx.save(generate("conv_pool", batch=2), model)
     command = [str(model), "-o", str(tmp_path / "m.engine"), "--check", "0", "--report", str(report), "--precision", "fp16"]

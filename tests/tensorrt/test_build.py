@@ -45,7 +45,7 @@ def judged(monkeypatch):
         return Verification(seen.agrees, "the first", 1, {}, [OutputErrors("y", 0.5, 0.25, seen.agrees)], "0")
 
     for name, value in (
-        ("build_plan", lambda trt, model, options: PretendedEngine(model)),
+        ("build_prepared", lambda trt, model, options: PretendedEngine(model)),
         ("check_can_run", lambda *_: None),
         ("EngineRunner", lambda engine: engine),
         ("compare_runners", compared),
@@ -286,7 +286,7 @@ def test_build_refuses_in_one_line(pair, tmp_path, monkeypatch, capsys, argument
 def test_build_without_pycuda_says_so_before_it_builds(pair, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(pipeline, "tensorrt_module", lambda: None)
     monkeypatch.setattr(pipeline.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(pipeline, "build_plan", lambda *_: pytest.fail("built"))
+    monkeypatch.setattr(pipeline, "build_prepared", lambda *_: pytest.fail("built"))
     assert run(build_command, "convpool-build", [pair[0], "-o", str(tmp_path / "x.engine")]) == 2
     message = "convpool-build: pycuda: not installed, but the engine is run to be checked; pip install pycuda, or say --check 0"
     assert capsys.readouterr().err.strip() == message

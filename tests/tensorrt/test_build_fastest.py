@@ -56,7 +56,7 @@ def pretend(monkeypatch):
     """Pretended builds and times: what was built with which options; forms that fail as they are built or timed."""
     seen = SimpleNamespace(options={}, failing={}, not_timed={}, not_loaded=set(), shapes=None)
 
-    def build_plan(trt, model, options):
+    def build_prepared(trt, model, options):
         form = form_of(model)
         seen.options[form] = options
         if form in seen.failing:
@@ -69,7 +69,7 @@ def pretend(monkeypatch):
         return {form: [TIMES[form] + late for late in (0.0, 0.5, 9.0)] for form in engines if form not in seen.not_timed}
 
     monkeypatch.setattr(pipeline, "tensorrt_module", lambda: SimpleNamespace(__name__="tensorrt", __version__="8.6.1"))
-    monkeypatch.setattr(pipeline, "build_plan", build_plan)
+    monkeypatch.setattr(pipeline, "build_prepared", build_prepared)
     monkeypatch.setattr(pipeline, "time_in_turn", time_in_turn)
     monkeypatch.setattr(prepare, "current_device", lambda: {"cc": 90})  # whatever GPU there is here
     return seen

@@ -291,11 +291,11 @@ def test_convolutions_without_a_pooling_go_to_the_plugin_but_in_fp32(precision, 
     pretend_gpu(monkeypatch, 90)
     monkeypatch.setattr(pipeline, "tensorrt_module", lambda: TRT_86)
 
-    def build_plan(trt, model, options):
+    def build_prepared(trt, model, options):
         built.append(model)
         return Engine(b"")
 
-    monkeypatch.setattr(pipeline, "build_plan", build_plan)
+    monkeypatch.setattr(pipeline, "build_prepared", build_prepared)
     model = generate("wgan_gp", batch=1, width=64)
     for options in ({}, {"stem": False}, {"plain_conv": False}, {"plugin": False, "lowering": "direct"}, {"lowering": "direct"}):
         build_engine(model, **{"lowering": "convavgpool", **options}, precision=precision)

@@ -43,7 +43,7 @@ MAX_HEAD_MACS = 2**28
 """Most multiply-adds of a matrix product that stays in float32 in half precision: a classifier's, not VGG's first."""
 
 
-def build_plan(trt: ModuleType, model: ModelProto, options: BuildOptions) -> Engine:
+def build_prepared(trt: ModuleType, model: ModelProto, options: BuildOptions) -> Engine:
     """Build an engine of what `prepare.lowered` gave, which changes.  Raises a ConvpoolError with TensorRT's own messages."""
     cache_path = options.timing_cache_path
     if options.plugin and prepare.has_plugin_nodes(model):

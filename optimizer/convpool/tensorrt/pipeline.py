@@ -39,7 +39,7 @@ from convpool.ir.files import serialize
 from convpool.ir.model import LoadedModel, load
 from convpool.tensorrt import prepare
 from convpool.tensorrt.build_options import BuildOptions
-from convpool.tensorrt.builder import build_plan
+from convpool.tensorrt.builder import build_prepared
 from convpool.tensorrt.engine import Engine, EngineRunner
 from convpool.tensorrt.package import tensorrt_module
 
@@ -201,7 +201,7 @@ def _build_one(model: LoadedModel, lowering: str, options: BuildOptions) -> Engi
         raise OptionError(f"lowering: got {lowering} for a model with the operator's nodes already; expected the original model")
     trt = options.trt or tensorrt_module()
     keywords = prepare.optimize_keywords(options, trt)
-    return build_plan(trt, prepare.lowered(model, lowering, layers=options.layers, **keywords), options)
+    return build_prepared(trt, prepare.lowered(model, lowering, layers=options.layers, **keywords), options)
 
 
 def _first_that_agrees(
@@ -235,7 +235,7 @@ def time_lowerings(model: LoadedModel, options: BuildOptions) -> Timed:
     captured into a CUDA graph.
 
     Raises OptionError for a model that has the operator's nodes already, OutputError for a cache that cannot be written, and
-    TensorRTError, or what `builder.build_plan` raises, where no lowering is left.
+    TensorRTError, or what `builder.build_prepared` raises, where no lowering is left.
     """
     if prepare.has_plugin_nodes(model.proto):
         raise OptionError("autotune: the model has ConvAvgPool nodes already; expected the original model, whose forms are timed")
@@ -273,7 +273,7 @@ def _build_all(model: LoadedModel, options: BuildOptions, left_out: dict[str, st
                 left_out[lowering] = f"the same as {same}"
                 continue
             try:
-                engines[lowering] = build_plan(trt, prepared, options)
+                engines[lowering] = build_prepared(trt, prepared, options)
             except (OptionError, OutputError):  # as they would be for every lowering
                 raise
             except ConvpoolError as error:
