@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
-    "optimizer": 25374,
+    "optimizer": 25379,
     "plugin": 17497,
     "tests": 35987,
     "benchmarks": 8632,
