@@ -60,6 +60,9 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
     nodes = [node for graph, _ in taken for node in graph.node]
     for node in ops_of(nodes, *WITHOUT_INFERENCE):
         node.op_type = "Identity"
+    for node in ops_of(nodes, "ConvTranspose"):  # to the sizes that SAME gives, onnx adds output_padding; runtimes do not
+        if (known_attributes(node) or {}).get("auto_pad", b"").startswith(b"SAME"):
+            give(node, {}, ("output_padding",))
     for node in ops_of(nodes, "If") if opset_of(model.opset_import) < BRANCHES_OPSET else ():
         node.op_type = "IfOfSeveralShapes"
     result = None
@@ -199,7 +202,7 @@ def drop_windows(model: ModelProto, inferred: ModelProto) -> bool:
     for graph, _, known in side_by_side(model, inferred) if opset_of(model.opset_import) < CEIL_OPSET else ():
         for node in graph.node:
             values = known_attributes(node) if is_op(node, "AveragePool", "MaxPool") else None
-            if not values or not values.get("ceil_mode") or values.get("auto_pad", b"NOTSET") != b"NOTSET":
+            if not values or not values.get("ceil_mode") or values.get("auto_pad", b"").startswith(b"SAME"):
                 continue
             dims = known.get(node.input[0], TypeProto()).tensor_type.shape.dim[2:]
             rank, ends, dropped = len(dims), [], False
@@ -215,7 +218,7 @@ def drop_windows(model: ModelProto, inferred: ModelProto) -> bool:
                     last, dropped = last - stride, True
                 ends.append(max(last + extent - size, 0) if dim.HasField("dim_value") else end)
             if dropped:
-                give(node, {"pads": [*pads[:rank], *ends]}, ("ceil_mode",))
+                give(node, {"pads": [*pads[:rank], *ends]}, ("ceil_mode", "auto_pad"))
                 found = True
     return found
 

@@ -182,10 +182,12 @@ NOMINAL_CHANNELS = 64
 
 
 def conv_rank(scope: Scope, index: int) -> int | Reject:
-    """Number of spatial axes of a convolution, or a refusal where neither its attributes nor its weights tell."""
+    """Number of spatial axes of a convolution, or a refusal: of more than 3, or where neither attributes nor weights tell."""
     node = scope.nodes[index]
     shape = scope.info(node.input[1]).shape
     rank = len(shape) - 2 if shape is not None else len((known_attributes(node) or {}).get("kernel_shape", ()))
+    if rank > 3:
+        return reject(scope, index, "spatial axes", rank, "at most 3")
     return rank if rank > 0 else reject(scope, index, "shape of the weights", "unknown", "a known rank")
 
 

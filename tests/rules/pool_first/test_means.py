@@ -126,6 +126,7 @@ def test_halves_that_are_no_strided_slices():
         "kernel_shape=[2,2], strides=[2,2], pads=[1,1,1,1]",
         "kernel_shape=[2,3], strides=[3,3], pads=[0,1,1,1]",
         "kernel_shape=[2,2], strides=[2,1]",
+        'kernel_shape=[2,2], strides=[3,3], auto_pad="VALID"',
     ],
 )
 @pytest.mark.parametrize("sizes", ["9,12", "12,13", "11,N"])
@@ -136,6 +137,12 @@ def test_a_window_of_ceil_mode_behind_the_map_does_not_count(opset, operator, wi
     result = convpool.optimize(model)
     assert result.report.summary.rewritten == ("N" not in sizes)
     assert_close(model, result.model, random_feeds(model, size=14), 1e-5)
+
+
+def test_output_padding_adds_nothing_to_the_sizes_of_same():
+    body = 'm = ConvTranspose<auto_pad="SAME_UPPER", strides=[2,2], output_padding=[1,0]>(x, v)\nh = Conv(m, w)\n'
+    model = graph(body + "y = ReduceMean<axes=[2,3]>(h)", {"v": (16, 16, 3, 3)}, inputs="float[1,16,6,6] x")
+    assert operators(rewrite(model, 1).graph) == {"AveragePool": 1, "Conv": 1, "ConvTranspose": 1}
 
 
 FLATTEN = "s = Shape(h)\nt = Slice(s, zero, two, zero)\nr = Concat<axis=0>(t, last)\nf = Reshape(h, r)\n"

@@ -85,6 +85,11 @@ CASES: dict[str, tuple] = {  # nodes, the reason, and what `graph_of` and `optim
         "Conv 'h': shape of the weights; got unknown, expected a known rank",
         {"inputs": "float[1,16,12,12] x, float[4608] u, int64[n] s"},
     ),
+    "four spatial axes": (
+        "h = Conv(x, v)\ny = ReduceMean<axes=[2,3,4,5], keepdims=1>(h)",
+        "Conv 'h': spatial axes; got 4, expected at most 3",
+        {"inputs": "float[1,2,4,4,4,4] x, float[2,2,1,1,1,1] v", "outputs": "float[a,b,c,d,e,f] y"},
+    ),
     "open kernel": (
         "h = Conv(x, v)\n" + POOL,
         "Conv 'h': shape of the weights; got (32, 16, 'K', 3), expected a static kernel with 2 axes",

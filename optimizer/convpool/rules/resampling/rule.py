@@ -249,8 +249,7 @@ class ResizeLast(MovingRule):
 def _pointwise(scope: Scope, index: int) -> convs.ConvLeaf | Reject:
     """Condition (2)."""
     rank = convs.conv_rank(scope, index)
-    assert isinstance(rank, int)
-    leaf = convs.conv_leaf(scope, index, rank)
+    leaf = convs.conv_leaf(scope, index, rank) if isinstance(rank, int) else rank
     if isinstance(leaf, Reject):
         return leaf
     if any(stride != 1 for stride in leaf.conv.strides):
