@@ -142,6 +142,11 @@ CASES: dict[str, tuple] = {  # nodes, the reason, and what `graph_of` and `optim
         "Conv 'h': saves too little as convavgpool; got 557,568 of 663,552 multiply-adds, and 10,816 additions in place of "
         "15,488, expected at most 75% of the multiply-adds, and less time by the cost model",
     ),
+    "gaps between the elements that are averaged of another map": (
+        PADDED + "h = Add(c, v)\nm = AveragePool<kernel_shape=[1,2], strides=[2,2]>(h)\ny = AveragePool<kernel_shape=[2,2]>(m)",
+        "AveragePool 'y': dilations of the average of 'v'; got [2, 1], expected 1 on every axis before opset 19",
+        {"inputs": "float[1,16,12,12] x, float[1,32,12,12] v"},
+    ),
     "Pad that the pooling would follow": (
         "p = Pad(x, two)\nc = Conv<pads=[3,3,3,3]>(x, v)\nh = Add(c, p)\n" + POOL,
         "Pad 'p': Pad that the pooling would follow; got [2, 2, 2, 2], expected less than [2, 2], as onnxruntime demands",

@@ -116,14 +116,19 @@ def _traced(site: PairSite, context: Context) -> tuple[convs.Pooling, convs.Tree
     tree = trace(scope, pooling.input, rank, frozenset(pooling.nodes))
     if isinstance(tree, Reject):
         return tree
-    return _pad_of_opaque(scope, tree, pooling.spec, context) or (pooling, tree)
+    return _against_opaque(scope, tree, pooling, context) or (pooling, tree)
 
 
-def _pad_of_opaque(scope: Scope, tree: convs.Tree, pool: PoolSpec | None, context: Context) -> Reject | None:
-    """Why a tensor cannot be pooled as it is: onnxruntime would merge the Pad that gives it into the pooling, and fail."""
+def _against_opaque(scope: Scope, tree: convs.Tree, pooling: convs.Pooling, context: Context) -> Reject | None:
+    """Why a tensor cannot be pooled as it is: windows of several averages have gaps, which AveragePool has from opset 19 on, or
+    onnxruntime would merge the Pad that gives the tensor into the pooling, and fail."""
+    pool = pooling.spec
     if pool is None or context.options.for_torch:
         return None
     for leaf in convs.opaque_leaves(tree):
+        if max(pool.dilations) > 1 and scope.opset < POOL_DILATIONS_OPSET:
+            expected = f"1 on every axis before opset {POOL_DILATIONS_OPSET}"
+            return reject(scope, pooling.root, f"dilations of the average of '{leaf}'", list(pool.dilations), expected)
         _, pads, nodes = convs.zero_pads(scope, leaf, pool.rank)
         if any(pad >= k for pad, k in zip(pads, pool.kernel_shape * 2, strict=True)):
             expected = f"less than {list(pool.kernel_shape)}, as onnxruntime demands"
