@@ -15,9 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
-    "optimizer": 25379,
+    "optimizer": 25388,
     "plugin": 17497,
-    "tests": 35987,
+    "tests": 36001,
     "benchmarks": 8632,
     "tools": 952,
     "examples": 1167,
