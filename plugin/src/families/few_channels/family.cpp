@@ -93,12 +93,12 @@ public:
     // A warp's 32 pixels at a time: gathered, then multiplied and stored by 64 channels.
     double expected_us() const override {
         const Problem &p = problem;
-        const double parts = double(ceil_div(p.m, tile_.block_n)) * end();
+        const double blocks = double(ceil_div(p.m, tile_.block_n)), parts = blocks * end(), waits = p.y_channels_last ? 0.6 : 3.0;
         const double loads = params_.plain ? 0 : double(params_.operands) * p.pool_size();  // one after the other
         const double gather_us = params_.plain ? tile_.cost.plain_gather_us : tile_.cost.gather_us + 0.0045 * loads;
         const double tiles = ceil_div(params_.pixels, 32) / double(device.multiprocessors);
         const double rounds = std::ceil(tiles / (tile_.min_blocks * tile_.warps));
-        return 2.7 + std::max({tiles * (gather_us + parts * tile_.cost.part_us), rounds * (2.0 + 0.6 * parts + 0.06 * loads),
+        return 2.7 + std::max({tiles * (gather_us + parts * tile_.cost.part_us), rounds * (0.5 + waits * blocks + 0.15 * loads),
                                (x_bytes(p) + y_bytes(p)) / kBytesPerUs});
     }
 

@@ -130,10 +130,9 @@ CONVPOOL_DEVICE void store_rows(uint32_t source, const Epilogue &e, const Output
     using Element = typename Traits<P>::Element;
     constexpr int kPerChunk = Config::kPerChunk, kAcross = kColumns / kPerChunk, kPitch = kColumns + 8;
     // Where in Y the part at this pixel and channel of the rows is, and whether it exists.
-    auto place_of = [&](bool inside, int row, int column, int64_t step) {
+    auto place_of = [&](bool inside, int row, int column) {
         const OutputPixel pixel = pixel_of(first_row + row);
-        const int channel = channel0 + column;
-        return OutputPixel{pixel.base + channel * step, inside && pixel.valid && channel < view.m};
+        return OutputPixel{pixel.base + channel0 + column, inside && pixel.valid && channel0 + column < view.m};
     };
     auto source_of = [&](int row, int column) { return source + (row * kPitch + column) * 4; };
     if (view.vectors) {
@@ -141,7 +140,7 @@ CONVPOOL_DEVICE void store_rows(uint32_t source, const Epilogue &e, const Output
         auto row = [&](int i) { return (i * 32 + lane) / kAcross; };
         auto column = [&](int i) { return (i * 32 + lane) % kAcross * kPerChunk; };
         constexpr bool kWhole = kRows * kAcross % 32 == 0;
-        auto part_of = [&](int i) { return place_of(kWhole || row(i) < kRows, row(i), column(i), 1); };
+        auto part_of = [&](int i) { return place_of(kWhole || row(i) < kRows, row(i), column(i)); };
         auto part_source = [&](int i) { return source_of(row(i), column(i)); };
         // The most frequent epilogues have loops without branches, where every lane keeps to one column of chunks.
         if constexpr (32 % kAcross == 0 && kWhole) {
@@ -160,23 +159,27 @@ CONVPOOL_DEVICE void store_rows(uint32_t source, const Epilogue &e, const Output
         store_chunks<Element, kTimes>(e.residual, part_of, [&](int i, int64_t index, const uint4 *residual) {
             finish_chunk<P>(part_source(i), e, residual, view, index, channel0 + column(i));
         });
-    } else if (view.runs) {  // neighbours store neighbouring runs of a channel
-        constexpr int kRuns = kRows / kRunPixels;
-        store_parts<Config, (kRuns * kColumns + 31) / 32, kRunPixels>(e, view, [&](int i, int &channel, float *v) {
-            const int run = (i * 32 + lane) % kRuns, column = (i * 32 + lane) / kRuns;
-            channel = channel0 + column;
-            load_run(source_of(run * kRunPixels, min(column, kColumns - 1)), kPitch * 4, run, v);
-            return place_of(column < kColumns, run * kRunPixels, column, view.step);
-        });
+    } else if (view.step != 1) {  // neighbours store neighbouring runs, or pixels, of a channel: a lane the same ones of several
+        auto store = [&](auto runs) {
+            constexpr int kValues = decltype(runs)::value ? kRunPixels : 1, kAlong = kRows / kValues;
+            const int along = lane % kAlong;
+            const OutputPixel pixel = pixel_of(first_row + along * kValues);
+            store_parts<Config, (kAlong * kColumns + 31) / 32, kValues>(e, view, [&](int i, int &channel, float *v) {
+                const int column = i * (32 / kAlong) + lane / kAlong;
+                channel = channel0 + column;
+                const uint32_t at = source_of(along * kValues, min(column, kColumns - 1));
+                if constexpr (kValues == 1) *v = load_shared_float(at);
+                else load_run(at, kPitch * 4, along, v);
+                return OutputPixel{pixel.base + channel * view.step, pixel.valid && column < kColumns && channel < view.m};
+            });
+        };
+        view.runs ? store(Yes{}) : store(No{});
     } else {
-        static_assert(kRows * kColumns % 32 == 0, "no lane is left over");
         store_parts<Config, kRows * kColumns / 32, 1>(e, view, [&](int i, int &channel, float *v) {
-            // Lanes run along Y's memory: channels, or pixels.
-            const int at = i * 32 + lane, row = view.step == 1 ? at / kColumns : at % kRows;
-            const int column = view.step == 1 ? at % kColumns : at / kRows;
+            const int row = (i * 32 + lane) / kColumns, column = (i * 32 + lane) % kColumns;
             channel = channel0 + column;
             *v = load_shared_float(source_of(row, column));
-            return place_of(true, row, column, view.step);
+            return place_of(true, row, column);
         });
     }
 }
