@@ -15,8 +15,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
-    "optimizer": 25388,
-    "plugin": 17497,
+    "optimizer": 25396,
+    "plugin": 17500,
     "tests": 36001,
     "benchmarks": 8632,
     "tools": 952,

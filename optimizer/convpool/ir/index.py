@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import lru_cache
 from graphlib import TopologicalSorter
 from itertools import zip_longest
 from typing import Any
@@ -84,16 +85,23 @@ def folded(node: NodeProto, name: str, inputs: Mapping[str, np.ndarray], opset: 
     graph = helper.make_graph([node], "fold", [], [helper.make_tensor_value_info(name, TensorProto.UNDEFINED, None)], stored)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
     try:
-        from onnx.reference import ReferenceEvaluator
-
-        shape = infer_elsewhere(model).graph.output[0].type.tensor_type.shape
-        if math.prod(dim.dim_value for dim in shape.dim) > MAX_FOLDED_ELEMENTS:
-            return None
-        (value,) = ReferenceEvaluator(model).run([name], {})
-        result = np.asarray(value)
+        return _evaluated(model.SerializeToString())
     except Exception:  # whatever the reference implementation has against it: then it is not folded
         return None
-    return None if result.size > MAX_FOLDED_ELEMENTS else numpy_helper.from_array(result, name)
+
+
+@lru_cache(maxsize=4096)
+def _evaluated(content: bytes) -> TensorProto | None:
+    """Evaluate a serialised model's only output; None if it is too large.  A model is indexed many times."""
+    from onnx.reference import ReferenceEvaluator
+
+    model = ModelProto.FromString(content)
+    (output,) = infer_elsewhere(model).graph.output
+    if math.prod(dim.dim_value for dim in output.type.tensor_type.shape.dim) > MAX_FOLDED_ELEMENTS:
+        return None
+    (value,) = ReferenceEvaluator(model).run([output.name], {})
+    result = np.asarray(value)
+    return None if result.size > MAX_FOLDED_ELEMENTS else numpy_helper.from_array(result, output.name)
 
 
 def constant_of(node: NodeProto, read: Read) -> Constant | None:
