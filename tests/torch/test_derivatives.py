@@ -306,6 +306,7 @@ REWRITTEN = {
     "two upsamplings": conv(nn.Upsample(scale_factor=2)),
     "parametrized": conv(),
     "read twice": net(twice),
+    "casts": net(lambda m, x: m.conv(F.upsample(x.detach().half(), scale_factor=2).float().type_as(x)) + x.mean()),
 }
 torch.nn.utils.parametrizations.spectral_norm(REWRITTEN["parametrized"][1])
 KEPT = {

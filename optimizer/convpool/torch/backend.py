@@ -95,9 +95,8 @@ def _eager_step(
     copied = _copy(graph)
     if taken | second and _planned(copied, options, Captured(""), pairs.keys() - taken)[0] is None:
         return module.forward
-    if taken | second and eager.may_have_penalty(
-        copied
-    ):  # for those that are asked for, and those that the rules have made of pairs
+    if taken | second and eager.may_have_penalty(copied):
+        # for those that are asked for, and those that the rules have made of pairs
         kept = {node.name for node in graph.nodes} - second
         eager.give_derivatives(copied, [node for node in copied.nodes if node.name not in kept])
     return eager.ready(module, copied, in_steps=second)

@@ -369,10 +369,14 @@ def interpolate(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Transla
 
 
 def same(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Translated:
-    """A call that changes no number and no type: another order in memory at most, which `plan` gives the result."""
-    x, y = value_of(a["input"]), value_of(node)
-    need(isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor) and (x.dtype, x.device) == (y.dtype, y.device))
-    return one("Identity", node, a["input"])
+    """A call that changes no number, but the type of floats or the order in memory, which `plan` gives the result."""
+    x, y, others = value_of(a["input"]), value_of(node), node.all_input_nodes[1:]
+    need(isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor) and x.device == y.device)
+    if x.dtype == y.dtype:
+        return one("Identity", node, a["input"])
+    need((s.dtype(a["input"]), s.dtype(node)) == (x.dtype, y.dtype) and {x.dtype, y.dtype} <= ELEM_TYPES.keys())
+    need(x.is_floating_point() and y.is_floating_point() and all(s.dtype(other) == y.dtype for other in others))
+    return one("CastLike", node, a["input"], others[0]) if others else one("Cast", node, a["input"], to=ELEM_TYPES[y.dtype])
 
 
 # ---- reductions, slices, and functions that only rearrange ----
@@ -440,7 +444,7 @@ _LINES: list[tuple[str, str, Callable]] = [
     ("contiguous clone to type type_as float double half bfloat16", "input, *rest, **others", same),
     ("cat concat concatenate", "tensors, dim=0", concat),
     ("pad", "input, pad, mode='constant', value=None", pad),
-    ("interpolate", _RESIZE, interpolate),
+    ("interpolate upsample upsample_nearest", _RESIZE, interpolate),
     ("getitem", "input, other", getitem),
     ("mean", _REDUCE, reduction("ReduceMean")),
     ("sum", _REDUCE, reduction("ReduceSum")),
