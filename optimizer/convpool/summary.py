@@ -309,7 +309,7 @@ def next_steps(
 def _preparing(
     report: Report, model: LoadedModel, options: OptimizeOptions, sizes: dict[str, list[int]], rewrite: Rewrite
 ) -> list[str]:
-    """The least that has more pairs rewritten: constants folded, sizes fixed, or both.  Sizes alone have no more than both."""
+    """The least that has more pairs rewritten: constants folded, sizes fixed, or both.  Neither alone where both have none."""
     folding = replace(options, passes=options.passes | {"fold"})
 
     def step(shapes: dict[str, list[int]], tried: OptimizeOptions) -> list[str]:
@@ -322,9 +322,8 @@ def _preparing(
                 return [f"{more} more {what}: convpool optimize {name_of(model)} {' '.join(filter(None, given))}"]
         return []
 
-    folded = step({}, folding)
-    both = step(sizes, folding) if sizes and not folded else []
-    return folded or both and (step(sizes, options) or both)
+    both = step(sizes, folding)
+    return both if not both or not sizes else step({}, folding) or step(sizes, options) or both
 
 
 def _asked(report: Report, tried: OptimizeOptions) -> str:
