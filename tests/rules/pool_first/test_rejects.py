@@ -452,7 +452,6 @@ def test_weights_and_biases_in_a_function_are_told(stored, expected):
 def test_normalization_in_training_is_none_of_inference():
     statistics = {"g": (32,), "b": (32,), "m": (32,), "v": np.ones(32, np.float32)}
     for outputs, opset in (("n, rm, rv", 17), ("n", 17), ("n, rm, rv, sm, sv", 9)):
-        mode = "<training_mode=1>" if opset > 9 else ""
-        body = CONV + f"{outputs} = BatchNormalization{mode}(h, g, b, m, v)\ny = {AVERAGE}(n)"
+        body = CONV + f"{outputs} = BatchNormalization{'<training_mode=1>' * (opset > 9)}(h, g, b, m, v)\ny = {AVERAGE}(n)"
         (site,) = convpool.optimize(graph(body, statistics, opset=opset), check=0).report.sites
         assert site.status == "rejected" and "form; got training, expected inference" in site.reason
