@@ -127,12 +127,11 @@ template <class Config, int kRows, int kColumns, class PixelOf>
 CONVPOOL_DEVICE void store_rows(uint32_t source, const Epilogue &e, const OutputView &view, int first_row, int channel0, int lane,
                                 PixelOf pixel_of) {
     constexpr Precision P = Config::kPrecision;
-    using Element = typename Traits<P>::Element;
     constexpr int kPerChunk = Config::kPerChunk, kAcross = kColumns / kPerChunk, kPitch = kColumns + 8;
     // Where in Y the part at this pixel and channel of the rows is, and whether it exists.
     auto place_of = [&](bool inside, int row, int column) {
         const OutputPixel pixel = pixel_of(first_row + row);
-        return OutputPixel{pixel.base + channel0 + column, inside && pixel.valid && channel0 + column < view.m};
+        return OutputPixel{pixel.base + (channel0 + column), inside && pixel.valid && channel0 + column < view.m};
     };
     auto source_of = [&](int row, int column) { return source + (row * kPitch + column) * 4; };
     if (view.vectors) {
@@ -156,7 +155,7 @@ CONVPOOL_DEVICE void store_rows(uint32_t source, const Epilogue &e, const Output
                 if (e.residual != nullptr && rectifies(e)) return store(Yes{}, Yes{});
             }
         }
-        store_chunks<Element, kTimes>(e.residual, part_of, [&](int i, int64_t index, const uint4 *residual) {
+        store_chunks<typename Traits<P>::Element, kTimes>(e.residual, part_of, [&](int i, int64_t index, const uint4 *residual) {
             finish_chunk<P>(part_source(i), e, residual, view, index, channel0 + column(i));
         });
     } else if (view.step != 1) {  // neighbours store neighbouring runs, or pixels, of a channel: a lane the same ones of several
@@ -175,6 +174,7 @@ CONVPOOL_DEVICE void store_rows(uint32_t source, const Epilogue &e, const Output
         };
         view.runs ? store(Yes{}) : store(No{});
     } else {
+        static_assert(kRows * kColumns % 32 == 0, "no lane is left over");
         store_parts<Config, kRows * kColumns / 32, 1>(e, view, [&](int i, int &channel, float *v) {
             const int row = (i * 32 + lane) / kColumns, column = (i * 32 + lane) % kColumns;
             channel = channel0 + column;
