@@ -137,7 +137,7 @@ def random_layer(seed: int) -> Layer:
 def pools_first(layer: Layer) -> bool:
     """Return True if convpool does the pooling first, and not PyTorch's two operators."""
     from convpool.algebra.geometry import ConvSpec
-    from convpool.torch.functional import pooled_first
+    from convpool.torch.modules import pooled_first
 
     given, pool = layer.conv, layer.pool
     conv = ConvSpec(layer.weight_shape[2:], given["stride"], given["padding"] * 2, given["dilation"], given["groups"])

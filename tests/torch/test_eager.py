@@ -189,7 +189,7 @@ def ready(targets, in_steps=True, second=False):
 
     def backend(module, inputs):
         graph = _copy(module.graph)
-        assert _planned(graph, OptimizeOptions(), Captured(""))[0]
+        assert _planned(graph, OptimizeOptions(), Captured(""))
         convolutions = {node.name for node in module.graph.nodes if node.target is torch.conv2d and second}
         run = eager.ready(module, graph, in_steps=convolutions if in_steps else None)
         targets.extend(node.target for node in run.__self__.graph.nodes if node.op == "call_function")

@@ -31,8 +31,17 @@ if importlib.util.find_spec("torch") is None:
 # ruff: noqa: E402
 from convpool.torch.backend import compile_options
 from convpool.torch.ended import constant_weights
-from convpool.torch.functional import conv_avg_pool1d, conv_avg_pool2d, conv_avg_pool3d
-from convpool.torch.modules import ConvAvgPool1d, ConvAvgPool2d, ConvAvgPool3d, UpsampleConv1d, UpsampleConv2d, UpsampleConv3d
+from convpool.torch.modules import (
+    ConvAvgPool1d,
+    ConvAvgPool2d,
+    ConvAvgPool3d,
+    UpsampleConv1d,
+    UpsampleConv2d,
+    UpsampleConv3d,
+    conv_avg_pool1d,
+    conv_avg_pool2d,
+    conv_avg_pool3d,
+)
 from convpool.torch.optimizing import explain, export_onnx, optimize
 from convpool.torch.pairs import pooled_conv
 from convpool.torch.upsampling import upsample_conv1d, upsample_conv2d, upsample_conv3d

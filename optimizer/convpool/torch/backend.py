@@ -11,7 +11,6 @@ a function that runs under PyTorch's own autograd: hooks, autocast, second deriv
 from __future__ import annotations
 
 import functools
-import hashlib
 import linecache
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from convpool.errors import ModelError, OptionError
 from convpool.options import OptimizeOptions
@@ -72,8 +70,8 @@ class PoolFirst:
 
         With gradients a GPU has two graphs: for captures, and for eager steps."""
         graph = _copy(module.graph)
-        changed, pairs = _planned(graph, self.options, seen)
-        if not changed:
+        pairs = _planned(graph, self.options, seen)
+        if not pairs:
             return module.forward
         place = eager.place_of_batch(module.graph)
         if place is None or not torch.is_grad_enabled():
@@ -93,7 +91,7 @@ def _eager_step(
     pairs: the convolutions of the graph that can be rewritten, by their names, with the rules."""
     taken, second = eager.gaining(graph, pairs, scale)
     copied = _copy(graph)
-    if taken | second and _planned(copied, options, Captured(""), pairs.keys() - taken)[0] is None:
+    if taken | second and _planned(copied, options, Captured(""), pairs.keys() - taken) is None:
         return module.forward
     if taken | second and eager.may_have_penalty(copied):
         # for those that are asked for, and those that the rules have made of pairs
@@ -109,28 +107,23 @@ def _copy(graph: fx.Graph) -> fx.Graph:
     return copied
 
 
-def _planned(
-    graph: fx.Graph, options: OptimizeOptions, seen: Captured, stay: Collection[str] = ()
-) -> tuple[bool | None, dict[str, str]]:
-    """Return if the graph has been rewritten, and the convolutions that were, with the rules; those of `stay` are not.
+def _planned(graph: fx.Graph, options: OptimizeOptions, seen: Captured, stay: Collection[str] = ()) -> dict[str, str] | None:
+    """Rewrite the graph; the convolutions that were rewritten, with the rules; those of `stay` are not.
 
     None where the graph is of no use, and the original is to run: whatever is wrong with it."""
-    if any(isinstance(value := value_of(node), torch.Tensor) and value.is_complex() for node in graph.nodes):
-        seen.errors.append("complex numbers: the graph stays as it is")
-        return False, {}
     try:
-        changed, report, pairs = plan(graph, options, stay)
+        report, pairs = plan(graph, options, stay)
     except (Unmapped, ModelError) as error:
         seen.errors.append(f"the graph stays as it is: {error}")
-        return None, {}
+        return None
     seen.reports.append(report)
-    return changed, pairs
+    return pairs
 
 
 def _rewrite_in_place(graph: fx.Graph, options: OptimizeOptions, seen: Captured) -> None:
     """Rewrite the pairs of a graph for a compiler.  Its inputs stay: TorchDynamo has attributes of its own on them."""
     copied = _copy(graph)
-    if not _planned(copied, options, seen)[0]:
+    if not _planned(copied, options, seen):
         return
     eager.run_by_library(copied)
     spectral.normalize_at_once(copied, torch.ops.convpool.normalized_weights.default)
@@ -244,20 +237,7 @@ def convpool(
     return PoolFirst(asked, torch._TorchCompileInductorWrapper(mode, given, None) if inner else None)(module, example_inputs)
 
 
-class InductorPass(CustomGraphPass):
-    """A pass of inductor over a graph before autograd."""
-
-    def __call__(self, graph: fx.Graph) -> None:
-        """Rewrite the pairs of the graph."""
-        _rewrite_in_place(graph, OptimizeOptions(), Captured(""))
-
-    def uuid(self) -> Any:
-        """A digest of the package's files, by which inductor's cache tells this pass from another."""
-        files = sorted(Path(__file__).parents[1].rglob("*.py"))
-        return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
-
-
 def compile_options(*, accumulation: Any = None) -> dict[str, Any]:
     """Options for torch.compile, by which inductor rewrites the pairs that it captures.  Ends with release 0.4."""
     warn("compile_options", "use backend='convpool' with options={'inner': 'inductor'}")
-    return {"pre_grad_custom_pass": InductorPass()}
+    return {"pre_grad_custom_pass": lambda graph: _rewrite_in_place(graph, OptimizeOptions(), Captured(""))}

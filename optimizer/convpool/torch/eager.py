@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import fx
 
+from convpool.errors import OptionError
 from convpool.torch import kernels, kinds, plain, spectral
 from convpool.torch.changes import contexts_of, is_of_module, value_of
 from convpool.torch.kernels import frozen
@@ -312,29 +313,28 @@ def by_stream(alone: Callable[[float], Callable], prepared: Callable, batch: tup
 # ---- other convolutions of a graph on a GPU ----
 
 
-def _of_convolution(node: fx.Node) -> tuple | None:
-    """Input, weight, bias and geometry of a node that is a convolution with numbers as padding."""
-    a = kinds.arguments(node) if node.target in CONVS.values() else None
-    value = value_of(a["input"]) if a is not None else None
-    if a is None or not isinstance(value, torch.Tensor) or not value.is_cuda:
-        return None
-    rank = list(CONVS.values()).index(node.target) + 1
-    try:
-        sizes = [kinds.whole(a[name], rank) for name in ("stride", "padding", "dilation")]
-    except kinds.Unknown:
-        return None
-    return a["input"], a["weight"], a["bias"], (*sizes, a["groups"])
+def _convolutions(graph: fx.Graph) -> Iterator[tuple]:
+    """The nodes that are convolutions with numbers as padding: each with input, weight, bias and geometry."""
+    for node in list(graph.nodes):
+        a = kinds.arguments(node) if node.target in CONVS.values() else None
+        value = value_of(a["input"]) if a is not None else None
+        if a is None or not isinstance(value, torch.Tensor) or not value.is_cuda:
+            continue
+        rank = list(CONVS.values()).index(node.target) + 1
+        try:
+            numbers = [plain.sizes(name, a[name], rank, 0) for name in ("stride", "padding", "dilation")]
+        except OptionError:
+            continue
+        yield node, a["input"], a["weight"], a["bias"], (*numbers, a["groups"])
 
 
 def give_derivatives(graph: fx.Graph, asked: Collection[fx.Node] | None = None) -> None:
     """Let convolutions of the graph be calls of `convolved`: those that are asked for, or all, with their ReLUs, for captures."""
     contexts, captures = contexts_of(graph), asked is None
-    for node in list(graph.nodes):
-        found = _of_convolution(node) if asked is None or node in asked else None
-        if found is None:
-            continue
-        kwargs = {"captures": captures, "relu": captures and _takes_relu(node, contexts)}
-        node.target, node.args, node.kwargs = convolved, (*found[:3], *found[3]), kwargs
+    for node, *tensors, geometry in _convolutions(graph):
+        if asked is None or node in asked:
+            kwargs = {"captures": captures, "relu": captures and _takes_relu(node, contexts)}
+            node.target, node.args, node.kwargs = convolved, (*tensors, *geometry), kwargs
 
 
 def _takes_relu(node: fx.Node, contexts: dict[fx.Node, Any]) -> bool:
@@ -351,13 +351,11 @@ def _takes_relu(node: fx.Node, contexts: dict[fx.Node, Any]) -> bool:
 def run_by_library(graph: fx.Graph) -> None:
     """Let the library run convolutions of a graph for a compiler, where it is faster: it fuses a ReLU too."""
     contexts = contexts_of(graph)
-    for node in list(graph.nodes):
-        found = _of_convolution(node)
-        if found is None or found[2] is None or not isinstance(value_of(found[1]), torch.Tensor):
+    for node, x, weight, bias, geometry in _convolutions(graph):
+        given, w = value_of(x), value_of(weight)
+        if bias is None or not isinstance(w, torch.Tensor) or not suits(given, w):
             continue
-        (x, weight, bias, (strides, padding, dilations, groups)), x_value, w_value = found, value_of(found[0]), value_of(found[1])
-        macs = w_value.numel() * x_value.shape[0] * math.prod(x_value.shape[2:]) / math.prod(strides)
-        if not suits(x_value, w_value) or not (x_value.shape[1] <= IMAGE_CHANNELS or macs <= PLAIN_MACS):
-            continue
-        geometry = (*plain.single(strides, padding, dilations, groups), _takes_relu(node, contexts))
-        node.target, node.args, node.kwargs = POOLED_CONV, (x, weight, bias, *geometry), {}
+        macs = w.numel() * given.shape[0] * math.prod(given.shape[2:]) / math.prod(geometry[0])
+        if given.shape[1] <= IMAGE_CHANNELS or macs <= PLAIN_MACS:
+            pair = (*plain.single(*geometry), _takes_relu(node, contexts))
+            node.target, node.args, node.kwargs = POOLED_CONV, (x, weight, bias, *pair), {}

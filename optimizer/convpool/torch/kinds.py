@@ -5,7 +5,8 @@ Parameters become inputs of the model, so that no rule takes them for constants:
 PyTorch's functions and methods become operators of ONNX: one translation for each kind, then the table of all.  What has no such
 operator becomes a node of the domain `DOMAIN`, of which the rules know only what it reads and gives.
 
-A translation gives the nodes, the last one with the result.  It raises Unknown where ONNX has no operator for these arguments.
+A translation gives the nodes, the last one with the result.  It raises Unknown, or OptionError for sizes that are no numbers,
+where ONNX has no operator for these arguments.
 It may pin the node: then the rules see it, and leave it as it is.
 """
 
@@ -30,8 +31,7 @@ from convpool.algebra.geometry import Refusal, refuse
 from convpool.errors import OptionError
 from convpool.rules.resampling.emit import DOMAIN_OF_TORCH as DOMAIN
 from convpool.torch.changes import TRANSFORM, Context, contexts_of, is_of_module, value_of
-from convpool.torch.functional import conv_pads, sizes
-from convpool.torch.plain import HALF_TYPES
+from convpool.torch.plain import HALF_TYPES, conv_pads, sizes
 
 Dim: TypeAlias = int | str | None
 OPSET = 22
@@ -54,10 +54,6 @@ ELEM_TYPES = {
 }
 """The types that the rules may see; a tensor of any other has none."""
 _AVERAGES = frozenset(("AveragePool", "GlobalAveragePool", "ReduceMean", "ReduceSum"))
-_LAYERS = frozenset(
-    "relu leaky_relu sigmoid tanh elu selu gelu hardswish mish softplus batch_norm dropout pad linear group_norm".split()
-)
-"""Functions that are the whole forward of a module of torch.nn, beside convolutions and poolings."""
 
 
 class Skeleton:
@@ -130,9 +126,10 @@ class Skeleton:
         """A name for a node as a reader of the module knows it: the path of the layer, or its place and the function's name."""
         place, cls = _place(node)
         own = (getattr(node.target, "__name__", None) or str(node.target)).strip("_")
-        bases = [base.__module__ for base in getattr(cls, "__mro__", ())]
-        leaf = any(name.startswith("torch.nn.modules.") and not name.endswith((".container", ".module")) for name in bases)
-        leaf = leaf and (own in _LAYERS or own.startswith(("conv", "avg_pool", "max_pool", "adaptive")))
+        layers = [
+            base.__name__.lower() for base in getattr(cls, "__mro__", ()) if base.__module__.startswith("torch.nn.modules.")
+        ]
+        leaf = any(own.replace("_", "") in name for name in layers)  # the whole forward of a layer
         wanted = place if leaf and place else f"{place}.{own}".lstrip(".")
         while True:
             self._counts[wanted] += 1
@@ -228,14 +225,6 @@ def shape_of(s: Skeleton, value: Any) -> tuple[Dim, ...]:
     return shape or ()
 
 
-def whole(value: Any, rank: int) -> tuple[int, ...]:
-    """One whole number for every axis, or one for each; Unknown for anything else."""
-    try:
-        return sizes("", value, rank, 0)
-    except OptionError:
-        raise Unknown from None
-
-
 def one(op_type: str, node: fx.Node, *inputs: Any, **values: Any) -> Translated:
     """One operator that gives a node's result.  inputs: nodes of the graph, or names."""
     names = [item.name if isinstance(item, fx.Node) else item for item in inputs]
@@ -246,11 +235,10 @@ def conv(rank: int) -> Callable:
     """A Conv of `rank` spatial axes."""
 
     def translate(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Translated:
-        shape, strides, dilations = shape_of(s, a["weight"]), whole(a["stride"], rank), whole(a["dilation"], rank)
+        shape, (strides, dilations) = shape_of(s, a["weight"]), (sizes(name, a[name], rank, 1) for name in ("stride", "dilation"))
         kernel = tuple(n for n in shape[2:] if isinstance(n, int))
         need(len(shape) == rank + 2 == len(kernel) + 2 and type(a["groups"]) is int)
-        word = isinstance(a["padding"], str)
-        pads = conv_pads(a["padding"], kernel, strides, dilations) if word else whole(a["padding"], rank) * 2
+        pads = conv_pads(a["padding"], kernel, strides, dilations)
         given = s.shape(a["input"])
         if given is not None and len(given) != rank + 2:
             s.pin(label, refuse("dimensions of the input", len(given), f"{rank + 2}, with a batch"))
@@ -265,9 +253,9 @@ def average(rank: int) -> Callable:
     """AvgPool1d, AvgPool2d or AvgPool3d."""
 
     def translate(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Translated:
-        kernel, shape = whole(a["kernel_size"], rank), s.shape(a["input"])
-        strides = kernel if a["stride"] in (None, [], ()) else whole(a["stride"], rank)
-        pads = whole(a["padding"], rank) * 2
+        kernel, shape = sizes("kernel_size", a["kernel_size"], rank, 1), s.shape(a["input"])
+        strides = kernel if a["stride"] in (None, [], ()) else sizes("stride", a["stride"], rank, 1)
+        pads = sizes("padding", a["padding"], rank, 0) * 2
         need(shape is None or len(shape) == rank + 2)
         if a.get("divisor_override"):
             s.pin(label, refuse("divisor_override", a["divisor_override"], "none"))
@@ -489,7 +477,7 @@ def translate_call(s: Skeleton, label: str, node: fx.Node) -> Translated | None:
         return None  # no part of a pair, and onnx would follow each value, as those of a shape, of all images in a batch
     try:
         return FUNCTIONS[node.target][1](s, label, node, given)
-    except Unknown:
+    except (Unknown, OptionError):
         return None
 
 

@@ -1,24 +1,136 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ConvAvgPool1d`, 2d and 3d: torch.nn's convolutions with an average pooling behind them; `UpsampleConv1d`, 2d and 3d: with a
-nearest upsampling in front of them."""
+"""Layers as functions and modules: `conv_avg_pool1d`, 2d and 3d are a convolution, then an average pooling, computed in the other
+order.  `ConvAvgPool1d`, 2d and 3d are torch.nn's convolutions with that behind them, `UpsampleConv1d`, 2d and 3d with a nearest
+upsampling in front of them.
+
+    avg_pool_p,q(conv_s(x, W) + b)  =  conv_sq(box_mean_p(x), W) + b
+
+The pooling is done first where that is exact (`convpool.algebra.geometry`) and saves arithmetic.  PyTorch's own two operators run
+for a pooling with strides of 1, which saves nothing; windows of more than 64 elements on a GPU; pool_padding behind a bias or too
+little padding of the convolution, where the border averages other values; ceil_mode; count_include_pad=False with pool_padding.
+"""
 
 from __future__ import annotations
 
+import functools
+import math
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from convpool.algebra.geometry import MAX_KERNEL_WINDOW, ConvSpec, Ints, Refusal, pad_behind
+from convpool.errors import OptionError
+from convpool.torch import plain
 from convpool.torch.ended import without_accumulation
-from convpool.torch.functional import Sizes, conv_avg_pool, sizes
+from convpool.torch.pairs import is_exporting, pair_of, pooled_conv_of
+from convpool.torch.plain import Sizes, conv_pads, sizes
 from convpool.torch.upsampling import upsample_conv2d
 
 
-class _ConvAvgPool:
-    """The part that the modules share; the class beside it is torch.nn's convolution of the rank."""
+def pooled_first(conv: ConvSpec, pool: Ints, strides: Ints, padding: Ints, shifted: bool) -> tuple | None:
+    """The arguments behind `pooled_conv`'s tensors: window, convolution, no ReLU.  None where PyTorch's two operators run.
 
-    rank: int
+    padding: of the pooling.  shifted: whether the convolution has a bias."""
+    if all(s == 1 for s in strides):
+        return None
+    padded = pad_behind(conv, padding * 2, shifted) if any(padding) else conv
+    return None if isinstance(padded, Refusal) else pair_of(padded, pool, strides)
+
+
+def _describe(rank: int, kernel: Ints, *arguments: Any) -> tuple[tuple, tuple, tuple | None]:
+    """Return PyTorch's arguments of the convolution and of the pooling, and what `pooled_first` gives."""
+    stride, padding, dilation, groups, pool_size, pool_stride, pool_padding, ceil_mode, count_include_pad, shifted = arguments
+    if len(kernel) != rank:
+        raise OptionError(f"weight: wrong number of axes; got a kernel of {tuple(kernel)}, expected {rank}")
+    strides, dilations = sizes("stride", stride, rank, 1), sizes("dilation", dilation, rank, 1)
+    pool = sizes("pool_size", pool_size, rank, 1)
+    pool_strides = pool if pool_stride is None else sizes("pool_stride", pool_stride, rank, 1)
+    pool_pads = sizes("pool_padding", pool_padding, rank, 0)
+    padding = padding if isinstance(padding, str) else sizes("padding", padding, rank, 0)
+    first = None
+    exact = not ceil_mode and (count_include_pad or not any(pool_pads))
+    if exact and all(2 * pad <= window for pad, window in zip(pool_pads, pool, strict=True)):  # more is PyTorch's to refuse
+        conv = ConvSpec(kernel, strides, conv_pads(padding, kernel, strides, dilations), dilations, groups)
+        first = pooled_first(conv, pool, pool_strides, pool_pads, shifted)
+    pooling = (pool, pool_strides, pool_pads, ceil_mode, count_include_pad)
+    return (strides, padding, dilations, groups), pooling, first
+
+
+_kept = functools.lru_cache(4096)(_describe)  # torch.compile, which would ignore the cache, traces the function itself
+
+
+def conv_avg_pool(rank: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *arguments: Any) -> torch.Tensor:
+    """The functions of all ranks; arguments: from stride to count_include_pad, in the functions' order."""
+    asked = (rank, weight.shape[2:], *arguments, bias is not None)
+    try:
+        described = (_describe if torch.compiler.is_compiling() else _kept)(*asked)
+    except TypeError:  # a list among the arguments
+        described = _describe(*asked)
+    convolution, pooling, first = described
+    wrong = x.dim() not in (rank + 1, rank + 2) or not x.is_floating_point()  # which PyTorch's own operators say best
+    casts = torch.is_autocast_enabled(x.device.type)
+    wrong = wrong or casts and rank == 3 and x.device.type == "cpu"  # which averages in float32
+    slow = x.is_cuda and math.prod(pooling[0]) > MAX_KERNEL_WINDOW
+    if first is None or wrong or slow or is_exporting() or x.dtype != weight.dtype and not casts:
+        return plain.POOLS[rank](plain.CONVS[rank](x, weight, bias, *convolution), *pooling)
+    if x.dim() == rank + 1:
+        return pooled_conv_of((x.unsqueeze(0), weight, bias), first).squeeze(0)
+    return pooled_conv_of((x, weight, bias), first)
+
+
+@without_accumulation
+def conv_avg_pool1d(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, **arguments: Any) -> torch.Tensor:
+    """`conv_avg_pool2d` of one axis, by its keywords: x [N, C, L] or [C, L], weight [M, C/groups, k]."""
+    return conv_avg_pool2d(x, weight, bias, _rank=1, **arguments)
+
+
+@without_accumulation
+def conv_avg_pool2d(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    stride: Sizes = 1,
+    padding: Sizes | str = 0,
+    dilation: Sizes = 1,
+    groups: int = 1,
+    pool_size: Sizes,
+    pool_stride: Sizes | None = None,
+    pool_padding: Sizes = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    _rank: int = 2,
+) -> torch.Tensor:
+    """avg_pool2d(conv2d(x, weight, bias, stride, padding, dilation, groups), pool_size, pool_stride, pool_padding), with the
+    pooling done first where that is exact.
+
+    x is [N, C, H, W] or [C, H, W], weight [M, C/groups, kh, kw], bias [M]; the result is [N, M, h, w] or [M, h, w].  Arguments
+    are those of torch.nn.functional's conv2d and avg_pool2d: one number, or one for each axis; padding also "valid" or "same";
+    pool_stride=None is pool_size.  The result equals PyTorch's within the rounding of another order of summation.  It lies in
+    memory as PyTorch's would: channels last where x or the weight does.
+
+    Differentiable to any order.  Works under autocast, torch.compile, CUDA graphs and torch.func.  float32 is multiplied in TF32
+    where torch.backends.cudnn.allow_tf32 says so.
+
+    Raises OptionError for sizes that describe no convolution or pooling, and what PyTorch's operators raise.
+    """
+    pooling = (pool_size, pool_stride, pool_padding, ceil_mode, count_include_pad)
+    return conv_avg_pool(_rank, x, weight, bias, stride, padding, dilation, groups, *pooling)
+
+
+@without_accumulation
+def conv_avg_pool3d(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, **arguments: Any) -> torch.Tensor:
+    """`conv_avg_pool2d` of three axes, by its keywords: x [N, C, D, H, W] or [C, D, H, W], weight [M, C/groups, kd, kh, kw]."""
+    return conv_avg_pool2d(x, weight, bias, _rank=3, **arguments)
+
+
+# ---- modules ----
+
+
+class _ConvAvgPool(nn.modules.conv._ConvNd):
+    """The part that the modules share; the class beside it is torch.nn's convolution of the rank."""
 
     @without_accumulation
     def __init__(
@@ -32,31 +144,28 @@ class _ConvAvgPool:
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self.pool_size = sizes("pool_size", pool_size, self.rank, 1)
-        self.pool_stride = self.pool_size if pool_stride is None else sizes("pool_stride", pool_stride, self.rank, 1)
-        self.pool_padding = sizes("pool_padding", pool_padding, self.rank, 0)
+        rank = len(self.kernel_size)
+        self.pool_size = sizes("pool_size", pool_size, rank, 1)
+        self.pool_stride = self.pool_size if pool_stride is None else sizes("pool_stride", pool_stride, rank, 1)
+        self.pool_padding = sizes("pool_padding", pool_padding, rank, 0)
         self.ceil_mode, self.count_include_pad = ceil_mode, count_include_pad
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """The pooled convolution of `input`."""
-        conv: Any = self
-        x, padding = input, conv.padding
-        if conv.padding_mode != "zeros":
-            x, padding = F.pad(input, conv._reversed_padding_repeated_twice, mode=conv.padding_mode), 0
-        geometry = (conv.stride, padding, conv.dilation, conv.groups, self.pool_size, self.pool_stride, self.pool_padding)
-        return conv_avg_pool(self.rank, x, conv.weight, conv.bias, *geometry, self.ceil_mode, self.count_include_pad)
+        x, padding, rank = input, self.padding, len(self.kernel_size)
+        if self.padding_mode != "zeros":
+            x, padding = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode), 0
+        geometry = (self.stride, padding, self.dilation, self.groups, self.pool_size, self.pool_stride, self.pool_padding)
+        return conv_avg_pool(rank, x, self.weight, self.bias, *geometry, self.ceil_mode, self.count_include_pad)
 
     def extra_repr(self) -> str:
         """The convolution's arguments, then the pooling's."""
-        convolution: Any = super()
         names = ("pool_size", "pool_stride", "pool_padding", "ceil_mode", "count_include_pad")
-        return ", ".join([convolution.extra_repr(), *(f"{name}={getattr(self, name)!r}" for name in names)])
+        return ", ".join([super().extra_repr(), *(f"{name}={getattr(self, name)!r}" for name in names)])
 
 
 class ConvAvgPool1d(_ConvAvgPool, nn.Conv1d):
     """nn.Conv1d, then nn.AvgPool1d, as one layer: see `ConvAvgPool2d`."""
-
-    rank = 1
 
 
 class ConvAvgPool2d(_ConvAvgPool, nn.Conv2d):
@@ -67,46 +176,35 @@ class ConvAvgPool2d(_ConvAvgPool, nn.Conv2d):
     `convpool.torch.conv_avg_pool2d`.
     """
 
-    rank = 2
-
 
 class ConvAvgPool3d(_ConvAvgPool, nn.Conv3d):
     """nn.Conv3d, then nn.AvgPool3d, as one layer: see `ConvAvgPool2d`."""
 
-    rank = 3
 
-
-class _UpsampleConv:
+class _UpsampleConv(nn.modules.conv._ConvNd):
     """The part that the modules share; the class beside it is torch.nn's convolution of the rank."""
-
-    rank: int
 
     def __init__(
         self, in_channels: int, out_channels: int, kernel_size: Sizes, *, scale_factor: Sizes = 2, **options: Any
     ) -> None:
-        convolution: Any = super()
-        convolution.__init__(in_channels, out_channels, kernel_size, stride=1, dilation=1, groups=1, **options)
-        self.scale_factor = sizes("scale_factor", scale_factor, self.rank, 1)
+        super().__init__(in_channels, out_channels, kernel_size, stride=1, dilation=1, groups=1, **options)
+        self.scale_factor = sizes("scale_factor", scale_factor, len(self.kernel_size), 1)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """The convolution of the upsampled `input`."""
-        conv: Any = self
-        x, scales, padding = input, self.scale_factor, conv.padding
-        if conv.padding_mode != "zeros":
-            x, scales, padding = F.interpolate(x, scale_factor=[float(s) for s in scales]), (1,) * self.rank, 0
-            x = F.pad(x, conv._reversed_padding_repeated_twice, mode=conv.padding_mode)
-        return upsample_conv2d(x, conv.weight, conv.bias, scale_factor=scales, padding=padding, _rank=self.rank)
+        x, scales, padding = input, self.scale_factor, self.padding
+        if self.padding_mode != "zeros":
+            x, scales, padding = F.interpolate(x, scale_factor=[float(s) for s in scales]), (1,) * len(scales), 0
+            x = F.pad(x, self._reversed_padding_repeated_twice, mode=self.padding_mode)
+        return upsample_conv2d(x, self.weight, self.bias, scale_factor=scales, padding=padding, _rank=len(self.kernel_size))
 
     def extra_repr(self) -> str:
         """The convolution's arguments, then the upsampling's."""
-        convolution: Any = super()
-        return f"{convolution.extra_repr()}, scale_factor={self.scale_factor}"
+        return f"{super().extra_repr()}, scale_factor={self.scale_factor}"
 
 
 class UpsampleConv1d(_UpsampleConv, nn.Conv1d):
     """nn.Upsample, then nn.Conv1d, as one layer: see `UpsampleConv2d`."""
-
-    rank = 1
 
 
 class UpsampleConv2d(_UpsampleConv, nn.Conv2d):
@@ -117,10 +215,6 @@ class UpsampleConv2d(_UpsampleConv, nn.Conv2d):
     `convpool.torch.upsample_conv2d`; with another padding_mode than zeros PyTorch's two operators.
     """
 
-    rank = 2
-
 
 class UpsampleConv3d(_UpsampleConv, nn.Conv3d):
     """nn.Upsample, then nn.Conv3d, as one layer: see `UpsampleConv2d`."""
-
-    rank = 3

@@ -17,16 +17,17 @@ Without derivatives one kernel computes all parts.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 
+from convpool.algebra.geometry import ConvSpec, PoolSpec, pool_first
+from convpool.algebra.geometry import Ints as Tuple
 from convpool.torch import ended, gradients, kernels, plain
 
 Ints = Sequence[int]
@@ -52,46 +53,15 @@ _TYPES = (torch.Tensor, torch.nn.Parameter)
 # ---- the small convolution of a pair ----
 
 
-class Small(NamedTuple):
-    """The convolution of box means, as PyTorch's takes it; window: of the box means.
-
-    pads: begins, then ends, with which the box means are padded in front of it: none if PyTorch's convolution does that.
-    """
-
-    window: tuple[Ints, ...]
-    convolution: gradients.Geometry
-    pads: Ints
-    is_single: bool
-
-    def input(self, x: torch.Tensor, boxes: Any) -> torch.Tensor:
-        """Its input."""
-        z = x if self.is_single else boxes.box_mean(x, *self.window)
-        return F.pad(z, plain.torch_pads(self.pads)) if self.pads else z
-
-    def like_input(self, x: torch.Tensor) -> torch.Tensor:
-        """A tensor as its input, of any values."""
-        if self.is_single and not self.pads:
-            return x
-        z = _new(x, [*x.shape[:2], *plain.pooled_size(x.shape[2:], *self.window)], plain.memory_format(x))
-        return F.pad(z, plain.torch_pads(self.pads)) if self.pads else z
-
-    def at_box_means(self, d_z: torch.Tensor) -> torch.Tensor:
-        """A gradient at `input`, without its pads."""
-        return F.pad(d_z, plain.torch_pads([-pad for pad in self.pads])) if self.pads else d_z
-
-    def at_input(self, d_z: torch.Tensor, x: torch.Tensor, boxes: Any) -> torch.Tensor:
-        """A gradient at `input` as one at x."""
-        d_z = self.at_box_means(d_z)
-        return d_z if self.is_single else boxes.box_mean_adjoint(d_z, x.shape[2:], *self.window)
+def pair_of(conv: ConvSpec, pool: Tuple, strides: Tuple) -> tuple:
+    """The arguments of `pooled_conv` behind its tensors: window, convolution, no ReLU."""
+    return arguments_of(*pool_first.__wrapped__(conv, PoolSpec(pool, strides, (0, 0) * len(pool), (1,) * len(pool))))
 
 
-@functools.lru_cache(4096)
-def _small(geometry: tuple) -> Small:
-    window, (strides, pads, dilations, groups) = geometry[:4], geometry[4:8]
-    rank = len(strides)
-    even = pads[:rank] == pads[rank:]
-    convolution = (strides, pads[:rank] if even else (0,) * rank, dilations, groups)
-    return Small(window, convolution, () if even else pads, plain.is_single(*window[:3]))
+def arguments_of(box: PoolSpec, conv: ConvSpec) -> tuple:
+    """The same, of the box means and the convolution behind them."""
+    window = (box.kernel_shape, box.strides, box.pads, box.dilations)
+    return (*window, conv.strides, conv.pads, conv.dilations, conv.group, False)
 
 
 def _home(t: torch.Tensor) -> Any:
@@ -106,11 +76,26 @@ def _boxes(grad: torch.Tensor) -> Any:
     return not torch.is_grad_enabled() and _home(grad) or _ops
 
 
+def _at_means(
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, geometry: tuple, needs: Sequence[bool]
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    """The gradients at the box means, the weight and the bias, None for those that are not asked for."""
+    window, (strides, pads, dilations, groups), rank = geometry[:4], geometry[4:8], x.dim() - 2
+    z, even = x, pads[:rank] == pads[rank:]
+    if not plain.is_single(*window[:3]):  # without the weight's gradient the shape and order alone count
+        z = _boxes(grad).box_mean(x, *window) if needs[1] else _fake_box_mean(x, *window)
+    if not even:
+        z = F.pad(z, plain.torch_pads(pads))
+    convolution = (strides, pads[:rank] if even else (0,) * rank, dilations, groups)
+    d_z, d_weight, d_bias = gradients.of_convolution(grad, z, weight, convolution, needs)
+    return d_z if d_z is None or even else F.pad(d_z, plain.torch_pads([-pad for pad in pads])), d_weight, d_bias
+
+
 def pair_gradients(
     grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, geometry: tuple, needs: Sequence[bool]
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """The gradients at x, weight and bias, None for those that are not asked for; differentiable."""
-    small, records = _small(geometry), torch.is_grad_enabled()
+    records, is_single = torch.is_grad_enabled(), plain.is_single(*geometry[:3])
     if not gradients.is_batched(grad):
         grad = grad.contiguous(memory_format=plain.result_format(x, weight))  # copied once for all who read it
     if isinstance(grad, FunctionalTensor) and not records:
@@ -118,17 +103,16 @@ def pair_gradients(
         # channels they cost nothing.
         together = needs[1] and needs[2] and gradients.has_few_channels(weight, True)
         d_z, d_weight, d_bias = _ops.pooled_conv_gradients(grad, x, weight, *geometry[:8], needs[0], needs[1], together)
-        d_x = d_z if small.is_single or not needs[0] else _fusible_adjoint(d_z, x, *small.window)
+        d_x = d_z if is_single or not needs[0] else _fusible_adjoint(d_z, x, *geometry[:4])
         alone = gradients.channel_sums(grad) if needs[2] and not together else None
         return d_x if needs[0] else None, d_weight if needs[1] else None, d_bias if together else alone
     if records and type(grad) is torch.Tensor:  # for PyTorch's own autograd
         d_input = _gradient(grad, weight, x.detach(), geometry, 0) if needs[0] else None
         d_weight = _gradient(grad, x, weight.detach(), geometry, 1) if needs[1] else None
         return d_input, d_weight, gradients.channel_sums(grad) if needs[2] else None
-    boxes = _boxes(grad)
-    z = small.input(x, boxes) if needs[1] else small.like_input(x)
-    d_z, d_weight, d_bias = gradients.of_convolution(grad, z, weight, small.convolution, needs)
-    return None if d_z is None else small.at_input(d_z, x, boxes), d_weight, d_bias
+    d_z, d_weight, d_bias = _at_means(grad, x, weight, geometry, needs)
+    d_x = d_z if is_single or d_z is None else _boxes(grad).box_mean_adjoint(d_z, x.shape[2:], *geometry[:4])
+    return d_x, d_weight, d_bias
 
 
 class _Pair(torch.autograd.Function):
@@ -158,13 +142,10 @@ class _Gradient(torch.autograd.Function):
         ctx: Any, grad: torch.Tensor, other: torch.Tensor, like: torch.Tensor, geometry: tuple, number: int
     ) -> torch.Tensor:
         ctx.save_for_backward(grad, other)
-        ctx.number, ctx.geometry, small, boxes = number, geometry, _small(geometry), _boxes(grad)
-        if number:
-            z, weight, needs = small.input(other, boxes), like, (False, True, False)
-        else:
-            z, weight, needs = small.like_input(like), other, (True, False, False)
-        found: Any = gradients.of_convolution(grad, z, weight, small.convolution, needs)
-        return found[1] if number else small.at_input(found[0], like, boxes)
+        ctx.number, ctx.geometry = number, geometry
+        x, weight = (other, like) if number else (like, other)
+        found: Any = pair_gradients(grad, x, weight, geometry, (number == 0, number == 1, False))
+        return found[number]
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
@@ -222,12 +203,6 @@ convolve = super(torch.autograd.Function, _Convolution).apply
 """PyTorch's convolution of x, weight and bias, by its geometry, with fast second derivatives.  Nothing intercepts operators."""
 
 
-def _recorded(tensors: Any, geometry: tuple, pair: Callable = lambda *given: _apply(*given, _run)) -> torch.Tensor:
-    """The operator with derivatives: `pair`, and PyTorch's ReLU."""
-    y = pair(*tensors, (*geometry[:8], False))
-    return torch.relu(y) if geometry[8] else y
-
-
 def _needs_gradients(tensors: Sequence[Any]) -> bool:
     return torch.is_grad_enabled() and any([t is not None and t.requires_grad for t in tensors])
 
@@ -235,10 +210,10 @@ def _needs_gradients(tensors: Sequence[Any]) -> bool:
 def _with_autograd(*inputs: Any) -> torch.Tensor:
     """The operator's implementation in front of PyTorch's autograd."""
     tensors, geometry = inputs[:3], kernels.frozen(inputs[3:])
-    if _needs_gradients(tensors):
-        return _recorded(tensors, geometry)
-    with torch._C._AutoDispatchBelowAutograd():
-        return _ops.pooled_conv(*inputs)
+    if not _needs_gradients(tensors):
+        return _run(tensors, geometry)
+    y = _apply(*tensors, (*geometry[:8], False), _run)
+    return torch.relu(y) if geometry[8] else y  # a compiler sees PyTorch's
 
 
 LIBRARY.impl("pooled_conv", _with_autograd, "Autograd")
@@ -275,7 +250,7 @@ def pooled_conv_of(tensors: tuple, geometry: tuple) -> torch.Tensor:
     if unwatched(x, weight, "cuda" if x.is_cuda else x.device.type):
         return _apply(*tensors, geometry, _run) if _needs_gradients(tensors) else _run(tensors, geometry)
     if is_exporting() or not torch.compiler.is_compiling() and are_transforms_active():
-        return _recorded(cast_for_autocast(tensors), geometry, lambda x, w, b, g: plain.pooled_conv(x, w, b, *g))
+        return plain.pooled_conv(*cast_for_autocast(tensors), *geometry)
     return _ops.pooled_conv(*tensors, *geometry)
 
 
@@ -395,13 +370,10 @@ def _gradients_for_compilers(grad: torch.Tensor, x: torch.Tensor, weight: torch.
     """The gradients at the box means, the weight and the bias; empty those that are not asked for.
 
     One operator for all: they are two branches of a CUDA graph then, whatever a compiler makes of what is around it."""
-    small, needs = _small((*map(tuple, rest[:7]), rest[7])), rest[8:]
     with torch.no_grad():
-        z = small.input(x, _boxes(grad)) if needs[1] else small.like_input(x)
-        d_z, d_weight, d_bias = gradients.of_convolution(grad, z, weight, small.convolution, needs)
-        d_z = None if d_z is None else small.at_box_means(d_z)
+        given = _at_means(grad, x, weight, (*map(tuple, rest[:7]), rest[7]), rest[8:])
     found = plain.result_format(x, weight)
-    made = [grad.new_empty(0) if t is None else t for t in (d_z, d_weight, d_bias)]
+    made = [grad.new_empty(0) if t is None else t for t in given]
     return tuple(t.contiguous(memory_format=found) if t.dim() > 1 else t for t in made)
 
 

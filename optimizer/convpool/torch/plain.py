@@ -8,19 +8,49 @@ float16 and bfloat16 are summed in float32.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from convpool.algebra.geometry import Ints as Tuple
+from convpool.algebra.geometry import same_pads
 from convpool.errors import OptionError
 
 Ints = Sequence[int]
+Sizes = int | Sequence[int]
 
 CONVS = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
 HALF_TYPES = (torch.float16, torch.bfloat16)
 POOLS = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
+
+
+def sizes(name: str, value: Any, rank: int, least: int) -> Tuple:
+    """One number for every axis, or one for each; OptionError otherwise."""
+    given = tuple(value) if isinstance(value, (tuple, list)) else (value,) * rank
+    if len(given) == 1:
+        given *= rank
+    try:
+        found = tuple(operator.index(v) for v in given)
+    except TypeError:
+        raise OptionError(f"{name}: no whole numbers; got {value!r}, expected one, or {rank}") from None
+    if len(found) != rank or min(found) < least:
+        raise OptionError(f"{name}: wrong numbers; got {value!r}, expected one, or {rank}, of at least {least}")
+    return found
+
+
+def conv_pads(padding: Any, kernel: Tuple, strides: Tuple, dilations: Tuple) -> Tuple:
+    """Begins, then ends, of PyTorch's padding argument, a word included."""
+    rank = len(kernel)
+    if not isinstance(padding, str):
+        return sizes("padding", padding, rank, 0) * 2
+    if padding == "valid":
+        return (0,) * (2 * rank)
+    if padding != "same" or any(s != 1 for s in strides):
+        raise OptionError(f"padding: got {padding!r} with strides {strides}, expected numbers, 'valid', or 'same' with stride 1")
+    return same_pads("SAME_UPPER", kernel, strides, dilations, None)
 
 
 def memory_format(x: torch.Tensor) -> torch.memory_format:

@@ -27,21 +27,23 @@ from convpool.report import Report
 from convpool.rules.base import windows
 from convpool.torch import plain
 from convpool.torch.changes import changes, held_by_changes, value_of
-from convpool.torch.functional import arguments_of
 from convpool.torch.kinds import DOMAIN, RESULT, Skeleton, translate_call
+from convpool.torch.pairs import arguments_of
 from convpool.torch.upsampling import upsample_conv_of
 
 POOLED_CONV, BOX_MEAN = torch.ops.convpool.pooled_conv, torch.ops.convpool.box_mean
 
 
 class Unmapped(Exception):
-    """The rewritten model has a node that the graph cannot say."""
+    """The graph or the rewritten model has something that the other cannot say."""
 
 
-def plan(graph: fx.Graph, options: OptimizeOptions, stay: Collection[str] = ()) -> tuple[bool, Report, dict[str, str]]:
-    """Rewrite the graph; whether it has changed, the report, and the convolutions that were rewritten, by name, with the rules.
+def plan(graph: fx.Graph, options: OptimizeOptions, stay: Collection[str] = ()) -> tuple[Report, dict[str, str]]:
+    """Rewrite the graph; the report, and the convolutions that were rewritten, by name, with the rules.
 
     stay: names of those that are not.  Raises Unmapped, ModelError; the graph is of no use then."""
+    if any(isinstance(value := value_of(node), torch.Tensor) and value.is_complex() for node in graph.nodes):
+        raise Unmapped("complex numbers")
     held = held_by_changes(graph)
     skeleton = Skeleton(graph)
     for node in graph.nodes:
@@ -63,7 +65,7 @@ def plan(graph: fx.Graph, options: OptimizeOptions, stay: Collection[str] = ()) 
     if result.changed:
         Rebuilding(skeleton, result.model).run()
     rules = {site.conv: site.rule for site in result.report.sites if site.status == "rewritten"}
-    return result.changed, result.report, {node.name: rules[name] for name, node in skeleton.labels.items() if name in rules}
+    return result.report, {node.name: rules[name] for name, node in skeleton.labels.items() if name in rules}
 
 
 class Rebuilding:
@@ -128,7 +130,11 @@ class Rebuilding:
         elif is_op(node, "AveragePool"):
             self._give(node, *self._average(node, values))
         elif is_op(node, "GlobalAveragePool"):
-            self._give(node, torch.mean, (self._read(node.input[0]), self._spatial(node.input[0]), True))
+            x = self._read(node.input[0])
+            shape = self._skeleton.shape(x)
+            if shape is None:
+                raise Unmapped("a mean of unknown rank")
+            self._give(node, torch.mean, (x, tuple(range(2, len(shape))), True))
         elif is_op(node, "Squeeze"):
             axes = numpy_helper.to_array(self._constants[node.input[1]])
             self._give(node, torch.squeeze, (self._read(node.input[0]), tuple(int(axis) for axis in axes)))
@@ -228,13 +234,3 @@ class Rebuilding:
         if plain.pools_rightly(value_of(x), kernel, pads, dilations):
             return plain.POOLS[rank], (x, kernel, strides, pads[:rank], False, True)
         return BOX_MEAN, (x, kernel, strides, pads, dilations)
-
-    def _spatial(self, name: str) -> tuple[int, ...]:
-        """The spatial axes of a tensor that is pooled as a whole and read by a convolution."""
-        readers = {output for node in self._model.graph.node if name in node.input for output in node.output}
-        convs = [node for node in self._model.graph.node if is_op(node, "Conv") and node.input[0] in readers]
-        shape = self._skeleton.shape(self._env.get(self._crossed(name)))
-        if not convs and shape is None:
-            raise Unmapped("a mean of unknown rank")
-        rank = len(attributes(convs[0])["kernel_shape"]) if convs else len(shape or ()) - 2
-        return tuple(range(2, rank + 2))

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from convpool.algebra.geometry import ConvSpec, Ints
 from convpool.errors import OptionError
 from convpool.torch import gradients, kernels, pairs, plain
-from convpool.torch.functional import Sizes, conv_pads, pair_of, sizes
+from convpool.torch.plain import Sizes, conv_pads, sizes
 
 _TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 SUM_MACS = {"cpu": 320, "cuda": 640}
@@ -110,7 +110,7 @@ _apply = super(torch.autograd.Function, _UpsampleConv).apply  # without PyTorch'
 def _gradient_pair(kernel: Ints, scales: Ints, pads: Ints) -> tuple:
     """The pair that makes the gradient at x."""
     ones = (1,) * len(scales)
-    return pair_of(ConvSpec(kernel, ones, _around(kernel, pads), ones, 1), scales, scales)
+    return pairs.pair_of(ConvSpec(kernel, ones, _around(kernel, pads), ones, 1), scales, scales)
 
 
 def _turned(weight: torch.Tensor, factor: int, like: torch.Tensor | None = None) -> torch.Tensor:
