@@ -33,7 +33,7 @@ from convpool.torch.upsampling import upsample_conv_of
 # Microseconds of a training step on H100s (benchmarks/log.md), without and with a penalty; the host is a slow one.
 HOST_US, UNRECORDED_US = {False: 105, True: 200}, 36
 """The host's for an operator of PyTorch's, with derivatives and without."""
-PAIR_US, POOLED_US, UPSAMPLED_US, CONVOLUTION_US = {False: 250, True: 350}, 100, 550, 100
+PAIR_US, POOLED_US, UPSAMPLED_US, CONVOLUTION_US = {False: 250, True: 700}, 100, 550, 250
 """The host's for a pair by kernels, one by pooled weights with a penalty, an upsampled convolution, or one with convpool's second
 derivatives, beyond PyTorch's."""
 OPERATOR, CONVOLUTION, UPSAMPLED, SAVED = (12.5, 3.6, 0), (16, 10.5, 2), (0, 4.5, 2.5), 0.75

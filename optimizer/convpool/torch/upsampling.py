@@ -30,9 +30,9 @@ _TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose
 SUM_MACS = {"cpu": 320, "cuda": 640}
 """Multiply-adds that take as long as making one tap of the summed weights: 256 pixels of 3x3 kernels and a factor of 2, on a GPU
 512."""
-CHANNELS, GPU_CHANNELS = {False: 24, True: 64}, (4, 12)
+CHANNELS, GPU_CHANNELS, MANY_OUTPUTS = {False: 24, True: 64}, (4, 12), 64
 """Input channels from which on a CPU's transposed convolutions are faster, without gradients and with; and a GPU's, of which the
-second is for float32 without gradients that does not have the channels last."""
+second is without gradients for fewer outputs than many."""
 LARGE = 1 << 20
 """Numbers of an upsampled map from which on a kernel of the library makes it."""
 
@@ -157,8 +157,8 @@ def _upsampled(x: torch.Tensor, scales: Ints) -> torch.Tensor:
 
 def _pays(x: torch.Tensor, weight: torch.Tensor, scales: Ints) -> bool:
     """Return True if the sums of weights take less than they save."""
-    recorded, dense = torch.is_grad_enabled(), x.dtype == torch.float32 and plain.memory_format(x) == torch.contiguous_format
-    if x.shape[1] < (GPU_CHANNELS[dense and not recorded] if x.is_cuda else CHANNELS[recorded]):
+    recorded = torch.is_grad_enabled()
+    if x.shape[1] < (GPU_CHANNELS[weight.shape[0] < MANY_OUTPUTS and not recorded] if x.is_cuda else CHANNELS[recorded]):
         return False
     kernel, pixels = tuple(weight.shape[2:]), x.shape[0] * math.prod(x.shape[2:])
     after = math.prod(k + s - 1 for k, s in zip(kernel, scales, strict=True))
@@ -200,7 +200,7 @@ def upsample_conv2d(
 
     Differentiable to any order; autocast works.  PyTorch's two operators run under torch.compile, torch.func and torch.export,
     and where they are faster: below 256 pixels of all samples for 3x3 and a factor of 2, on a GPU 512; below 24 channels, 64
-    with gradients, on a GPU 4, or 12 in float32 without gradients and not channels last.
+    with gradients, on a GPU 4, or 12 without gradients for fewer than 64 outputs.
 
     Raises OptionError for sizes that describe no upsampling, and what PyTorch's operators raise.
     """
