@@ -17,6 +17,10 @@ CUDA_SOURCES := $(shell find plugin -type f ! -name '*.pyc')
 demo: $(VENV)/.demo
 	$(BIN)/python -m benchmarks demo
 
+# Files of tests run side by side: threads of a matrix product would wait for one another.
+test test-oldest test-torch: export OMP_NUM_THREADS = 1
+test test-oldest test-torch: export OPENBLAS_NUM_THREADS = 1
+
 # The tests build with the CMake and Ninja of the environment.  Two files of them run at a time.
 test: install lint site
 	PATH="$(abspath $(BIN)):$$PATH" $(if $(NVCC),CONVPOOL_PLUGIN_BUILD=$(CUDA_BUILD)) $(BIN)/python -m pytest -n 2 --dist loadfile
