@@ -15,7 +15,7 @@ torch = require_torch()
 import torch.nn.functional as F  # noqa: E402
 
 import convpool.torch  # noqa: E402
-from convpool.torch import gradients, kernels, plain  # noqa: E402
+from convpool.torch import kernels, pairs, plain  # noqa: E402
 from convpool.torch.pairs import convolved  # noqa: E402
 from models.torch_discriminators import SNGAN, WGANGP32, gradient_penalty  # noqa: E402
 from tests.support.torch_gpu import DTYPES, LAST, by_replays, gpu, on_gpu, replayed  # noqa: E402, F401
@@ -141,7 +141,7 @@ def test_a_convolution_beside_pairs(relu, options, last, dtype):
 def test_sums_of_channels(shape, dtype):
     grad = on_gpu(shape, dtype, True)
     expected = grad.double().sum([0, *range(2, grad.dim())])
-    error = (gradients.channel_sums(grad).double() - expected).abs().max()
+    error = (pairs.channel_sums(grad).double() - expected).abs().max()
     assert error <= 2 * torch.finfo(dtype).eps * grad.double().abs().sum([0, *range(2, grad.dim())]).max()
 
 

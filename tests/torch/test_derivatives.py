@@ -15,7 +15,7 @@ from torch._dynamo.backends.common import aot_autograd  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import convpool.torch  # noqa: E402
-from convpool.torch import conv_avg_pool2d, gradients, kernels, optimize, pairs, plain, upsampling  # noqa: E402
+from convpool.torch import conv_avg_pool2d, kernels, optimize, pairs, plain, upsampling  # noqa: E402
 from tests.support.torch_gpu import gpu  # noqa: E402, F401
 from tests.support.torch_modules import Forward  # noqa: E402
 
@@ -126,12 +126,12 @@ def test_while_a_graph_is_captured_only_gradients_that_are_asked_for_are_made(ca
     """Elsewhere whoever asks for one parameter is taken to ask for all: PyTorch's answer takes the host long."""
     asked = []
 
-    def wanted(*arguments, known=gradients.wanted):
+    def wanted(*arguments, known=pairs.wanted):
         asked.append(known(*arguments))
         return asked[-1]
 
-    monkeypatch.setattr(gradients, "wanted", wanted)
-    monkeypatch.setattr(gradients, "_is_capturing", lambda: captures)
+    monkeypatch.setattr(pairs, "wanted", wanted)
+    monkeypatch.setattr(pairs, "_is_capturing", lambda: captures)
     x, weight = torch.randn(2, 3, 5, 5), torch.randn(3, 3, 1, 1)
     weights, biases = zip(*((weight.clone().requires_grad_(), torch.randn(3).requires_grad_()) for _ in range(3)), strict=True)
     y = x

@@ -18,7 +18,7 @@ import torch.nn.functional as F  # noqa: E402
 import convpool.torch  # noqa: E402
 from convpool.options import OptimizeOptions  # noqa: E402
 from convpool.torch import eager, kernels  # noqa: E402
-from convpool.torch.backend import Captured, _copy, _planned  # noqa: E402
+from convpool.torch.backend import Captured, _planned, copied  # noqa: E402
 from convpool.torch.pairs import convolved, pooled_conv_of  # noqa: E402
 from convpool.torch.upsampling import upsample_conv_of  # noqa: E402
 from models import torch_discriminators as networks  # noqa: E402
@@ -188,8 +188,8 @@ def ready(targets, in_steps=True, second=False):
     second: with second derivatives of convpool's."""
 
     def backend(module, inputs):
-        graph = _copy(module.graph)
-        assert _planned(graph, OptimizeOptions(), Captured(""))
+        graph, pairs = _planned(module.graph, OptimizeOptions(), Captured(""))
+        assert pairs
         convolutions = {node.name for node in module.graph.nodes if node.target is torch.conv2d and second}
         run = eager.ready(module, graph, in_steps=convolutions if in_steps else None)
         targets.extend(node.target for node in run.__self__.graph.nodes if node.op == "call_function")
@@ -309,7 +309,7 @@ def test_what_a_graph_for_captures_computes_at_once():
         return b + F.relu(c) * c
 
     def backend(module, inputs):
-        graph = _copy(as_on_a_gpu(module.graph))
+        graph = copied(as_on_a_gpu(module.graph))
         eager.give_derivatives(graph)
         activations.extend(node.kwargs["relu"] for node in graph.find_nodes(op="call_function", target=convolved))
         return torch.fx.GraphModule(module, graph).forward

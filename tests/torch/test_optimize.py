@@ -276,7 +276,7 @@ def test_wrong_arguments(arguments, options, words):
 
 
 def test_excluded_by_name():
-    module = nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.AvgPool2d(2))
+    module = nn.Sequential(nn.Conv2d(4, 8, 3, padding=1, padding_mode="circular"), nn.AvgPool2d(2))
     assert [site.status for site in optimize(module, X, exclude="0")[1].sites] == ["excluded"]
     assert "nothing" in " ".join(optimize(module, X, exclude="nothing")[1].warnings)
 

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from convpool.cuda import spectral_norm as of_library  # noqa: E402
 from convpool.torch import kernels, spectral  # noqa: E402
-from convpool.torch.backend import PoolFirst, _copy  # noqa: E402
+from convpool.torch.backend import PoolFirst, copied  # noqa: E402
 from tests.support.torch_gpu import as_on_a_gpu, gpu, on_gpu, replayed  # noqa: E402, F401
 from tests.support.torch_modules import Doubled, Forward  # noqa: E402
 
@@ -42,7 +42,7 @@ def compiled(net, monkeypatch, inner=None):
     torch._dynamo.reset()
 
     def backend(module, inputs):
-        graph = _copy(as_on_a_gpu(module.graph))
+        graph = copied(as_on_a_gpu(module.graph))
         counts.append(len(spectral.find(graph)))
         call = ops.normalized_weights.default if inner else spectral.normalized
         spectral.normalize_at_once(graph, call)

@@ -11,6 +11,7 @@ a function that runs under PyTorch's own autograd: hooks, autocast, second deriv
 from __future__ import annotations
 
 import functools
+import hashlib
 import linecache
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,14 +20,15 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from convpool.errors import ModelError, OptionError
-from convpool.options import OptimizeOptions
+from convpool.options import OptimizeOptions, options_for
 from convpool.report import Report
 from convpool.torch import eager, spectral
 from convpool.torch.changes import changed_inputs, is_of_module, value_of
 from convpool.torch.ended import warn
-from convpool.torch.plan import Unmapped, plan
+from convpool.torch.plan import Unmapped, copied, plan
 
 
 @dataclass
@@ -69,16 +71,15 @@ class PoolFirst:
         """A function that runs the module's graph with its pairs rewritten, the graph itself where nothing changes.
 
         With gradients a GPU has two graphs: for captures, and for eager steps."""
-        graph = _copy(module.graph)
-        pairs = _planned(graph, self.options, seen)
-        if not pairs:
+        graph, pairs = _planned(module.graph, self.options, seen)
+        if graph is None or not pairs:
             return module.forward
         place = eager.place_of_batch(module.graph)
         if place is None or not torch.is_grad_enabled():
             return _guarded(module, eager.ready(module, graph))
         eager.give_derivatives(graph)
         prepared = eager.ready(module, graph)
-        kept = _copy(module.graph)  # TorchDynamo takes from its graph what it knows of the inputs
+        kept = copied(module.graph)  # TorchDynamo takes from its graph what it knows of the inputs
         alone = functools.partial(_eager_step, module, kept, pairs, self.options)
         return _guarded(module, eager.by_stream(alone, prepared, place))
 
@@ -90,48 +91,42 @@ def _eager_step(
 
     pairs: the convolutions of the graph that can be rewritten, by their names, with the rules."""
     taken, second = eager.gaining(graph, pairs, scale)
-    copied = _copy(graph)
-    if taken | second and _planned(copied, options, Captured(""), pairs.keys() - taken) is None:
+    made = _planned(graph, options, Captured(""), pairs.keys() - taken)[0] if taken | second else copied(graph)
+    if made is None:
         return module.forward
-    if taken | second and eager.may_have_penalty(copied):
+    if taken | second and eager.may_have_penalty(made):
         # for those that are asked for, and those that the rules have made of pairs
-        kept = {node.name for node in graph.nodes} - second
-        eager.give_derivatives(copied, [node for node in copied.nodes if node.name not in kept])
-    return eager.ready(module, copied, in_steps=second)
+        eager.give_derivatives(made, [node for node in made.nodes if node.name in second or "convolution" in node.meta])
+    return eager.ready(module, made, in_steps=second)
 
 
-def _copy(graph: fx.Graph) -> fx.Graph:
-    """The graph again; its nodes have the same names."""
-    copied = fx.Graph(graph.owning_module)
-    copied.output(copied.graph_copy(graph, {}))
-    return copied
+def _planned(
+    graph: fx.Graph, options: OptimizeOptions, seen: Captured, stay: Collection[str] = ()
+) -> tuple[fx.Graph | None, dict[str, str]]:
+    """The rewritten graph, and the convolutions that were rewritten, with the rules; those of `stay` are not.
 
-
-def _planned(graph: fx.Graph, options: OptimizeOptions, seen: Captured, stay: Collection[str] = ()) -> dict[str, str] | None:
-    """Rewrite the graph; the convolutions that were rewritten, with the rules; those of `stay` are not.
-
-    None where the graph is of no use, and the original is to run: whatever is wrong with it."""
+    None where the original is to run: whatever is wrong with the graph."""
     try:
-        report, pairs = plan(graph, options, stay)
+        made, report, pairs = plan(graph, options, stay)
     except (Unmapped, ModelError) as error:
         seen.errors.append(f"the graph stays as it is: {error}")
-        return None
+        return None, {}
     seen.reports.append(report)
-    return pairs
+    return made, pairs
 
 
 def _rewrite_in_place(graph: fx.Graph, options: OptimizeOptions, seen: Captured) -> None:
     """Rewrite the pairs of a graph for a compiler.  Its inputs stay: TorchDynamo has attributes of its own on them."""
-    copied = _copy(graph)
-    if not _planned(copied, options, seen):
+    rewritten, pairs = _planned(graph, options, seen)
+    if rewritten is None or not pairs:
         return
-    eager.run_by_library(copied)
-    spectral.normalize_at_once(copied, torch.ops.convpool.normalized_weights.default)
+    eager.run_by_library(rewritten)
+    spectral.normalize_at_once(rewritten, torch.ops.convpool.normalized_weights.default)
     for node in reversed(graph.nodes):
         if node.op != "placeholder":
             graph.erase_node(node)
-    made = dict(zip(copied.find_nodes(op="placeholder"), graph.nodes, strict=True))
-    for node in copied.nodes:
+    made = dict(zip(rewritten.find_nodes(op="placeholder"), graph.nodes, strict=True))
+    for node in rewritten.nodes:
         made[node] = made.get(node) or graph.node_copy(node, made.__getitem__)
 
 
@@ -140,14 +135,12 @@ def _rewrite_in_place(graph: fx.Graph, options: OptimizeOptions, seen: Captured)
 
 def _guarded(module: fx.GraphModule, run: Callable) -> Callable:
     """`run`, but the module where an argument shares memory with a tensor of the module's, and the graph changes one of them."""
-    graph, original = module.graph, module.forward
-    inputs = [node for node in graph.find_nodes(op="placeholder") if isinstance(value_of(node), torch.Tensor)]
-    places = {node: number for number, node in enumerate(graph.find_nodes(op="placeholder"))}
-    changing = changed_inputs(graph)
-    changed = [node for node in inputs if node in changing]
-    arguments = [places[node] for node in inputs if not is_of_module(node)]
-    any_own = any(not is_of_module(node) for node in changed)
-    own = [places[node] for node in (inputs if any_own else changed) if is_of_module(node)]
+    original, inputs = module.forward, list(enumerate(module.graph.find_nodes(op="placeholder")))
+    places = {node: place for place, node in inputs if isinstance(value_of(node), torch.Tensor)}
+    changed = places.keys() & changed_inputs(module.graph)
+    an_argument = any(not is_of_module(node) for node in changed)
+    arguments = [place for node, place in places.items() if not is_of_module(node)]
+    own = [place for node, place in places.items() if is_of_module(node) and (an_argument or node in changed)]
     if not own or not arguments:
         return run
 
@@ -231,13 +224,26 @@ def convpool(
     inner, exclude = given.pop("inner", "inductor" if mode else None), given.pop("exclude", ())
     if inner not in (None, "inductor"):
         raise OptionError(f"inner: got {inner!r}, expected None or 'inductor'")
-    asked = OptimizeOptions(exclude=(exclude,) if isinstance(exclude, str) else tuple(exclude))
     if given and inner is None:
         raise OptionError(f"options: got {', '.join(given)}, expected 'inner': 'inductor' with them")
-    return PoolFirst(asked, torch._TorchCompileInductorWrapper(mode, given, None) if inner else None)(module, example_inputs)
+    compiler = torch._TorchCompileInductorWrapper(mode, given, None) if inner else None
+    return PoolFirst(options_for(exclude=exclude), compiler)(module, example_inputs)
+
+
+class InductorPass(CustomGraphPass):
+    """A pass of inductor over a graph before autograd."""
+
+    def __call__(self, graph: fx.Graph) -> None:
+        """Rewrite the pairs of the graph."""
+        _rewrite_in_place(graph, OptimizeOptions(), Captured(""))
+
+    def uuid(self) -> Any:
+        """A digest of the package's files, by which inductor's cache tells this pass from another."""
+        files = sorted(Path(__file__).parents[1].rglob("*.py"))
+        return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
 def compile_options(*, accumulation: Any = None) -> dict[str, Any]:
     """Options for torch.compile, by which inductor rewrites the pairs that it captures.  Ends with release 0.4."""
     warn("compile_options", "use backend='convpool' with options={'inner': 'inductor'}")
-    return {"pre_grad_custom_pass": lambda graph: _rewrite_in_place(graph, OptimizeOptions(), Captured(""))}
+    return {"pre_grad_custom_pass": InductorPass()}

@@ -28,8 +28,8 @@ from torch.utils import _pytree as pytree
 
 from convpool.algebra.geometry import Refusal, refuse
 
-IN_PLACE = {getattr(operator, name) for name in dir(operator) if name.startswith("i") and hasattr(operator, "__" + name + "__")}
-IN_PLACE -= {operator.inv, operator.invert, operator.index, getattr(operator, "is_", None)}
+_OPERATORS = "iadd iand iconcat ifloordiv ilshift imatmul imod imul ior ipow irshift isub itruediv ixor setitem".split()
+IN_PLACE = {getattr(operator, name) for name in _OPERATORS}
 _UPDATES = {"batch_norm": "training", "instance_norm": "use_input_stats", "embedding": "max_norm", "embedding_bag": "max_norm"}
 """Functions that may change their second and third input, statistics or rows of a table, and the argument that says so."""
 
@@ -58,8 +58,7 @@ def changes(node: fx.Node) -> list[fx.Node]:
         return outs
     if node.op not in ("call_function", "call_method"):
         return list(node.all_input_nodes) if node.op == "call_module" else []
-    target = node.target
-    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    target, name = node.target, _name(node)
     if any(schema.is_mutable for schema in _schemas(target)) or name in _OPAQUE or not _is_known(target):
         return list(node.all_input_nodes)
     if name in _UPDATES:
@@ -76,7 +75,7 @@ def changes(node: fx.Node) -> list[fx.Node]:
     in_place = name.endswith("_") and not name.endswith("__") and name != "requires_grad_" or name == "__setitem__"
     if in_place and node.args and isinstance(node.args[0], (list, tuple)):  # torch._foreach_mul_ and its like
         return list(dict.fromkeys(item for item in node.args[0] if isinstance(item, fx.Node)))
-    in_place = in_place or target in IN_PLACE or target is operator.setitem or bool(node.kwargs.get("inplace"))
+    in_place = in_place or target in IN_PLACE or bool(node.kwargs.get("inplace"))
     in_place = in_place or len(node.args) > 1 and node.args[-1] is True and "inplace" in _parameters(target)[-1:]
     return first if in_place else []
 

@@ -28,7 +28,7 @@ from convpool.torch.changes import contexts_of, is_of_module, value_of
 from convpool.torch.kernels import frozen
 from convpool.torch.pairs import POOLED_CONV, convolved, pooled_conv_of, suits
 from convpool.torch.plain import CONVS, POOLS, torch_pads
-from convpool.torch.upsampling import upsample_conv_of
+from convpool.torch.upsampling import convolves_first, upsample_conv_of
 
 # Microseconds of a training step on H100s (benchmarks/log.md), without and with a penalty; the host is a slow one.
 HOST_US, UNRECORDED_US = {False: 105, True: 200}, 36
@@ -71,8 +71,11 @@ def ready(module: fx.GraphModule, graph: fx.Graph, *, in_steps: Collection[str] 
     pairs of larger ones on large maps are convolved by pooled ones."""
     penalty, eager = torch.is_grad_enabled() and may_have_penalty(graph), in_steps is not None
     for node in list(graph.nodes):
-        operators = _upsampled_last(*node.args) if eager and node.target is upsample_conv_of else None
-        if node.target is POOLED_CONV:
+        operators: list[tuple] | None = None  # PyTorch's, one after the other: each with its arguments but the first
+        if eager and node.target is upsample_conv_of and convolves_first(value_of(node.args[1])):
+            _, weight, bias, scales, _ = node.args
+            operators = [(CONVS[len(scales)], weight, bias), (F.interpolate, None, [float(scale) for scale in scales])]
+        elif node.target is POOLED_CONV:
             tensors, geometry = node.args[:3], frozen(node.args[3:])
             x, weight = value_of(tensors[0]), value_of(tensors[1])
             operators = _operators(tensors, geometry, eager)
@@ -99,16 +102,8 @@ def ready(module: fx.GraphModule, graph: fx.Graph, *, in_steps: Collection[str] 
     return fx.GraphModule(module, graph).forward
 
 
-def _upsampled_last(x: Any, weight: Any, bias: Any, scales: Sequence[int], pads: Sequence[int]) -> list[tuple] | None:
-    """PyTorch's operators of a call of `upsample_conv_of` that runs two: each with its arguments but the first."""
-    w = value_of(weight)
-    if not isinstance(w, torch.Tensor) or max(w.shape[2:]) > 1 or w.shape[0] > 2 * w.shape[1] or any(pads):
-        return None
-    return [(CONVS[len(scales)], weight, bias), (F.interpolate, None, [float(scale) for scale in scales])]
-
-
 def _operators(tensors: Sequence[Any], geometry: tuple, in_steps: bool) -> list[tuple] | None:
-    """PyTorch's operators that do the same one after the other: each with its arguments but the first; None if it has no such."""
+    """PyTorch's operators that do the same one after the other; None if it has no such."""
     (_, weight, bias), (kernel, strides, pads, dilations, steps, zeros, spread, groups) = tensors, geometry[:8]
     x, w, rank = value_of(tensors[0]), value_of(weight), len(kernel)
     swaps = in_steps and isinstance(w, torch.Tensor) and max(w.shape[2:]) == 1 and not any((*pads, *zeros))
@@ -239,10 +234,9 @@ def gaining(graph: fx.Graph, pairs: Mapping[str, str], scale: float = 1.0) -> tu
             own = POOLED_US * penalty * (not swaps) if by_operators else PAIR_US[penalty]
             found.append((SAVED * device + saved, own * recorded, place, name, taken[0]))
         elif name in pairs:
-            channels, input_channels = weight.shape[:2]
             written = WEIGHTS_US * weight.numel() * y.element_size() / 1e6
-            gain = passes * (_us(UPSAMPLED, size * (1 + input_channels / channels), macs) - written) + second
-            host = 0 if swaps and channels <= 2 * input_channels else UPSAMPLED_US * recorded
+            gain = passes * (_us(UPSAMPLED, size * (1 + weight.shape[1] / weight.shape[0]), macs) - written) + second
+            host = 0 if convolves_first(weight) else UPSAMPLED_US * recorded
             found.append((gain, host, place, name, taken[0]))
         operators.append((recorded, HOST_US[penalty] if recorded else UNRECORDED_US, device + second))
     least = _step_us(operators, penalty)

@@ -34,7 +34,7 @@ from torch.utils.hooks import RemovableHandle
 from convpool.api import rewrite
 from convpool.errors import ModelError, OptionError
 from convpool.ir.model import load
-from convpool.options import OptimizeOptions, unmatched
+from convpool.options import OptimizeOptions, check_arguments, options_for, unmatched
 from convpool.report import Report, SiteReport, Summary
 from convpool.torch.backend import Captured, PoolFirst
 from convpool.torch.ended import without_accumulation
@@ -317,10 +317,8 @@ def optimize(
     copied.
     """
     args, kwargs = _checked(module, example_inputs)
-    patterns = (exclude,) if isinstance(exclude, str) else exclude
-    if not isinstance(patterns, (tuple, list, set, frozenset)) or not all(isinstance(pattern, str) for pattern in patterns):
-        raise OptionError(f"exclude: got {exclude!r}, expected a pattern or several")
-    options = OptimizeOptions(exclude=tuple(patterns))
+    check_arguments(exclude=exclude)
+    options = options_for(exclude=exclude or ())
     found = module if inplace else _copied(module)
     calls = Calls(found, options)
     if not _left_alone(found, calls.report):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rules on a graph of torch.fx: graph -> ONNX skeleton -> rules -> graph, and the report.
 
-Nodes that the rules left alone stay where they are.  Those of a pair are put in front of the next node that stayed, in the order
-of the model.  A node that moved is a copy of the graph's with other inputs.
+The graph is made anew, in the order of the model.  Nodes that the rules left alone are copied; those that moved are copied, too,
+with other inputs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from convpool.options import OptimizeOptions
 from convpool.report import Report
 from convpool.rules.base import windows
 from convpool.torch import plain
-from convpool.torch.changes import changes, held_by_changes, value_of
+from convpool.torch.changes import Context, changes, held_by_changes, value_of
 from convpool.torch.kinds import DOMAIN, RESULT, Skeleton, translate_call
 from convpool.torch.pairs import arguments_of
 from convpool.torch.upsampling import upsample_conv_of
@@ -38,10 +38,18 @@ class Unmapped(Exception):
     """The graph or the rewritten model has something that the other cannot say."""
 
 
-def plan(graph: fx.Graph, options: OptimizeOptions, stay: Collection[str] = ()) -> tuple[Report, dict[str, str]]:
-    """Rewrite the graph; the report, and the convolutions that were rewritten, by name, with the rules.
+def copied(graph: fx.Graph) -> fx.Graph:
+    """The graph again; its nodes have the same names."""
+    made = fx.Graph(graph.owning_module)
+    made.output(made.graph_copy(graph, {}))
+    return made
 
-    stay: names of those that are not.  Raises Unmapped, ModelError; the graph is of no use then."""
+
+def plan(graph: fx.Graph, options: OptimizeOptions, stay: Collection[str] = ()) -> tuple[fx.Graph, Report, dict[str, str]]:
+    """The graph once more, with its pairs rewritten; the report; and the convolutions that were, by name, with the rules.
+
+    stay: names of those that are not.  Raises Unmapped, ModelError."""
+    graph = copied(graph)
     if any(isinstance(value := value_of(node), torch.Tensor) and value.is_complex() for node in graph.nodes):
         raise Unmapped("complex numbers")
     held = held_by_changes(graph)
@@ -62,60 +70,52 @@ def plan(graph: fx.Graph, options: OptimizeOptions, stay: Collection[str] = ()) 
     kinds = {value.device.type for node in graph.nodes if isinstance(value := value_of(node), torch.Tensor)}
     device = "cuda" if "cuda" in kinds else "cpu"
     result = rewrite(given, replace(options, passes=passes, pinned=skeleton.pinned, for_torch=device), {})
-    if result.changed:
-        Rebuilding(skeleton, result.model).run()
+    made = Rebuilding(skeleton, result.model).run() if result.changed else graph
     rules = {site.conv: site.rule for site in result.report.sites if site.status == "rewritten"}
-    return result.report, {node.name: rules[name] for name, node in skeleton.labels.items() if name in rules}
+    return made, result.report, {node.name: rules[name] for name, node in skeleton.labels.items() if name in rules}
 
 
 class Rebuilding:
-    """The change of the skeleton's graph to what the model has become."""
+    """The skeleton's graph once more, as the model has become.  Nodes come in the model's order."""
 
     def __init__(self, skeleton: Skeleton, model: ModelProto) -> None:
-        self._skeleton, self._graph, self._model = skeleton, skeleton.graph, model
+        self._skeleton, self._model, self._graph = skeleton, model, fx.Graph(skeleton.graph.owning_module)
         self._constants = {tensor.name: tensor for tensor in model.graph.initializer}
-        self._env: dict[str, fx.Node] = {node.name: node for node in self._graph.nodes}
+        self._old: dict[str, fx.Node] = {node.name: node for node in skeleton.graph.nodes}
+        self._env: dict[str, fx.Node] = {}
+        """The nodes that give tensors, by the tensors' names in the model."""
         self._weights: dict[str, str] = {}
         """Weights by the names of their copies with the channels last, which PyTorch's operator does not take."""
-        self._replaced: dict[fx.Node, fx.Node] = {}
-        self._next: fx.Node | None = None
+        self._context: Context | None = None
+        """The context of the node that is made next."""
+        self._moved: dict[fx.Node, Context | None] = {}
+        """Nodes that stand for none of the old graph's, with the context that whoever reads them has to be in."""
 
-    def run(self) -> None:
-        """Make it.  Raises Unmapped, the graph then being of no use."""
-        nodes = list(self._model.graph.node)
-        before = self._skeleton.protos
-        kept = {n.name for n in nodes if n.name in before and before[n.name].SerializeToString() == n.SerializeToString()}
-        stays = [self._skeleton.labels.get(node.name) if node.name in kept else None for node in nodes]
-        order = {node: number for number, node in enumerate(self._graph.nodes)}
-        numbers = [order[node] for node in stays if node is not None]
-        if numbers != sorted(numbers):
+    def run(self) -> fx.Graph:
+        """Make it.  Raises Unmapped."""
+        skeleton, stayed = self._skeleton, list[fx.Node]()
+        *nodes, end = skeleton.graph.nodes
+        for node in nodes:
+            if node.op in ("placeholder", "get_attr"):
+                self._stay(node)
+        self._context = skeleton.contexts[next(iter(skeleton.graph.nodes))]
+        for proto in self._model.graph.node:
+            before = skeleton.protos.get(proto.name)
+            if proto.name != RESULT and (before is None or before.SerializeToString() != proto.SerializeToString()):
+                self._make(proto)
+            elif proto.name in skeleton.labels:
+                stayed.append(skeleton.labels[proto.name])
+                self._stay(stayed[-1])
+        order = {node: number for number, node in enumerate(nodes)}
+        if stayed != sorted(stayed, key=order.__getitem__):
             raise Unmapped("nodes in another order")
-        end = next(node for node in self._graph.nodes if node.op == "output")
-        for number, node in enumerate(nodes):
-            if node.name in kept or node.name == RESULT:
-                continue
-            self._next = next((item for item in stays[number:] if item is not None), end)
-            self._make(node)
-        self._check_contexts()
-        for old, new in self._replaced.items():
-            old.replace_all_uses_with(new)
-        gone = {fx_node for label, fx_node in self._skeleton.labels.items() if label not in kept}
-        for fx_node in reversed(list(self._graph.nodes)):
-            if fx_node in gone:
-                self._graph.erase_node(fx_node)
+        self._stay(end)
         self._graph.lint()
+        return self._graph
 
-    def _check_contexts(self) -> None:
-        """Raise Unmapped for a new node in another context than the one that it stands for, or those that read it."""
-        contexts, before = self._skeleton.contexts, {new: old for old, new in self._replaced.items()}
-        now: Any = None
-        where = {}
-        for node in self._graph.nodes:
-            now = where[node] = contexts.get(node, now)
-        for node, context in where.items():
-            same = [before[node]] if node in before else node.users
-            if node not in contexts and any(where[item] != context for item in same):
-                raise Unmapped("a node in another context")
+    def _stay(self, old: fx.Node) -> None:
+        self._context = self._skeleton.contexts[old]
+        self._env[old.name] = self._graph.node_copy(old, lambda item: self._read(item.name))
 
     def _make(self, node: NodeProto) -> None:
         values = attributes(node)
@@ -151,18 +151,19 @@ class Rebuilding:
             raise Unmapped(f"a node {node.op_type}")
 
     def _give(self, node: NodeProto, function: Any, args: tuple) -> None:
-        assert self._next is not None
-        with self._graph.inserting_before(self._next):
-            made = self._graph.call_function(function, args)
-        if node.name in self._skeleton.labels:
-            made.meta["convolution"] = self._skeleton.labels[node.name].name
+        """A new node.  It has a name that no node which stays has: names tell convolutions."""
+        made = self._graph.create_node("call_function", function, args, name=node.output[0])
+        old = self._skeleton.labels.get(node.name)
+        made.meta["convolution"] = None if old is None else old.name
         self._became(node.output[0], made)
 
     def _became(self, name: str, made: fx.Node) -> None:
-        old = self._env.get(name)
-        if old is not None:
+        old = self._old.get(name)
+        if old is None:
+            self._moved[made] = self._context
+        else:
+            self._check_context(self._skeleton.contexts[old])
             made = self._as_it_lay(made, value_of(old))
-            self._replaced[old] = made
             made.meta.update(old.meta)
         self._env[name] = made
 
@@ -174,8 +175,7 @@ class Rebuilding:
         given = [value_of(item) for item in made.args[:2]] if convolves else [None]
         if all(isinstance(value, torch.Tensor) for value in given) and wanted == plain.result_format(*given):
             return made
-        with self._graph.inserting_before(self._next):
-            return self._graph.call_method("contiguous", (made,), {"memory_format": wanted})
+        return self._graph.call_method("contiguous", (made,), {"memory_format": wanted})
 
     def _copy(self, node: NodeProto, label: str, small: bool = False) -> None:
         """A node that moved: as in the graph, with the inputs that the model has now.  small: it is on another map, in front of
@@ -185,17 +185,15 @@ class Rebuilding:
             raise Unmapped(f"another {node.op_type}")
         changed: dict[fx.Node, fx.Node] = {}
         for was, now in zip(map(self._crossed, before.input), map(self._crossed, node.input), strict=True):
-            if was != now or was in self._env and self._env[was] in self._replaced:
+            if was != now:
                 first = next((item for item in old.all_input_nodes if item.name == was), None)
                 if first is None or first in changed and changed[first] is not self._read(now):
                     raise Unmapped(f"inputs of a {node.op_type}")
                 changed[first] = self._read(now)
-        assert self._next is not None
-        with self._graph.inserting_before(self._next):
-            if small:
-                own = [item for item in changes(old) if item in changed]
-                changed |= {item: self._graph.call_function(torch.clone, (changed[item],)) for item in own}
-            made = self._graph.node_copy(old, lambda item: changed.get(item, item))
+        if small:
+            own = [item for item in changes(old) if item in changed]
+            changed |= {item: self._graph.call_function(torch.clone, (changed[item],)) for item in own}
+        made = self._graph.node_copy(old, lambda item: changed.get(item) or self._read(item.name))
         if small:
             for name in ("example_value", "val"):
                 made.meta.pop(name, None)
@@ -209,7 +207,12 @@ class Rebuilding:
         name = self._crossed(name)
         if name not in self._env:
             raise Unmapped(f"tensor {name}")
+        self._check_context(self._moved.get(self._env[name], self._context))
         return self._env[name]
+
+    def _check_context(self, wanted: Context | None) -> None:
+        if wanted != self._context:
+            raise Unmapped("a node in another context")
 
     def _tensors(self, node: NodeProto) -> tuple[fx.Node, fx.Node, fx.Node | None]:
         """Input, weight and bias of a convolution; None where there is no bias, or one of zeros that a rule made."""
