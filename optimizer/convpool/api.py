@@ -5,108 +5,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import numpy as np
-from onnx import ModelProto
 
 from convpool.check.inputs import Given, load_arrays
-from convpool.check.judge import Verification
 from convpool.check.session import evaluate, prepare
-from convpool.check.verify import NO_MEMORY, compare_models, unchanged
-from convpool.errors import ModelError, OptionError, OutputError, VerificationError
-from convpool.ir import schema
-from convpool.ir.files import save, self_contained, serialize
-from convpool.ir.model import LoadedModel, load, passes_full_check, tensor_shapes, with_fixed
-from convpool.ir.model import check as check_model
-from convpool.ir.protos import sparse_values
-from convpool.options import OptimizeOptions, check_arguments, options_for, unmatched
-from convpool.pipeline import Pipeline, Reached, Stays, Tuner, in_reach
-from convpool.report import Log, Report, SiteReport
-from convpool.rules.pool_first.rule import PoolFirst
-from convpool.summary import Seen, count, misread, next_steps, notes, recount, survey, time_models, totals, with_macs
-from convpool.types import Accumulation, Layout, Lowering, Model, Target, Upsampling
-
-
-@dataclass
-class OptimizeResult:
-    """A rewritten model with its report.
-
-    Attributes:
-        model: The whole ModelProto; external data stays in its files.
-        report: Every site, the totals, the check and the hints.
-        changed: True if the model differs from the original.
-        loaded: The model with the folder of its external data.
-    """
-
-    model: ModelProto = field(repr=False)
-    report: Report = field(repr=False)
-    changed: bool
-    loaded: LoadedModel = field(repr=False)
-    _new_constants: set[str] = field(repr=False)
-    _seen: Seen = field(repr=False)
-
-    @property
-    def graph(self) -> Any:
-        """The model as a new `onnx_graphsurgeon.Graph`, with its external data in it.
-
-        Raises:
-            OptionError: onnx-graphsurgeon is not installed.
-            ModelError: The model is above 2 GB.
-        """
-        try:
-            import onnx_graphsurgeon as gs
-        except ImportError as error:
-            raise OptionError("graph: onnx-graphsurgeon is not installed; pip install onnx-graphsurgeon") from error
-        self.loaded.check_data()
-        return gs.import_onnx(self_contained(self.model, self.loaded.base_dir))
-
-    def save(self, path: str | os.PathLike[str], *, external_data: Layout = "auto", skip_unchanged: bool = False) -> list[Path]:
-        """Write the model to `path` atomically.
-
-        The original's own files are never linked to or changed.
-
-        Args:
-            path: The model's file.
-            external_data: Where weights go that the original has in data files, and all weights of
-                a model too large for one file.  "auto": into the model where it fits protobuf's 2
-                GB, otherwise as "one".  "one": into one file beside the model, of its name with
-                .data.  "keep": into copies of the original's files; a model saved under the name
-                that it was loaded from goes on to use these.
-            skip_unchanged: Write nothing, and return no files, if the model has not changed.
-
-        Returns:
-            All the files that the model needs, itself first.
-
-        Raises:
-            OutputError: A file cannot be written.
-            ModelError: A data file of the original has changed since it was loaded.
-            OptionError: `external_data` is unknown.
-        """
-        if skip_unchanged and not self.changed:
-            return []
-        if os.fspath(path).endswith(os.sep):  # which Path drops
-            raise OutputError(f"{path}: a folder; expected a file name")
-        return save(replace(self.loaded, proto=self.model), Path(path), self._new_constants, external_data)
-
-    def to_bytes(self) -> bytes:
-        """Return the model as one file's content, with its external data in it.
-
-        Raises:
-            ModelError: The model is above 2 GB, or a data file of the original has changed.
-        """
-        self.loaded.check_data()
-        return serialize(self_contained(self.model, self.loaded.base_dir))
-
-    def move_to_domain(self, domain: str) -> None:
-        """Give the model's nodes of convpool's operators, and their functions, another domain (`--domain`)."""
-        if schema.move_to_domain(self.model, domain):
-            self.loaded.source = None  # no longer what was read
-            self.changed = self.report.changed = True
+from convpool.check.verify import verified
+from convpool.errors import VerificationError
+from convpool.ir.model import LoadedModel, load, tensor_shapes, with_fixed
+from convpool.options import OptimizeOptions, check_arguments, options_for
+from convpool.pipeline import OptimizeResult, Tuner, in_reach, rewrite
+from convpool.summary import next_steps, recount, time_models
+from convpool.types import Accumulation, Lowering, Model, Target, Upsampling
 
 
 def optimize(
@@ -192,18 +105,18 @@ def optimize(
         prepare()
     original = load(model, None if base_dir is None else Path(base_dir))
     loaded, shapes = with_fixed(original, fix_shapes or {}, input_shapes or {})
+    given = Given(max(check, 1), arrays, shapes, seed, rtol, atol, progress)
+    given.maker(loaded.proto)  # before any work too
     options = replace(options, accumulation=accumulation, upsampling=upsampling)
     sized = autotune or "plain_conv" in options.passes or "tensorrt" in options.devices
     sizes = tensor_shapes(loaded, shapes, evaluate) if sized else {}
-    given = Given(max(check, 1), arrays, shapes, seed, rtol, atol, progress)
-    given.maker(loaded.proto)  # before any work too
     start = in_reach(loaded, options)  # a form of the model in which more pairs are seen, if there is one
     result = rewrite(loaded, options, sizes, Tuner(seed, progress) if autotune else None, start)
     report = result.report
     report.options |= {"target": target, "seed": seed, "fix_shapes": {n: list(s) for n, s in (fix_shapes or {}).items()}}
     report.changed = result.changed = result.changed or loaded is not original
     if check or arrays is not None:
-        report.verification = _verified(original, result, given)
+        report.verification = verified(original, result.loaded if result.changed else None, given)
     passed = report.verification is None or report.verification.passed
     recount(report, original, result.loaded, shapes)
     if (autotune if time is None else time) and result.changed and passed:
@@ -219,68 +132,3 @@ def optimize(
 def _pairs(model: LoadedModel, options: OptimizeOptions) -> int:
     """How many sites of a model are rewritten; `next_steps` asks this of changes that it may name."""
     return rewrite(model, options, {}, reached=in_reach(model, options)).report.summary.rewritten
-
-
-def _verified(original: LoadedModel, result: OptimizeResult, given: Given) -> Verification:
-    """`compare_models`, or `unchanged` where that is so; errors say how to go on."""
-    try:
-        if result.changed:
-            return compare_models(original, result.loaded, given)
-        return unchanged(original, given)
-    except ModelError as error:
-        if str(error).startswith(("onnxruntime cannot load the original", "onnxruntime cannot run the original")):
-            raise ModelError(f"{error}; check=0 (--no-check) skips the check") from error
-        raise
-    except MemoryError as error:
-        raise ModelError(f"{NO_MEMORY}, or check=0 (--no-check)") from error
-
-
-def rewrite(
-    original: LoadedModel,
-    options: OptimizeOptions,
-    sizes: Mapping[str, tuple],
-    tuner: Tuner | None = None,
-    reached: Reached | None = None,
-) -> OptimizeResult:
-    """`optimize` without its check.  sizes: see `Context`.  reached: where it starts, of `in_reach`; default the original."""
-    reached = reached or Reached(original)
-    result = LoadedModel(deepcopy(reached.model.proto), original.base_dir, 0, path=original.path, data_files=original.data_files)
-    moved = options.lowering != "convavgpool" and schema.move_back(result.proto)
-    run = Pipeline(result, reached.model.inferred, options, sizes=sizes, tuner=tuner)
-    scopes = run.scopes()
-    before, seen = count(scopes), survey(scopes)
-    run.run()
-    after = count(run.scopes()) if run.changed else before
-    run.finish()
-    if run.changed:
-        # Every check that the original passes.
-        check_model(result, "the result", full=passes_full_check(original), inferred=original.inferred)
-    else:
-        result.source = original.source
-        if moved or reached.model is not original:
-            result.proto.CopyFrom(original.proto)
-    sites = _with_clearer_reasons(run.log, reached.stays)
-    summary = with_macs(totals(original, result, sites, run.log, seen), sites, before, after, {})
-    report = Report(sites, summary, notes=notes(seen, sites, run.int8), changed=run.changed)
-    report.options |= {"lowering": options.lowering, "accumulation": options.accumulation, "rules": sorted(options.passes)}
-    report.warnings += unmatched(options.exclude, run.matched)
-    if tuner is not None and "cpu" not in options.devices:
-        report.warnings.append("autotune: timed on this machine's CPU, which says little of a GPU")
-    if (dense := len(sparse_values(original.proto)) - len(sparse_values(result.proto))) > 0:
-        report.warnings.append(f"sparse constants: {dense} dense in the result, since the rewrite changes their numbers")
-    for name in sorted(misread(result.proto) - misread(original.proto)):
-        text = "its pads are misread by onnxruntime 1.24 and earlier at opset 19 and later; run the result in 1.25 or later"
-        report.warnings.append(f"AveragePool of {name!r}: {text}")
-    if options.accumulation == "packed" and not summary.packed:
-        report.warnings.append("accumulation packed changes nothing: the result has no node of convpool's operators")
-    return OptimizeResult(result.proto, report, run.changed, result, run.new_constants, seen)
-
-
-def _with_clearer_reasons(log: Log, stays: Stays) -> list[SiteReport]:
-    """The reports, with those of sites that another form of the model shows, or tells more of."""
-    clearer, sites = Log(log.made), log.reports()
-    for site, why in stays:
-        PoolFirst().kept(site, why, None, clearer)
-    done = {(site.scope, site.conv) for site in sites if site.status != "rejected"}
-    found = {(site.scope, site.conv, site.pool): site for site in clearer.reports() if (site.scope, site.conv) not in done}
-    return [*(found.pop((site.scope, site.conv, site.pool), site) for site in sites), *found.values()]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running the rules over a model, stage by stage, each until nothing is found; and timing what they find (`Tuner`).
+"""`rewrite`: the rules over a model, stage by stage, each until nothing is found; and timing what they find (`Tuner`).
 
     index -> sites -> check -> plans that share no node -> apply -> index ...
 
@@ -18,10 +18,13 @@ A change is tried on a copy; without a pair that appears by it the model stays a
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,36 +34,32 @@ from convpool.algebra.expand import FORMS
 from convpool.algebra.geometry import LOWERINGS
 from convpool.check.inputs import InputMaker
 from convpool.check.session import OnnxruntimeRunner, evaluate, time_sessions
-from convpool.errors import ModelError
+from convpool.errors import ModelError, OptionError, OutputError
+from convpool.ir import schema
 from convpool.ir.edit import Editor
+from convpool.ir.files import save, self_contained, serialize
 from convpool.ir.index import Scope, index_model, index_with_shapes
-from convpool.ir.inference import BRANCHES_OPSET, infer_shapes
-from convpool.ir.inlining import Call, Inlined, inlined
-from convpool.ir.model import LoadedModel
+from convpool.ir.inference import infer_shapes
+from convpool.ir.inlining import MAX_NODES, Call, inlined
+from convpool.ir.model import LoadedModel, passes_full_check
+from convpool.ir.model import check as check_model
 from convpool.ir.process import EndedError
-from convpool.ir.protos import AttributeReference, all_nodes, is_op, label, model_nodes, ops_of, opset_of
-from convpool.ir.schema import is_operator
-from convpool.options import OptimizeOptions
-from convpool.report import Log
+from convpool.ir.protos import model_nodes, nodes_outside, ops_of, opset_of, sparse_values
+from convpool.options import OptimizeOptions, unmatched
+from convpool.report import Log, Report, SiteReport
 from convpool.rules import STAGES, Stage
-from convpool.rules.base import Context, Plan, Reject, Rule, Site, reject, rejection
-from convpool.rules.convs import is_int8
+from convpool.rules.base import Context, Plan, Reject, Rule, Site, is_int8, reject
 from convpool.rules.cuda_chain.channels_last import ChannelsFirst
 from convpool.rules.pool_first.pairs import PairPlan, PairSite
 from convpool.rules.pool_first.rule import PoolFirst
-
-MIN_OPSET = 7
-"""The first opset whose AveragePool can count its padding."""
+from convpool.summary import Seen, count, misread, notes, survey, totals, with_macs
+from convpool.types import Layout
 
 Times = dict[str, float] | None
 """Median microseconds by alternative; None where nothing was timed."""
 ROUNDS = 9
 BUDGET_S = 1.5
 """A site's rounds stop when this much time is spent, though not before three."""
-
-
-class Excluded:
-    """The verdict of a site that a user excludes by name."""
 
 
 @dataclass(frozen=True)
@@ -88,10 +87,8 @@ class Pipeline:
         self._model, self._inferred, self._shapes_hold = model, inferred, True
         self._scopes: list[Scope] | None = None
         self._earlier: list[Scope] = []
-        self._editor = Editor(model.proto)
-        self.new_constants = self._editor.new_constants
         self._tuner = tuner
-        self.log = Log(self._editor.made)
+        self.log = Log(lambda name: self.editor.made(name))
         self._exclude = options.exclude
         self.matched: set[str] = set()
         """Patterns of `options.exclude` that match a name."""
@@ -101,6 +98,10 @@ class Pipeline:
         """Convolutions rewritten that TensorRT would run in INT8."""
         self._context = Context(options, opset_of(model.proto.opset_import), self._excluded, sizes or {})
 
+    @cached_property
+    def editor(self) -> Editor:
+        return Editor(self._model.proto)
+
     def scopes(self) -> list[Scope]:
         """The index of the model as it is, until `finish`, outer scopes first: made when it is asked for, and after a change."""
         if self._scopes is None:
@@ -108,10 +109,11 @@ class Pipeline:
             if self._earlier:
                 self._scopes = index_model(*parts, None, self._earlier)
             else:
-                self._scopes = index_with_shapes(*parts, self._after_inference())
+                self._scopes = index_with_shapes(*parts, self.inferred)
         return self._scopes
 
-    def _after_inference(self) -> ModelProto | None:
+    @property
+    def inferred(self) -> ModelProto | None:
         """The model after shape inference, once all its tensors but constants were there; None where that fails."""
         if not self._shapes_hold:
             self._inferred, self._shapes_hold = infer_shapes(self._model.proto), True
@@ -129,32 +131,35 @@ class Pipeline:
 
     def run(self, stages: tuple[Stage, ...] = STAGES) -> Pipeline:
         """Rewrite the model, but for `finish`."""
+        options = self._context.options
         if any(map(self._context.enabled, ("image_conv", "plain_conv", "chain_conv", "chain_upsample"))):
             convolutions = ((scope.path, node.output[0]) for scope in self.scopes() for node in ops_of(scope.nodes, "Conv"))
             self._context = replace(self._context, originals=frozenset(convolutions))
         for stage in stages:
-            rules = [rule for rule in stage.rules if self._runs(rule)]
+            rules = [rule for rule in stage.rules if not options.passes.isdisjoint(rule.names)]
+            rules = [rule for rule in rules if options.lowering == "convavgpool" or not rule.on_operators]
             while rules and self._round(stage, rules) and stage.repeats:
                 pass
-        wanted = self._context.options.accumulation
-        if wanted is not None and self._editor.accumulate(wanted, self._excluded):
-            self.changed = True
         return self
 
+    def finished(self) -> LoadedModel:
+        """The model, complete, after another inference."""
+        self.finish()
+        return replace(self._model, inferred=infer_shapes(self._model.proto))
+
     def finish(self) -> None:
-        """Leave the model complete and consistent, where it has changed."""
+        """Leave the model complete and consistent where it has changed, with the accumulation asked for."""
+        wanted = self._context.options.accumulation
+        if wanted is not None and self.editor.accumulate(wanted, self._excluded):
+            self.changed = True
         if self.changed:
-            self._editor.finish(self.scopes(), self._after_inference, self._context.options.metadata)
+            self.editor.finish(self.scopes(), lambda: self.inferred, self._context.options.metadata)
 
     def first_look(self, rule: Rule) -> tuple[list[Any], tuple[tuple[Any, Reject], ...]]:
         """A rule's plans for the model as it is, and its sites that would stay, each with the reason."""
         kept: list[tuple[Rule, Site, Reject | None, Times]] = []
         plans = [found.plan for scope in self.scopes() for found in self._plans(scope, [rule], kept)]
         return plans, tuple((site, verdict) for _, site, verdict, _ in kept if verdict is not None)
-
-    def _runs(self, rule: Rule) -> bool:
-        options = self._context.options
-        return not options.passes.isdisjoint(rule.names) and (options.lowering == "convavgpool" or not rule.on_operators)
 
     def _round(self, stage: Stage, rules: list[Rule]) -> bool:
         """One look at every site; whether any was rewritten.  Sites that stay are reported only by the last round."""
@@ -179,7 +184,7 @@ class Pipeline:
         """Plans for one scope that share no node.  A site in the way of another is seen again in the next round."""
         may_have = [rule for rule in rules if not rule.needs or not scope.op_types.isdisjoint(rule.needs)]
         sites = [(rule, site) for rule in may_have for site in rule.sites(scope, self._context)]
-        verdicts = [(rule, site, self._verdict(rule, site)) for rule, site in sites]
+        verdicts = [(rule, site, rule.verdict(site, self._context)) for rule, site in sites]
         if self._tuner:
             self._tuner.expect(sum(isinstance(verdict, Plan) and rule.has_alternatives for rule, _, verdict in verdicts))
         plans: list[Found] = []
@@ -204,47 +209,17 @@ class Pipeline:
                 kept.append((rule, site, verdict if isinstance(verdict, Reject) else None, times))
         return plans
 
-    def _verdict(self, rule: Rule, site: Site) -> Plan | Reject | Excluded | None:
-        """Decide what is to be done or said of a site; None for nothing."""
-        scope = site.scope
-        if self._exclude and any([self._excluded(name) for name in site.names]):  # every name: `matched` is of all patterns
-            return Excluded()
-        if scope.opset < MIN_OPSET:
-            return Reject("model", "opset", str(scope.opset), f"at least {MIN_OPSET}")
-        if scope.is_bound:
-            return reject(scope, site.root, "branch of an If", f"opset {scope.opset}", f"at least {BRANCHES_OPSET}")
-        try:
-            verdict = rule.check(site, self._context)
-        except AttributeReference as error:
-            return reject(scope, site.root, "attributes", f"a reference to the function's '{error}'", "values")
-        if not isinstance(verdict, Plan):
-            return verdict
-        if self._exclude and any(self._excluded(label(scope.nodes[index])) for index in verdict.convolutions):
-            return Excluded()
-        return self._pinned(verdict) or verdict
-
-    def _pinned(self, plan: Plan) -> Reject | None:
-        """Why a plan may not change a node."""
-        pinned = self._context.options.pinned
-        for index in plan.convolutions if self._context.options.keep_int8 else ():
-            if is_int8(plan.scope, index):
-                return reject(plan.scope, index, "would become a float kernel", "INT8, behind DequantizeLinear", "float")
-        for index in sorted(plan.own | plan.shared) if pinned and not plan.scope.path else ():
-            if (why := pinned.get(plan.scope.nodes[index].name)) is not None:
-                return rejection(plan.scope, index, why)
-        return None
-
     def _apply(self, found: list[tuple[Scope, list[Found]]]) -> None:
         """Make the changes, inner scopes first, then report them, outer ones first."""
         outputs: dict[int, list[str]] = {}
         for scope, plans in reversed(found):
             self.int8 += sum(is_int8(scope, index) for item in plans for index in item.plan.convolutions)
-            edit = self._editor.edit(scope, max(item.plan.operator_version for item in plans))
+            edit = self.editor.edit(scope, max(item.plan.operator_version for item in plans))
             for item in plans:
                 before = len(edit.new_nodes)
                 item.rule.apply(item.plan, edit)
-                outputs[id(item)] = [node.output[0] for node in edit.new_nodes[before:] if is_operator(node)]
-            self._editor.commit(edit)
+                outputs[id(item)] = [node.output[0] for node in edit.new_nodes[before:] if schema.is_operator(node)]
+            self.editor.commit(edit)
         for _, plans in found:
             for item in plans:
                 item.rule.rewritten(item.plan, outputs[id(item)], item.times, self.log)
@@ -334,24 +309,18 @@ def _lowered(model: ModelProto, rule: Rule, lowering: str) -> ModelProto:
 
 
 Stays = tuple[tuple[PairSite, Reject], ...]
-
-
-@dataclass(frozen=True)
-class Reached:
-    """A model to start from.  stays: sites of other forms of it, and why no pair appears there."""
-
-    model: LoadedModel
-    stays: Stays = ()
+Reached = tuple[LoadedModel, Stays]
+"""A model to start from; and sites of other forms of it, and why no pair appears there."""
 
 
 def in_reach(model: LoadedModel, options: OptimizeOptions) -> Reached:
     """The model with more pairs in reach of the rules, as a copy; itself where there are no more."""
     if "pool_first" not in options.passes:
-        return Reached(model)
+        return model, ()
     options = replace(options, accumulation=None, metadata=())
-    first = _without_calls(model, options)
-    last = _without_transposes(first.model, options)
-    return Reached(last.model, (*first.stays, *last.stays))
+    first, stays = _without_calls(model, options)
+    last, others = _without_transposes(first, options)
+    return last, (*stays, *others)
 
 
 def _without_calls(model: LoadedModel, options: OptimizeOptions) -> Reached:
@@ -359,38 +328,22 @@ def _without_calls(model: LoadedModel, options: OptimizeOptions) -> Reached:
     wanted: frozenset[Call] | None = None
     stays: Stays = ()
     before: frozenset[tuple[str, str]] = frozenset()
-    while model.proto.functions and wanted != frozenset() and (found := inlined(model.proto, wanted)) is not None:
+    while 0 < model.expanded <= MAX_NODES and wanted != frozenset() and (found := inlined(model.proto, wanted)) is not None:
+        result = replace(model, proto=found.model, inferred=infer_shapes(found.model), source=None)
         if wanted is None:
             before = _planned(_pairs_of(model, options)[0])
-        result = replace(model, proto=found.model, inferred=infer_shapes(found.model), source=None)
-        plans, kept = _pairs_of(_without_transposes(result, options).model, options)
-        origins = _origins(found)
+        plans, kept = _pairs_of(_without_transposes(result, options)[0], options)
         parts: set[Call] = set()
         for plan in plans:
             places = (found.places.get(plan.scope.nodes[index].name) for index in plan.convolutions)
             new = any(place is not None and place not in before for place in places)
-            parts |= _parts(origins, plan.scope, plan.own, least=1 if new else 2)
+            parts |= _parts(found.origins, plan.scope, plan.own, least=1 if new else 2)
         needed = frozenset(call[:end] for call in parts for end in range(1, len(call) + 1))
-        stays += tuple((site, why) for site, why in kept if _parts(origins, site.scope, (site.root, site.conv)))
+        stays += tuple((site, why) for site, why in kept if _parts(found.origins, site.scope, (site.root, site.conv)))
         if wanted is not None and needed >= wanted:
-            return Reached(result, stays)
+            return result, stays
         wanted = needed if wanted is None else needed & wanted
-    return Reached(model, stays)
-
-
-def _origins(found: Inlined) -> dict[str, set[Call]]:
-    """The calls that a node comes from, with constants and Transposes in front of it, by its name; a Conv's input may stay."""
-    nodes = list(all_nodes(found.model.graph))
-    producer = {name: node for node in nodes for name in node.output}
-    origins: dict[str, set[Call]] = {}
-    for node in nodes:
-        calls = origins.setdefault(node.name, set())
-        calls.add(found.calls.get(node.name, ()))
-        for name in node.input[1:] if is_op(node, "Conv") else node.input:
-            while (source := producer.get(name)) is not None and is_op(source, "Transpose", "Identity", "Constant"):
-                calls.add(found.calls.get(source.name, ()))
-                name = next(iter(source.input), "")
-    return origins
+    return model, stays
 
 
 def _parts(origins: dict[str, set[Call]], scope: Scope, nodes: Iterable[int], least: int = 2) -> set[Call]:
@@ -402,15 +355,14 @@ def _parts(origins: dict[str, set[Call]], scope: Scope, nodes: Iterable[int], le
 def _without_transposes(model: LoadedModel, options: OptimizeOptions) -> Reached:
     """Without the Transposes around averages, where pairs appear by that and none goes."""
     if not ops_of(model_nodes(model.proto), "Transpose"):
-        return Reached(model)
+        return model, ()
     moved = replace(model, proto=deepcopy(model.proto), source=None)
     run = Pipeline(moved, moved.inferred, options).run((Stage((ChannelsFirst(),)),))
     if not run.changed:
-        return Reached(model)
-    run.finish()
-    moved = replace(moved, inferred=infer_shapes(moved.proto))
+        return model, ()
+    moved = run.finished()
     (before, _), (found, stays) = (_pairs_of(one, options) for one in (model, moved))
-    return Reached(moved if _planned(before) < _planned(found) else model, stays)
+    return moved if _planned(before) < _planned(found) else model, stays
 
 
 def _pairs_of(model: LoadedModel, options: OptimizeOptions) -> tuple[list[PairPlan], Stays]:
@@ -421,3 +373,133 @@ def _pairs_of(model: LoadedModel, options: OptimizeOptions) -> tuple[list[PairPl
 def _planned(plans: Iterable[PairPlan]) -> frozenset[tuple[str, str]]:
     """Return the results of the plans' convolutions, each with its scope's path."""
     return frozenset((plan.scope.path, plan.scope.nodes[index].output[0]) for plan in plans for index in plan.convolutions)
+
+
+@dataclass
+class OptimizeResult:
+    """A rewritten model with its report.
+
+    Attributes:
+        model: The whole ModelProto; external data stays in its files.
+        report: Every site, the totals, the check and the hints.
+        changed: True if the model differs from the original.
+        loaded: The model with the folder of its external data.
+    """
+
+    model: ModelProto = field(repr=False)
+    report: Report = field(repr=False)
+    changed: bool
+    loaded: LoadedModel = field(repr=False)
+    _new_constants: set[str] = field(repr=False)
+    _seen: Seen = field(repr=False)
+
+    @property
+    def graph(self) -> Any:
+        """The model as a new `onnx_graphsurgeon.Graph`, with its external data in it.
+
+        Raises:
+            OptionError: onnx-graphsurgeon is not installed.
+            ModelError: The model is above 2 GB.
+        """
+        try:
+            import onnx_graphsurgeon as gs
+        except ImportError as error:
+            raise OptionError("graph: onnx-graphsurgeon is not installed; pip install onnx-graphsurgeon") from error
+        self.loaded.check_data()
+        return gs.import_onnx(self_contained(self.model, self.loaded.base_dir))
+
+    def save(self, path: str | os.PathLike[str], *, external_data: Layout = "auto", skip_unchanged: bool = False) -> list[Path]:
+        """Write the model to `path` atomically.
+
+        The original's own files are never linked to or changed.
+
+        Args:
+            path: The model's file.
+            external_data: Where weights go that the original has in data files, and all weights of
+                a model too large for one file.  "auto": into the model where it fits protobuf's 2
+                GB, otherwise as "one".  "one": into one file beside the model, of its name with
+                .data.  "keep": into copies of the original's files; a model saved under the name
+                that it was loaded from goes on to use these.
+            skip_unchanged: Write nothing, and return no files, if the model has not changed.
+
+        Returns:
+            All the files that the model needs, itself first.
+
+        Raises:
+            OutputError: A file cannot be written.
+            ModelError: A data file of the original has changed since it was loaded.
+            OptionError: `external_data` is unknown.
+        """
+        if skip_unchanged and not self.changed:
+            return []
+        if os.fspath(path).endswith(os.sep):  # which Path drops
+            raise OutputError(f"{path}: a folder; expected a file name")
+        return save(replace(self.loaded, proto=self.model), Path(path), self._new_constants, external_data)
+
+    def to_bytes(self) -> bytes:
+        """Return the model as one file's content, with its external data in it.
+
+        Raises:
+            ModelError: The model is above 2 GB, or a data file of the original has changed.
+        """
+        self.loaded.check_data()
+        return serialize(self_contained(self.model, self.loaded.base_dir))
+
+    def move_to_domain(self, domain: str) -> None:
+        """Give the model's nodes of convpool's operators, and their functions, another domain (`--domain`)."""
+        if schema.move_to_domain(self.model, domain):
+            self.loaded.source = None  # no longer what was read
+            self.changed = self.report.changed = True
+
+
+def rewrite(
+    original: LoadedModel,
+    options: OptimizeOptions,
+    sizes: Mapping[str, tuple],
+    tuner: Tuner | None = None,
+    reached: Reached | None = None,
+) -> OptimizeResult:
+    """`optimize` without its check.  sizes: see `Context`.  reached: where it starts, of `in_reach`; default the original."""
+    start, stays = reached or (original, ())
+    result = LoadedModel(deepcopy(start.proto), original.base_dir, 0, path=original.path, data_files=original.data_files)
+    moved = options.lowering != "convavgpool" and schema.move_back(result.proto)
+    run = Pipeline(result, start.inferred, options, sizes=sizes, tuner=tuner)
+    scopes = run.scopes()
+    before, seen = count(scopes), survey(scopes)
+    run.run()
+    sites = _with_clearer_reasons(run.log, stays)
+    after = count(run.scopes()) if run.changed else before
+    run.finish()
+    if not run.changed:
+        result.source = original.source
+        if moved or start is not original:
+            result.proto.CopyFrom(original.proto)
+    nodes = [nodes_outside(model.proto, schema.DOMAIN) for model in (original, result)]
+    dense = len(sparse_values(original.proto)) - len(sparse_values(result.proto))
+    if run.changed:  # every check that the original passes
+        check_model(result, "the result", passes_full_check(original), original.inferred, run.inferred)
+    summary = with_macs(totals((original, result), nodes, sites, run.log, seen), sites, before, after, {})
+    report = Report(sites, summary, notes=notes(seen, sites, run.int8), changed=run.changed)
+    report.options |= {"lowering": options.lowering, "accumulation": options.accumulation, "rules": sorted(options.passes)}
+    report.warnings += unmatched(options.exclude, run.matched)
+    if tuner is not None and "cpu" not in options.devices:
+        report.warnings.append("autotune: timed on this machine's CPU, which says little of a GPU")
+    if dense > 0:
+        report.warnings.append(f"sparse constants: {dense} dense in the result, since the rewrite changes their numbers")
+    old, new = (misread(held, opset_of(original.proto.opset_import)) for held in nodes)
+    for name in sorted(new - old):
+        text = "its pads are misread by onnxruntime 1.24 and earlier at opset 19 and later; run the result in 1.25 or later"
+        report.warnings.append(f"AveragePool of {name!r}: {text}")
+    if options.accumulation == "packed" and not summary.packed:
+        report.warnings.append("accumulation packed changes nothing: the result has no node of convpool's operators")
+    return OptimizeResult(result.proto, report, run.changed, result, run.editor.new_constants, seen)
+
+
+def _with_clearer_reasons(log: Log, stays: Stays) -> list[SiteReport]:
+    """The reports, with those of sites that another form of the model shows, or tells more of."""
+    clearer, sites = Log(log.made), log.reports()
+    for site, why in stays:
+        PoolFirst().kept(site, why, None, clearer)
+    done = {(site.scope, site.conv) for site in sites if site.status != "rejected"}
+    found = {(site.scope, site.conv, site.pool): site for site in clearer.reports() if (site.scope, site.conv) not in done}
+    return [*(found.pop((site.scope, site.conv, site.pool), site) for site in sites), *found.values()]

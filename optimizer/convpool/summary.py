@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, helper
+from onnx import NodeProto, TensorProto, helper
 
 from convpool.algebra.expand import UpsampleSpec, kernel_macs
 from convpool.algebra.geometry import miscounts
@@ -38,7 +38,7 @@ from convpool.ir import protos, schema
 from convpool.ir.files import external_size
 from convpool.ir.index import Scope
 from convpool.ir.model import LoadedModel, batches_of_one, load, scopes_at, suggested, with_sizes
-from convpool.ir.protos import STANDARD_DOMAINS, all_nodes, is_op, known_attributes, label, ops_of
+from convpool.ir.protos import STANDARD_DOMAINS, is_op, known_attributes, label, ops_of
 from convpool.options import TARGETS, OptimizeOptions
 from convpool.report import Log, Report, SiteReport, Speed, Summary
 from convpool.rules.linear import JOINS, Step, is_map, op_of, step_or_reject
@@ -158,8 +158,11 @@ BUDGET_S = 5.0
 """The timing stops after so many seconds, though not before three rounds."""
 
 
-def totals(original: LoadedModel, result: LoadedModel, sites: list[SiteReport], log: Log, seen: Seen) -> Summary:
-    """The totals of a rewrite, but for multiply-adds of the model.  result: with its functions and sizes complete."""
+def totals(
+    models: Sequence[LoadedModel], nodes: Sequence[list[NodeProto]], sites: list[SiteReport], log: Log, seen: Seen
+) -> Summary:
+    """The totals of a rewrite, but for multiply-adds of the model.  models, nodes: original and result, complete."""
+    (original, result), (before, after) = models, nodes
     status = Counter(site.status for site in sites)
     return Summary(
         rewritten=status["rewritten"],
@@ -167,30 +170,29 @@ def totals(original: LoadedModel, result: LoadedModel, sites: list[SiteReport], 
         excluded=status["excluded"],
         macs_before=sum(site.macs_before or 0 for site in sites),
         macs_after=sum(site.macs_after or 0 for site in sites),
-        operators_before=_operators(original.proto),
-        operators_after=_operators(result.proto),
+        operators_before=_counted(before),
+        operators_after=_counted(after),
         bytes_before=original.size_bytes,
         bytes_after=result.proto.ByteSize() + external_size(result.proto),
         seconds=0.0,
         concats=log.concats,
         channels_last=log.channels_last,
-        packed=sum(map(bool, map(schema.accumulation_of, filter(schema.is_operator, protos.model_nodes(result.proto))))),
+        packed=sum(map(bool, map(schema.accumulation_of, filter(schema.is_operator, after)))),
         averages=seen.averages,
         resizes=seen.resizes,
         between=dict(seen.between.most_common()),
     )
 
 
-def _operators(model: ModelProto) -> dict[str, int]:
-    """How often each operator occurs, the bodies of convpool's own left out."""
-    holders = (model.graph, *(function for function in model.functions if function.domain != schema.DOMAIN))
-    return dict(sorted(Counter(node.op_type for holder in holders for node in all_nodes(holder)).items()))
+def _counted(nodes: Iterable[NodeProto]) -> dict[str, int]:
+    """How often each operator occurs."""
+    return dict(sorted(Counter(node.op_type for node in nodes).items()))
 
 
-def misread(model: ModelProto) -> set[str]:
+def misread(nodes: Iterable[NodeProto], opset: int) -> set[str]:
     """The poolings that onnxruntime miscounts before 1.25."""
     found = set()
-    for node in protos.model_nodes(model) if protos.opset_of(model.opset_import) >= schema.POOL_DILATIONS_OPSET else ():
+    for node in nodes if opset >= schema.POOL_DILATIONS_OPSET else ():
         values = known_attributes(node) or {}
         pads = list(values.get("pads", ()) if is_op(node, "AveragePool") and values.get("count_include_pad") else ())
         pads = pads or list(values.get("pool_pads", ()) if schema.is_operator(node) else ())

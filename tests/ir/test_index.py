@@ -9,7 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 import convpool
 from convpool.errors import ModelError
 from convpool.ir import inference
-from convpool.ir.index import with_shapes_folded
+from convpool.ir.index import infer_function, with_shapes_folded
 from convpool.ir.protos import _read_names
 from models import generators
 from tests.support.models import FUNCTION, graph, index, operators
@@ -122,13 +122,13 @@ def test_the_size_of_a_graph():
 def test_a_function_whose_shapes_cannot_be_inferred(monkeypatch):
     model = graph("y = local.net<e = 1>(x, w)", functions=FUNCTION.format("b = Relu(a)"))
     inputs = [helper.make_tensor_value_info("a", TensorProto.FLOAT, (2, 3))]
-    assert inference.infer_function(model, model.functions[0], inputs) is not None
+    assert infer_function(model, model.functions[0], inputs) is not None
 
     def refused(*_):
         raise ValueError
 
-    monkeypatch.setattr(inference, "infer_elsewhere", refused)
-    assert inference.infer_function(model, model.functions[0], inputs) is None
+    monkeypatch.setattr(inference, "infer", refused)
+    assert infer_function(model, model.functions[0], inputs) is None
 
 
 def reversed_nodes(name: str) -> onnx.ModelProto:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Inputs to run a model on: given ones, or seeded random ones in the shapes that the model leaves open.
 
-`overhang` finds poolings whose window is larger than their map.  By ONNX they give nothing; onnxruntime clips the window and
-gives numbers, which no exact rewrite does."""
+`InputMaker.overhang` finds poolings whose window is larger than their map.  By ONNX they give nothing; onnxruntime clips the
+window and gives numbers, which no exact rewrite does."""
 
 from __future__ import annotations
 
@@ -20,26 +20,6 @@ from convpool.ir.index import Dim
 from convpool.ir.inference import infer_shapes
 from convpool.ir.model import at_shapes, check_shape, dims_of, feeds, fit_shapes
 from convpool.ir.protos import graphs_within, known_attributes, model_nodes, named, ops_of
-
-
-def overhang(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> str:
-    """The first such average of a model for inputs of these shapes, in words; "" where none is known."""
-    if not ops_of(model_nodes(model), "AveragePool"):
-        return ""
-    inferred = infer_shapes(at_shapes(model, shapes))
-    for graph in graphs_within(inferred.graph) if inferred is not None else ():
-        shapes_of_all = {value.name: value.type.tensor_type.shape.dim for value in (*graph.input, *graph.value_info)}
-        for node in ops_of(graph.node, "AveragePool"):
-            values, sizes = known_attributes(node) or {}, [dim.dim_value for dim in shapes_of_all.get(node.input[0], ())[2:]]
-            kernel = values.get("kernel_shape", [])
-            if len(sizes) != len(kernel) or values.get("auto_pad", b"").startswith(b"SAME"):
-                continue
-            pads, dilations = values.get("pads") or [0] * 2 * len(kernel), values.get("dilations") or [1] * len(kernel)
-            for k, d, size, before, after in zip(kernel, dilations, sizes, pads, pads[len(kernel) :], strict=False):
-                if size and (k - 1) * d + 1 > size + before + after:
-                    return f"{named(node)}: window; got {list(kernel)} on a map of {sizes}; give larger inputs"
-    return ""
-
 
 Arrays = dict[str, np.ndarray]
 Ranges = Mapping[str, Sequence[Sequence[int]]]
@@ -187,10 +167,28 @@ class InputMaker:
         overhangs = [False] * len(OPEN_SIZES)
         for index, size in enumerate(OPEN_SIZES if self._has_open_sizes() else ()):
             shapes = {name: self._shape(name, size) for name in self._dims}
-            overhangs[index] = bool(overhang(self._model, shapes))
+            overhangs[index] = bool(self.overhang(shapes))
             if not any(overhangs):
                 break  # the others are hardly needed
         return sorted(OPEN_SIZES, key=lambda size: overhangs[OPEN_SIZES.index(size)])
+
+    def overhang(self, shapes: Mapping[str, Sequence[int]]) -> str:
+        """The first average whose window is larger than its map for inputs of these shapes, in words; "" where none is known."""
+        if not ops_of(model_nodes(self._model), "AveragePool"):
+            return ""
+        inferred = infer_shapes(at_shapes(self._model, shapes))
+        for graph in graphs_within(inferred.graph) if inferred is not None else ():
+            shapes_of_all = {value.name: value.type.tensor_type.shape.dim for value in (*graph.input, *graph.value_info)}
+            for node in ops_of(graph.node, "AveragePool"):
+                values, sizes = known_attributes(node) or {}, [dim.dim_value for dim in shapes_of_all.get(node.input[0], ())[2:]]
+                kernel = values.get("kernel_shape", [])
+                if len(sizes) != len(kernel) or values.get("auto_pad", b"").startswith(b"SAME"):
+                    continue
+                pads, dilations = values.get("pads") or [0] * 2 * len(kernel), values.get("dilations") or [1] * len(kernel)
+                for k, d, size, before, after in zip(kernel, dilations, sizes, pads, pads[len(kernel) :], strict=False):
+                    if size and (k - 1) * d + 1 > size + before + after:
+                        return f"{named(node)}: window; got {list(kernel)} on a map of {sizes}; give larger inputs"
+        return ""
 
     def _has_open_sizes(self) -> bool:
         unknown = [dims for name, dims in self._dims.items() if name not in self._shapes]

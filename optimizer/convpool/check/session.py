@@ -31,10 +31,10 @@ from convpool.check import session_process
 from convpool.check.inputs import Arrays, Ranges
 from convpool.check.judge import precision_of
 from convpool.check.session_process import Service
-from convpool.errors import ModelError, first_line
+from convpool.errors import ModelError, VerificationError, first_line
 from convpool.ir.files import serialize
 from convpool.ir.inference import mark_layers
-from convpool.ir.model import LoadedModel, float_types
+from convpool.ir.model import LoadedModel
 from convpool.ir.process import EndedError, OtherProcess, Shared
 from convpool.ir.serving import DONE, MEMORY
 
@@ -191,6 +191,10 @@ class OnnxruntimeRunner(Runner):
         self.optimize = True
         self.note = f"onnxruntime {error} on {self.what} unless its graph optimisations are on, as they are by default"
 
+    def in_float32(self) -> OnnxruntimeRunner:
+        """The same of the model in float32."""
+        return OnnxruntimeRunner(self.loaded.in_float32(), f"{self.what} in float32", precision=self.precision)
+
     def check(self) -> None:
         """Raise ModelError if it could not be loaded."""
         if self.error:
@@ -229,17 +233,31 @@ def with_layers(model: LoadedModel) -> LoadedModel:
 
 def open_model(model: LoadedModel, what: str = "the model", *, layers: bool = False) -> OnnxruntimeRunner:
     """A runner of a model, in float32 where onnxruntime has no kernels for its types.  layers: with inner tensors as outputs."""
-    types = float_types(model.proto)
+    types = model.float_types
     precision = precision_of(map(helper.tensor_dtype_to_np_dtype, types))
     given = with_layers(model) if layers else LoadedModel(model.proto, model.base_dir, 0)
     runner = OnnxruntimeRunner(given, what, precision=precision)
     if runner.error and types - {TensorProto.FLOAT}:
-        runner = OnnxruntimeRunner(given.in_float32(), f"{what} in float32", precision=precision)
+        runner = runner.in_float32()
         runner.check()
         runner.what = what
     runner.check()
     runner.model = model.proto
     return runner
+
+
+def with_optimisations(original: LoadedModel, optimized: LoadedModel, arrays: Arrays) -> tuple[list[object], list[object]] | None:
+    """Run both with onnxruntime's optimisations; None where the original fails, VerificationError where only the result does."""
+    try:
+        usual = OnnxruntimeRunner(original, "the original", optimize=True).values(arrays)
+    except ModelError:
+        return None
+    try:
+        return usual, OnnxruntimeRunner(optimized, "the result", optimize=True).values(arrays)
+    except ModelError as error:
+        raise VerificationError(
+            f"verification: onnxruntime's graph optimisations, on by default, take the original, but not the result: {error}"
+        ) from error
 
 
 LEAST_ROUNDS = 3

@@ -23,9 +23,9 @@ import numpy as np
 from onnx import TensorProto
 
 from convpool.check import inputs, judge
-from convpool.check.session import OnnxruntimeRunner, Outputs, Runner, prepare
+from convpool.check.session import OnnxruntimeRunner, Outputs, Runner, prepare, with_optimisations
 from convpool.errors import ConvpoolError, ModelError, OptionError, VerificationError
-from convpool.ir.model import LoadedModel, float_types, load, passes_full_check
+from convpool.ir.model import LoadedModel, load, passes_full_check
 from convpool.ir.protos import HALF_TYPES, UNIT_ROUNDOFF, all_nodes, model_nodes, ops_of, subgraphs
 from convpool.ir.schema import OP_TYPES
 from convpool.options import check_arguments
@@ -295,7 +295,7 @@ def _without_sigmoids(model: LoadedModel, names: set[str]) -> LoadedModel | None
 @_in_front_of_sigmoids
 def compare_models(original: LoadedModel, optimized: LoadedModel, given: inputs.Given) -> judge.Verification:
     """`verify` on loaded models."""
-    maker, types = given.maker(original.proto), float_types(original.proto)
+    maker, types = given.maker(original.proto), original.float_types
     narrow = sorted(types & set(HALF_TYPES))
     original, optimized, native, exact = _references(original, optimized, types)
     reference = exact or native
@@ -318,7 +318,7 @@ def compare_models(original: LoadedModel, optimized: LoadedModel, given: inputs.
         try:
             result = candidate.values(arrays)
         except ModelError as error:
-            why = inputs.overhang(original.proto, inputs.shapes_of(arrays)) or error
+            why = maker.overhang(inputs.shapes_of(arrays)) or error
             raise VerificationError(f"verification: the original runs{how}, but not the result: {why}") from error
         judging.add(wanted, result, own, again, nudge, how.strip())
         return wanted, own, again, nudge
@@ -329,7 +329,7 @@ def compare_models(original: LoadedModel, optimized: LoadedModel, given: inputs.
     elsewhere = maker.elsewhere(arrays, optimized.proto, run) if arrays else None
     if elsewhere is not None:
         add(*elsewhere, f" at {judge.shapes_text(inputs.shapes_of(elsewhere[0]))}")
-    both = None if native.optimize else _with_optimisations(original, optimized, arrays)
+    both = None if native.optimize else with_optimisations(original, optimized, arrays)
     if both is not None:
         usual, result = both
         own_judge.add(wanted, usual, own, again, nudge)
@@ -350,14 +350,10 @@ def _references(
 ) -> tuple[LoadedModel, LoadedModel, OnnxruntimeRunner, OnnxruntimeRunner | None]:
     """Both models as they are run; the original as it is and, unless it is of float32 alone, in float32.  Raises ModelError."""
     native = OnnxruntimeRunner(original, "the original")
-    exact = None
-    if types - {TensorProto.FLOAT}:
-        wide = original.in_float32()
-        exact = OnnxruntimeRunner(wide, "the original in float32")
-        # Without kernels for a type, or a numpy type to feed it by, float32 has to speak for both.
-        if native.error or TensorProto.BFLOAT16 in types:
-            native, original = exact, wide
-            optimized = optimized.in_float32()
+    exact = native.in_float32() if types - {TensorProto.FLOAT} else None
+    # Without kernels for a type, or a numpy type to feed it by, float32 has to speak for both.
+    if exact is not None and (native.error or TensorProto.BFLOAT16 in types):
+        native, original, optimized = exact, exact.loaded, optimized.in_float32()
     for runner in (native, exact):
         if runner is not None:
             runner.check()
@@ -380,28 +376,21 @@ def _values(runners: Sequence[OnnxruntimeRunner], arrays: inputs.Arrays) -> list
     return [value for runner in dict.fromkeys(runners) for value in runner.values(arrays)]
 
 
-def _with_optimisations(
-    original: LoadedModel, optimized: LoadedModel, arrays: inputs.Arrays
-) -> tuple[list[object], list[object]] | None:
-    """Run both with onnxruntime's optimisations; None where the original fails, VerificationError where only the result does."""
+def verified(original: LoadedModel, result: LoadedModel | None, given: inputs.Given) -> judge.Verification:
+    """`compare_models`; with no result, which is the original then, unusable input is still refused.  Errors say how to go on."""
     try:
-        usual = OnnxruntimeRunner(original, "the original", optimize=True).values(arrays)
-    except ModelError:
-        return None
-    try:
-        return usual, OnnxruntimeRunner(optimized, "the result", optimize=True).values(arrays)
+        if result is not None:
+            return compare_models(original, result, given)
+        given.maker(original.proto)
+        if not passes_full_check(original):
+            OnnxruntimeRunner(original, "the original").check()
+        return judge.Verification(True, "the original, unchanged", 0, {})
     except ModelError as error:
-        raise VerificationError(
-            f"verification: onnxruntime's graph optimisations, on by default, take the original, but not the result: {error}"
-        ) from error
-
-
-def unchanged(model: LoadedModel, given: inputs.Given) -> judge.Verification:
-    """The outcome where the result is the original: nothing to compare, but unusable input is still refused."""
-    given.maker(model.proto)
-    if not passes_full_check(model):
-        OnnxruntimeRunner(model, "the original").check()
-    return judge.Verification(True, "the original, unchanged", 0, {})
+        if str(error).startswith(("onnxruntime cannot load the original", "onnxruntime cannot run the original")):
+            raise ModelError(f"{error}; check=0 (--no-check) skips the check") from error
+        raise
+    except MemoryError as error:
+        raise ModelError(f"{NO_MEMORY}, or check=0 (--no-check)") from error
 
 
 def _nudged_runs(reference: OnnxruntimeRunner, arrays: inputs.Arrays, seed: int, share: float) -> list[list[object]]:

@@ -17,7 +17,7 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, helper, numpy
 from convpool.algebra.parts import ACCUMULATIONS
 from convpool.ir import schema
 from convpool.ir.index import Scope
-from convpool.ir.inference import MADE_UP, forget_open_sizes, has_open_sizes, side_by_side
+from convpool.ir.inference import MADE_UP, has_open_sizes, noted_sizes, side_by_side
 from convpool.ir.protos import graphs_within, label, model_nodes, opset_of, refill, rename, value_names
 
 
@@ -31,6 +31,7 @@ class Edit:
         self.removed: set[int] = set()
         self.inserted: dict[int, list[NodeProto]] = {}
         self.inputs: dict[int, list[str]] = {}
+        """Other inputs of nodes that stay."""
         self._candidates: set[int] = set()
         self._shared: dict[tuple, str] = {}
         self.made: dict[object, str] = {}
@@ -55,9 +56,6 @@ class Edit:
     def store(self, array: np.ndarray, name: str) -> None:
         """Make a tensor a constant, whose name is free when the changes are made."""
         self.nodes.extend(self._editor.store(self.scope, array, name))
-
-    def set_inputs(self, node: int, names: list[str]) -> None:
-        self.inputs[node] = names
 
     def constant(self, array: np.ndarray, wanted: str) -> str:
         """A new constant tensor's name."""
@@ -150,8 +148,10 @@ class Editor:
                 _drop_by_name(scope.proto.sparse_initializer, names, lambda tensor: tensor.values.name)
                 _drop_by_name(scope.proto.quantization_annotation, names, lambda item: item.tensor_name)
             _drop_by_name(scope.proto.value_info, names, lambda value: value.name)
-        if self.operator_used:
-            self._complete_functions()
+        if self.operator_used and not schema.complete_functions(self._model, opset_of(self._model.opset_import)):
+            for holder in (self._model, *self._model.functions):
+                _drop_by_name(holder.opset_import, {schema.DOMAIN}, lambda entry: entry.domain)
+            _drop_by_name(self._model.metadata_props, {schema.TARGET_KEY}, lambda entry: entry.key)  # of the nodes that went
         self._annotate(inferred())
         self._make_way()
         for key, value in metadata:
@@ -160,8 +160,9 @@ class Editor:
 
     def _annotate(self, inferred: ModelProto | None) -> None:
         """Give the new tensors of `inferred` value_info, if there is any, and leave no size there that the inputs leave open."""
-        if inferred is not None and has_open_sizes(inferred):
-            forget_open_sizes(self._model, inferred)
+        for dim, size in noted_sizes(self._model, inferred, outputs=False) if inferred and has_open_sizes(inferred) else ():
+            if dim.HasField("dim_value") and 0 <= dim.dim_value != size.dim_value:
+                dim.Clear()
         if inferred is None or not self._annotated:
             return
         for graph, typed, _ in side_by_side(self._model, inferred):
@@ -204,24 +205,6 @@ class Editor:
             return [given, helper.make_node("Cast", [wide], [name], to=tensor.data_type)]
         scope.proto.initializer.append(tensor)
         return []
-
-    def _complete_functions(self) -> None:
-        """Add the functions of the operators in use, and remove those that a fused variant has replaced everywhere."""
-        used, known = schema.used_in(self._model), set()
-        permuting = schema.complete_layouts(list(filter(schema.is_operator, model_nodes(self._model))))
-        for index in reversed(range(len(self._model.functions))):
-            function = self._model.functions[index]
-            if function.domain == schema.DOMAIN and function.name in schema.OP_TYPES:
-                if function.name in used and schema.permutes(function) == (function.name in permuting):
-                    known.add(function.name)
-                else:
-                    del self._model.functions[index]
-        self._model.functions.extend(schema.functions_for(used - known, opset_of(self._model.opset_import), permuting))
-        if used:
-            return
-        for holder in (self._model, *self._model.functions):
-            _drop_by_name(holder.opset_import, {schema.DOMAIN}, lambda entry: entry.domain)
-        _drop_by_name(self._model.metadata_props, {schema.TARGET_KEY}, lambda entry: entry.key)  # of the nodes that went
 
     def _make_way(self) -> None:
         """Rename what onnxruntime left of the operator's functions in a file that it saved: it gives the same names again."""

@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from graphlib import TopologicalSorter
 from itertools import zip_longest
 from typing import Any
@@ -27,8 +27,8 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, SparseTensorP
 
 from convpool.ir import protos
 from convpool.ir.files import is_external
-from convpool.ir.inference import BRANCHES_OPSET, infer_elsewhere, infer_function, infer_shapes
-from convpool.ir.protos import HALF_TYPES, STANDARD_DOMAINS, all_nodes, attributes, is_op, key_of
+from convpool.ir.inference import BRANCHES_OPSET, infer_elsewhere, infer_shapes
+from convpool.ir.protos import HALF_TYPES, STANDARD_DOMAINS, all_nodes, is_op, key_of
 from convpool.ir.schema import is_own
 
 Read = Callable[[TensorProto], np.ndarray]
@@ -154,8 +154,7 @@ class Scope:
 
     proto: GraphProto | FunctionProto
     parent: Scope | None
-    opset: int
-    ir_version: int
+    model: ModelProto
     _read: Read
     _evaluate: Evaluate
     infos: dict[str, TensorInfo]
@@ -165,8 +164,6 @@ class Scope:
     """Bodies around it; a function's are those around its calls, the most of them."""
     owner: int = -1
     """The node of the scope around a body that has it."""
-    trained: set[str] = field(default_factory=set)
-    """Tensors that the model's training information reads or assigns to."""
     captured: set[str] = field(default_factory=set)
     children: list[Scope] = field(default_factory=list)
 
@@ -175,6 +172,22 @@ class Scope:
         self.is_own = isinstance(self.proto, FunctionProto) and is_own(self.proto)
         """True for the function of one of convpool's operators."""
         self.reload()
+
+    @cached_property
+    def opset(self) -> int:
+        """Version of the standard operators."""
+        if self.parent is not None:
+            return self.parent.opset
+        return protos.opset_of((self.proto if isinstance(self.proto, FunctionProto) else self.model).opset_import)
+
+    @cached_property
+    def trained(self) -> set[str]:
+        """Tensors that the model's training information reads or assigns to."""
+        if self.is_function or self.parent is not None:
+            return set()
+        read = {name for graph in protos.training_graphs(self.model) for node in graph.node for name in node.input}
+        parts = self.model.training_info
+        return read | {entry.key for part in parts for entry in (*part.initialization_binding, *part.update_binding)}
 
     @property
     def is_bound(self) -> bool:
@@ -194,7 +207,7 @@ class Scope:
         self.initializers: dict[str, TensorProto] = {tensor.name: tensor for tensor in dense}
         self.sparse: dict[str, SparseTensorProto] = {tensor.values.name: tensor for tensor in sparse}
         # Before IR 4 an initializer had to be a graph input too, and was none that a caller could override.
-        self.constants_as_inputs = self.parent is None and self.ir_version < 4
+        self.constants_as_inputs = self.parent is None and self.model.ir_version < 4
         self.producer: dict[str, int] = {}
         self.readers: dict[str, list[int]] = {}
         self._folded: dict[str, Constant | None] = {}
@@ -451,11 +464,9 @@ def index_model(
     functions = {key_of(function): function for function in model.functions}
     calls: dict[tuple, list[tuple[Scope, NodeProto]]] = {key: [] for key in functions}
 
-    def visit(
-        proto: GraphProto | FunctionProto, typed: Any, parent: Scope | None, opset: int, path: str, depth: int = 0
-    ) -> Scope:
+    def visit(proto: GraphProto | FunctionProto, typed: Any, parent: Scope | None, path: str, depth: int = 0) -> Scope:
         infos = known[len(scopes)].infos if known else _tensor_infos(typed)
-        scope = Scope(proto, parent, opset, model.ir_version, read, evaluate, infos, path, depth)
+        scope = Scope(proto, parent, model, read, evaluate, infos, path, depth)
         scopes.append(scope)
         for index, node in enumerate(scope.nodes):
             if functions and (key := key_of(node)) in calls:
@@ -467,14 +478,13 @@ def index_model(
                     typed_graph = attribute.graphs[nth] if attribute.graphs else attribute.g
                 place = f"{protos.label(node)}.{node.attribute[position].name}"
                 around = depth + 1 + is_op(node, "SequenceMap")  # which stands for a Loop in a function
-                child = visit(graph, typed_graph, scope, opset, f"{path}/{place}" if path else place, around)
+                child = visit(graph, typed_graph, scope, f"{path}/{place}" if path else place, around)
                 child.owner = index
                 scope.children.append(child)
                 scope.captured |= child.free_names()
         return scope
 
-    visit(model.graph, inferred.graph if inferred is not None else None, None, protos.opset_of(model.opset_import), "")
-    scopes[0].trained = protos.trained_names(model)
+    visit(model.graph, inferred.graph if inferred is not None else None, None, "")
     called = {key: filter(functions.__contains__, map(key_of, all_nodes(function))) for key, function in functions.items()}
     for key in reversed([*TopologicalSorter(called).static_order()]):  # callers first
         function = functions[key]
@@ -482,9 +492,20 @@ def index_model(
         inputs = [helper.make_tensor_value_info(name, info.elem_type, info.shape) for name, info in arguments.items()]
         typed = infer_function(model, function, inputs) if inputs else None
         depth = max((caller.depth for caller, _ in calls[key]), default=0)
-        scope = visit(function, typed, None, protos.opset_of(function.opset_import), f"function {function.name}", depth)
+        scope = visit(function, typed, None, f"function {function.name}", depth)
         scope.infos = {**arguments, **scope.infos}
     return scopes
+
+
+def infer_function(model: ModelProto, function: FunctionProto, inputs: list[Any]) -> GraphProto | None:
+    """The function's body as a graph with inferred shapes, node for node; None where it depends on attributes."""
+    if any(attribute.ref_attr_name for node in all_nodes(function) for attribute in node.attribute):
+        return None
+    graph = helper.make_graph(function.node, "body", inputs, [])
+    probe = helper.make_model(graph, opset_imports=function.opset_import, functions=model.functions)
+    probe.ir_version = model.ir_version
+    inferred = infer_shapes(probe)
+    return None if inferred is None else inferred.graph
 
 
 def _argument_infos(function: FunctionProto, calls: list[tuple[Scope, NodeProto]]) -> dict[str, TensorInfo]:
@@ -523,15 +544,13 @@ MAX_ROUNDS = 32
 
 def index_with_shapes(model: ModelProto, read: Read, evaluate: Evaluate, inferred: ModelProto | None) -> list[Scope]:
     """`index_model`, with the shapes that follow from constants too."""
-    scopes = index_model(model, read, evaluate, inferred)
-    for _ in range(MAX_ROUNDS):
-        folded = with_shapes_folded(model, scopes[0])
-        sharper = infer_shapes(folded) if folded is not None else None
-        if sharper is None:
+    before: dict[str, TensorInfo] | None = None
+    for _ in range(MAX_ROUNDS + 1):
+        scopes = index_model(model, read, evaluate, inferred)
+        if scopes[0].infos == before or (folded := with_shapes_folded(model, scopes[0])) is None:
             break
-        before = scopes[0].infos
-        scopes = index_model(model, read, evaluate, sharper)
-        if scopes[0].infos == before:
+        before, inferred = scopes[0].infos, infer_shapes(folded)
+        if inferred is None:
             break
     return scopes
 
@@ -567,7 +586,7 @@ def _value(scope: Scope, node: NodeProto, name: str) -> np.ndarray | None:
     if constant is not None:
         return constant.array()
     sizes, given = scope.sizes(name), scope.info(node.input[0]).shape
-    if not is_op(node, "Reshape") or attributes(node).get("allowzero") or sizes is None or given is None or 0 in sizes:
+    if not is_op(node, "Reshape") or any(item.i for item in node.attribute) or sizes is None or given is None or 0 in sizes:
         return None
     kept = [0 if isinstance(n, str) and n == old else n for n, old in zip_longest(sizes, given[: len(sizes)])]
     rest = [n for n in kept if not isinstance(n, int)]

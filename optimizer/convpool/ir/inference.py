@@ -26,15 +26,14 @@ from typing import Any
 
 import onnx
 from google.protobuf.message import EncodeError
-from onnx import FunctionProto, GraphProto, ModelProto, TensorProto, TensorShapeProto, TypeProto, ValueInfoProto, helper
+from onnx import GraphProto, ModelProto, TensorProto, TensorShapeProto, TypeProto, ValueInfoProto, helper
 
-from convpool.algebra.parts import LAYOUTS, OPERATORS
 from convpool.errors import ModelError
 from convpool.ir import inference_process
 from convpool.ir.inference_process import GROWTH_BYTES
 from convpool.ir.process import EndedError, Shared
-from convpool.ir.protos import all_nodes, graphs_within, is_op, known_attributes, model_nodes, ops_of, opset_of, refill, subgraphs
-from convpool.ir.schema import DOMAIN, OP_TYPES, SCALES, complete_layouts, functions_for, give, is_operator, layout_of, used_in
+from convpool.ir.protos import give, graphs_within, is_op, known_attributes, model_nodes, ops_of, opset_of, refill, subgraphs
+from convpool.ir.schema import add_functions_for_sizes
 from convpool.ir.serving import FAILED, MEMORY
 
 Notes = dict[str, ValueInfoProto]
@@ -57,6 +56,7 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
     process."""
     probe = without_large_values(model)
     taken = take(probe)
+    _complete(probe)
     nodes = [node for graph, _ in taken for node in graph.node]
     for node in ops_of(nodes, *WITHOUT_INFERENCE):
         node.op_type = "Identity"
@@ -67,28 +67,17 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
         node.op_type = "IfOfSeveralShapes"
     result = None
     try:
-        result = infer_elsewhere(probe)
+        result = _infer(probe)
         while drop_windows(probe, result):
-            result = infer_elsewhere(probe)
+            result = _infer(probe)
         if fill_in(probe, result, taken):
-            result = infer_elsewhere(probe)
+            result = _infer(probe)
     except INFERENCE_ERRORS:
         pass  # without the notes that do not fit, or without shapes
     for own, typed, _ in side_by_side(model, result) if result is not None else ():
         for node, before in zip(typed.node, own.node, strict=True):
             node.op_type = before.op_type
     return result
-
-
-def infer_function(model: ModelProto, function: FunctionProto, inputs: list[ValueInfoProto]) -> GraphProto | None:
-    """The function's body as a graph with inferred shapes, node for node; None where it depends on attributes."""
-    if any(attribute.ref_attr_name for node in all_nodes(function) for attribute in node.attribute):
-        return None
-    graph = helper.make_graph(function.node, "body", inputs, [])
-    probe = helper.make_model(graph, opset_imports=function.opset_import, functions=model.functions)
-    probe.ir_version = model.ir_version
-    inferred = infer_shapes(probe)
-    return None if inferred is None else inferred.graph
 
 
 def without_large_values(model: ModelProto) -> ModelProto:
@@ -242,13 +231,6 @@ def noted_sizes(model: ModelProto, inferred: ModelProto, outputs: bool) -> Itera
                 yield from zip(noted.shape.dim, found.shape.dim, strict=True)
 
 
-def forget_open_sizes(model: ModelProto, inferred: ModelProto) -> None:
-    """Take the sizes out of a model's notes that do not follow from its inputs.  inferred: the model after shape inference."""
-    for dim, size in noted_sizes(model, inferred, outputs=False):
-        if dim.HasField("dim_value") and 0 <= dim.dim_value != size.dim_value:
-            dim.Clear()
-
-
 def _contradict(note: TypeProto, found: TypeProto | None) -> bool:
     """Return True if both know the rank, or an axis' size, and differ."""
     if found is None or not (note.tensor_type.HasField("shape") and found.tensor_type.HasField("shape")):
@@ -285,7 +267,13 @@ def infer(model: bytes, strict: bool = False) -> bytes | None:
 
 def infer_elsewhere(model: ModelProto, strict: bool = False) -> ModelProto:
     """onnx's shape inference, with small tensors' values or as strict as its full check.  Raises InferenceError, ModelError."""
-    model = _with_dense(with_own_functions(model))
+    model = deepcopy(model)
+    _complete(model)
+    return _infer(model, strict)
+
+
+def _infer(model: ModelProto, strict: bool = False) -> ModelProto:
+    """Do `infer_elsewhere` for a model with all its functions, and sparse tensors noted."""
     try:
         found = infer(model.SerializeToString(), strict)
     except EndedError as error:
@@ -295,38 +283,14 @@ def infer_elsewhere(model: ModelProto, strict: bool = False) -> ModelProto:
     return ModelProto.FromString(found)
 
 
-def _with_dense(model: ModelProto) -> ModelProto:
-    """The model with a note in place of each sparse initializer, of which onnx takes the shape for that of a number."""
-    if not any(graph.sparse_initializer for graph in graphs_within(model.graph)):
-        return model
-    copy = deepcopy(model)
-    for graph in graphs_within(copy.graph):
+def _complete(model: ModelProto) -> None:
+    """Put functions for convpool's operators into a model, and notes in place of sparse initializers, of which onnx takes the
+    shape for that of a number."""
+    add_functions_for_sizes(model)
+    for graph in graphs_within(model.graph):
         for tensor in graph.sparse_initializer:
             graph.value_info.append(helper.make_tensor_value_info(tensor.values.name, tensor.values.data_type, tensor.dims))
         graph.ClearField("sparse_initializer")
-    return copy
-
-
-TYPES_OPSET = 22
-"""The first opset whose Conv and AveragePool take bfloat16."""
-
-
-def with_own_functions(model: ModelProto) -> ModelProto:
-    """The model with functions for all its nodes of convpool's operators, by which onnx infers their results' shapes."""
-    if not used_in(model):
-        return model
-    copy = deepcopy(model)
-    nodes = list(filter(is_operator, model_nodes(copy)))
-    for node in nodes:
-        given = {item.name for item in node.attribute if item.ints or item.floats}
-        needed = {"kernel_shape", SCALES} if OPERATORS[node.op_type].upsamples else {"kernel_shape"}
-        if layout_of(node) not in LAYOUTS or not given >= needed:
-            node.op_type += "Unusable"  # has no function: its result stays unknown
-    permuting = complete_layouts(list(filter(is_operator, nodes)))
-    own = functions_for(used_in(copy), TYPES_OPSET, permuting, for_sizes=True)  # of the nodes in functions too
-    others = [function for function in copy.functions if function.domain != DOMAIN or function.name not in OP_TYPES]
-    refill(copy.functions, (*others, *own))
-    return copy
 
 
 def mark_layers(model: ModelProto, inferred: ModelProto | None = None) -> None:

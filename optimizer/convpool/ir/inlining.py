@@ -15,7 +15,6 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 
 from convpool.ir import protos
 from convpool.ir.edit import fresh_name
-from convpool.ir.model import check_functions
 from convpool.ir.schema import is_own
 
 Call = tuple[str, ...]
@@ -25,10 +24,12 @@ MAX_NODES = 100_000
 
 @dataclass
 class Inlined:
-    """A copy of a model without some calls.  calls: of nodes, by name; places: a node's function and first result there."""
+    """A copy of a model without some calls.  calls: that a node comes from, by its name; origins: these, and those of constants
+    and Transposes in front of it; places: a node's function and first result there."""
 
     model: ModelProto
     calls: dict[str, Call] = field(default_factory=dict)
+    origins: dict[str, set[Call]] = field(default_factory=dict)
     places: dict[str, tuple[str, str]] = field(default_factory=dict)
 
 
@@ -37,8 +38,8 @@ def inlined(model: ModelProto, calls: Container[Call] | None = None) -> Inlined 
     stay, those whose operators have other versions than the model's, and those of the standard domain: onnxruntime runs the
     operator of the name.  Functions that nothing calls any more go."""
     functions = {protos.key_of(function): function for function in model.functions}
-    usable = {k for k, f in functions.items() if k[0] not in protos.STANDARD_DOMAINS and not is_own(f) and _fits(f, model)}
-    if not any(protos.key_of(node) in usable for node in protos.model_nodes(model)) or check_functions(model) > MAX_NODES:
+    usable = {k for k, f in functions.items() if k[0] not in protos.STANDARD_DOMAINS and _fits(f, model) and not is_own(f)}
+    if not any(protos.key_of(node) in usable for node in protos.model_nodes(model)):
         return None
     result = Inlined(deepcopy(model))
     _Inliner(result, {key: functions[key] for key in usable}, calls).run(result.model.graph)
@@ -48,7 +49,23 @@ def inlined(model: ModelProto, calls: Container[Call] | None = None) -> Inlined 
         for index in reversed(gone):
             del result.model.functions[index]
         after = set(map(protos.key_of, protos.model_nodes(result.model)))
+    result.origins = _origins(result)
     return result
+
+
+def _origins(found: Inlined) -> dict[str, set[Call]]:
+    """The calls that a node comes from, with constants and Transposes in front of it, by its name; a Conv's input may stay."""
+    nodes = protos.all_nodes(found.model.graph)
+    producer = {name: node for node in nodes for name in node.output}
+    origins: dict[str, set[Call]] = {}
+    for node in nodes:
+        calls = origins.setdefault(node.name, set())
+        calls.add(found.calls.get(node.name, ()))
+        for name in node.input[1:] if protos.is_op(node, "Conv") else node.input:
+            while (source := producer.get(name)) is not None and protos.is_op(source, "Transpose", "Identity", "Constant"):
+                calls.add(found.calls.get(source.name, ()))
+                name = next(iter(source.input), "")
+    return origins
 
 
 def _fits(function: FunctionProto, model: ModelProto) -> bool:

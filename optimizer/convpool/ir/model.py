@@ -150,13 +150,6 @@ OTHER_FLOATS = (*protos.HALF_TYPES, TensorProto.DOUBLE)
 TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype")
 
 
-def float_types(model: ModelProto) -> set[int]:
-    """The floating-point types among the model's stored tensors and its inputs and outputs."""
-    found = {tensor.data_type for tensor in (*protos.tensors(model), *protos.sparse_values(model))}
-    found |= {value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
-    return found & {TensorProto.FLOAT, *OTHER_FLOATS}
-
-
 @dataclass
 class LoadedModel:
     """A model with the folder its external data lies in (None: it has none) and the bytes of all its files."""
@@ -170,6 +163,8 @@ class LoadedModel:
     """The file or bytes that the model was parsed from, if not from memory."""
     path: Path | None = None
     """The file that it comes from, also once it has changed."""
+    expanded: int = 0
+    """The nodes that its main graph stood for when it was loaded, see `check_functions`."""
     data_files: Mapping[str, Stamp] = field(default_factory=dict)
     """The files of the external data that the model came with, by their locations relative to `base_dir`."""
 
@@ -218,6 +213,13 @@ class LoadedModel:
         return LoadedModel(result, self.base_dir, 0)
 
     @property
+    def float_types(self) -> set[int]:
+        """The floating-point types among its stored tensors and its inputs and outputs."""
+        found = {tensor.data_type for tensor in (*protos.tensors(self.proto), *protos.sparse_values(self.proto))}
+        found |= {value.type.tensor_type.elem_type for value in (*self.proto.graph.input, *self.proto.graph.output)}
+        return found & {TensorProto.FLOAT, *OTHER_FLOATS}
+
+    @property
     def weight_files(self) -> list[Path]:
         return [self.base_dir / name for name in self.data_files] if self.base_dir is not None else []
 
@@ -246,7 +248,7 @@ def load(source: object, base_dir: Path | None = None) -> LoadedModel:
     for part in (model.proto, *model.proto.functions):
         if protos.opset_of(part.opset_import) > newest:
             raise ModelError(f"model: opset; got {protos.opset_of(part.opset_import)}, expected at most {newest}; update onnx")
-    check_functions(model.proto)
+    model.expanded = check_functions(model.proto)
     schema.check_meaning(model.proto)
     check_types(model.proto)
     check_tensors(model.proto)
@@ -261,18 +263,20 @@ def load(source: object, base_dir: Path | None = None) -> LoadedModel:
     return model
 
 
-def check(loaded: LoadedModel, what: str, full: bool = False, inferred: ModelProto | None = None) -> None:
+def check(
+    loaded: LoadedModel, what: str, full: bool = False, inferred: ModelProto | None = None, after: ModelProto | None = None
+) -> None:
     """onnx's checker, also for a model whose external data is not loaded.  Raises ModelError.
 
     full: with strict shape inference, which another process does, since a model may end it; of an original with its notes and
     without.
-    inferred: of a result, the original with shapes inferred.  What the original notes wrongly, where inference knew nothing, is
-    no fault of the result.
+    inferred, after: of a result, the original with shapes inferred, and it itself.  What the original notes wrongly, where
+    inference knew nothing, is no fault of the result.
     """
     probe = model = loaded.proto
     if any(not value.type.tensor_type.HasField("shape") for value in _typed_values(model)):
         probe = deepcopy(model)
-        _fill_missing_shapes(probe, inferred or loaded.inferred)
+        _fill_missing_shapes(probe, _shaped_outputs(after) | _shaped_outputs(inferred or loaded.inferred))
     try:
         onnx.checker.check_model(_without_files(probe) if loaded.data_files else probe)
         if full:
@@ -370,15 +374,13 @@ def _typed_values(model: ModelProto) -> Iterator[ValueInfoProto]:
     return (value for value in (*model.graph.input, *model.graph.output) if value.type.HasField("tensor_type"))
 
 
-def _fill_missing_shapes(model: ModelProto, inferred: ModelProto | None) -> None:
-    """Give inputs and outputs without shape, which only the checker refuses, that of `inferred` or of an inference of its own."""
-    missing = [value for value in _typed_values(model) if not value.type.tensor_type.HasField("shape")]
-    shaped = _shaped_outputs(inferred)
-    if any(value.name not in shaped for value in missing):
-        shaped = _shaped_outputs(infer_shapes(model)) | shaped
-    for value in missing:
-        if value.name in shaped:
-            value.CopyFrom(shaped[value.name])
+def _fill_missing_shapes(model: ModelProto, known: Mapping[str, ValueInfoProto]) -> None:
+    """Give inputs and outputs without shape, which only the checker refuses, the known one."""
+    for value in _typed_values(model):
+        if value.type.tensor_type.HasField("shape"):
+            continue
+        if value.name in known:
+            value.CopyFrom(known[value.name])
         else:
             value.type.tensor_type.shape.SetInParent()
 

@@ -5,7 +5,7 @@ to a model on loading: each node follows those that it reads from."""
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from graphlib import CycleError, TopologicalSorter
@@ -89,6 +89,12 @@ def refill(field: Any, entries: Iterable[Any]) -> None:
     field.extend(kept)
 
 
+def give(node: NodeProto, values: Mapping[str, Any], instead_of: Collection[str] = ()) -> None:
+    """Give a node attributes, last of all, in place of those of their names and of the names `instead_of`."""
+    kept = [item for item in node.attribute if item.name not in values and item.name not in instead_of]
+    refill(node.attribute, [*kept, *(helper.make_attribute(name, value) for name, value in values.items())])
+
+
 def subgraphs(node: NodeProto) -> list[tuple[int, int, GraphProto]]:
     """The graphs in a node's attributes, with the attribute's index and the position in it."""
     found = []
@@ -113,13 +119,6 @@ def training_graphs(model: ModelProto) -> list[GraphProto]:
     """The graphs of the model's training information, and every graph in them; they read the main graph's initializers."""
     graphs = (graph for training in model.training_info for graph in (training.initialization, training.algorithm))
     return [inner for graph in graphs for inner in graphs_within(graph)]
-
-
-def trained_names(model: ModelProto) -> set[str]:
-    """The main graph's tensors that the model's training information reads or assigns to."""
-    bindings = (entry for part in model.training_info for entry in (*part.initialization_binding, *part.update_binding))
-    read = {name for graph in training_graphs(model) for node in graph.node for name in node.input}
-    return read | {entry.key for entry in bindings}
 
 
 def tensors(model: ModelProto) -> list[TensorProto]:
@@ -155,6 +154,12 @@ def all_nodes(proto: GraphProto | FunctionProto) -> list[NodeProto]:
 def model_nodes(model: ModelProto) -> list[NodeProto]:
     """Every node anywhere in the model, functions included."""
     return [node for container in (model.graph, *model.functions) for node in all_nodes(container)]
+
+
+def nodes_outside(model: ModelProto, domain: str) -> list[NodeProto]:
+    """Every node anywhere in the model but in the functions of a domain."""
+    functions = (function for function in model.functions if function.domain != domain)
+    return [node for container in (model.graph, *functions) for node in all_nodes(container)]
 
 
 def opset_of(imports: Iterable[OperatorSetIdProto]) -> int:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, replace
+from types import MappingProxyType
 from typing import Any
 
 from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto, helper, parser
@@ -37,7 +38,7 @@ from convpool.algebra.parts import (
     to_channels_first,
 )
 from convpool.errors import ModelError, OptionError
-from convpool.ir.protos import model_nodes, named, opset_of, refill
+from convpool.ir.protos import give, model_nodes, named, opset_of, refill
 
 _WINDOW = ("kernel_shape", "strides", "pads", "dilations")
 """The attributes of a convolution; those of a pooling are these behind `pool_`."""
@@ -60,6 +61,8 @@ UPSAMPLING_OPSET = 13
 """The first opset whose Resize needs no regions."""
 NORMALIZING_OPSET = 15
 """The first opset with the CastLike that a function of a Normalized operator needs."""
+TYPES_OPSET = 22
+"""The first opset whose Conv and AveragePool take bfloat16."""
 ACCUMULATION = "accumulation"
 
 _POOLING = {
@@ -175,12 +178,6 @@ def give_parts(node: NodeProto, parts: Parts) -> None:
     give(node, {} if parts.is_plain else values, (*_PART_INTS, *_PART_FLOATS, *_NORM_INTS, *_NORM_FLOATS))
 
 
-def give(node: NodeProto, values: Mapping[str, Any], instead_of: Collection[str] = ()) -> None:
-    """Give a node attributes, last of all, in place of those of their names and of the names `instead_of`."""
-    kept = [item for item in node.attribute if item.name not in values and item.name not in instead_of]
-    refill(node.attribute, [*kept, *(helper.make_attribute(name, value) for name, value in values.items())])
-
-
 def layout_of(node: NodeProto) -> int:
     """The attribute channels_last of a node of these operators."""
     return next((item.i for item in node.attribute if item.name == CHANNELS_LAST), 0)
@@ -197,9 +194,9 @@ def give_accumulation(node: NodeProto, accumulation: str) -> None:
     give(node, {ACCUMULATION: number} if number else {}, (ACCUMULATION,))
 
 
-def give_layout(node: NodeProto, channels_last: int) -> None:
-    """Set the attribute channels_last of a node of these operators, which has no such attribute where it is 0."""
-    give(node, {CHANNELS_LAST: channels_last} if channels_last else {}, (CHANNELS_LAST, *_PERMS))
+def give_layout(node: NodeProto, channels_last: int, perms: Mapping[str, Any] = MappingProxyType({})) -> None:
+    """Set the attribute channels_last of a node of these operators, which has none where it is 0, and the permutations."""
+    give(node, ({CHANNELS_LAST: channels_last} if channels_last else {}) | dict(perms), (CHANNELS_LAST, *_PERMS))
 
 
 def complete_layouts(nodes: list[NodeProto]) -> set[str]:
@@ -208,11 +205,11 @@ def complete_layouts(nodes: list[NodeProto]) -> set[str]:
     those of the other nodes change nothing."""
     permuting = {node.op_type for node in nodes if layout_of(node)}
     for node in nodes:
-        layout = layout_of(node)
-        give_layout(node, layout)
+        layout, perms = layout_of(node), {}
         if node.op_type in permuting:
             rank = next(len(item.ints) for item in node.attribute if item.name == "kernel_shape")
-            give(node, function_perms(layout, rank, OPERATORS[node.op_type].residual))
+            perms = function_perms(layout, rank, OPERATORS[node.op_type].residual)
+        give_layout(node, layout, perms)
     return permuting
 
 
@@ -341,6 +338,32 @@ def permutes(function: FunctionProto) -> bool:
 def used_in(model: ModelProto) -> set[str]:
     """Which of these operators the model's graphs and functions use."""
     return {node.op_type for node in model_nodes(model) if is_operator(node)}
+
+
+def complete_functions(model: ModelProto, opset: int, *, for_sizes: bool = False) -> set[str]:
+    """Give a model the functions of the operators that it uses, which are returned, and no other of these; nodes get the
+    permutations that their functions need.  for_sizes: see `function_proto`; then none stays that is there."""
+    nodes = list(filter(is_operator, model_nodes(model)))
+    used, permuting = {node.op_type for node in nodes}, {node.op_type for node in nodes if layout_of(node)}
+    there = {function.name: function for function in model.functions if function.domain == DOMAIN and function.name in OP_TYPES}
+    stay = {name for name in used & there.keys() if not for_sizes and permutes(there[name]) == (name in permuting)}
+    kept = [part for part in model.functions if part.domain != DOMAIN or part.name in stay or part.name not in OP_TYPES]
+    new = functions_for(used - stay, opset, permuting, for_sizes=for_sizes)
+    complete_layouts(nodes)  # before functions, and the nodes in them, are copied
+    refill(model.functions, [*kept, *new])
+    return used
+
+
+def add_functions_for_sizes(model: ModelProto) -> None:
+    """Give a model functions for all its nodes of these operators, by which onnx infers their results' shapes."""
+    nodes = list(filter(is_operator, model_nodes(model)))
+    for node in nodes:
+        given = {item.name for item in node.attribute if item.ints or item.floats}
+        needed = {"kernel_shape", SCALES} if OPERATORS[node.op_type].upsamples else {"kernel_shape"}
+        if layout_of(node) not in LAYOUTS or not given >= needed:
+            node.op_type += "Unusable"  # has no function: its result stays unknown
+    if nodes:
+        complete_functions(model, TYPES_OPSET, for_sizes=True)
 
 
 def attributes_of(parts: Parts) -> dict[str, tuple[int, int | str | None, str]]:

@@ -22,7 +22,7 @@ from convpool.cuda.library import INSTALL
 from convpool.cuda.library import library_path as cuda_library_path
 from convpool.errors import LibraryError, OnnxruntimeError, first_line
 from convpool.ir.files import serialize
-from convpool.ir.model import LoadedModel, float_types, load
+from convpool.ir.model import LoadedModel, load
 from convpool.types import Model
 
 NAME = "libconvpool_ort.so"
@@ -193,7 +193,7 @@ class CudaRunner(Runner):
 
     def __init__(self, model: LoadedModel, what: str, **arguments: Any) -> None:
         self.what, self.model = what, model.proto
-        types = float_types(model.proto)
+        types = model.float_types
         narrow = types - {TensorProto.FLOAT, TensorProto.DOUBLE}
         tf32 = not narrow and arguments.get("use_tf32", True)
         self.precision = "tf32" if tf32 else precision_of(map(helper.tensor_dtype_to_np_dtype, types))

@@ -15,13 +15,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from convpool.algebra.geometry import Ints, PoolSpec, Refusal
 from convpool.ir.index import Scope
-from convpool.ir.protos import label, named
+from convpool.ir.inference import BRANCHES_OPSET
+from convpool.ir.protos import AttributeReference, label, named
 from convpool.options import OptimizeOptions
 from convpool.report import Log, SiteReport
 
 if TYPE_CHECKING:
     from convpool.ir.edit import Edit
 
+MIN_OPSET = 7
+"""The first opset whose AveragePool can count its padding."""
 BETWEEN = "between convolution and pooling"
 """The condition that a nonlinear operator between a convolution and a pooling fails."""
 
@@ -111,6 +114,11 @@ def spatial_size(scope: Scope, tensor: str, rank: int, first_axis: int = 2) -> I
     return size if len(size) == rank else None
 
 
+def is_int8(scope: Scope, index: int) -> bool:
+    """Return True if a convolution reads a DequantizeLinear: TensorRT runs it on the integers."""
+    return scope.made_by(scope.nodes[index].input[0], "DequantizeLinear") is not None
+
+
 @dataclass(frozen=True)
 class Context:
     """Facts for a pass beside the graph.
@@ -190,6 +198,10 @@ class NodePlan(Plan):
         return frozenset((self.node,))
 
 
+class Excluded:
+    """The verdict of a site that a user excludes by name."""
+
+
 class Rule(ABC):
     """One rewrite.
 
@@ -214,6 +226,32 @@ class Rule(ABC):
     @abstractmethod
     def apply(self, plan: Any, edit: Edit) -> None:
         """Make the change that the plan describes."""
+
+    def verdict(self, site: Any, context: Context) -> Plan | Reject | Excluded | None:
+        """Decide what is to be done or said of a site, by `check` and by what holds for every rule; None for nothing."""
+        scope = site.scope
+        if context.options.exclude and any([context.excluded(name) for name in site.names]):  # every name: each may match
+            return Excluded()
+        if scope.opset < MIN_OPSET:
+            return Reject("model", "opset", str(scope.opset), f"at least {MIN_OPSET}")
+        if scope.is_bound:
+            return reject(scope, site.root, "branch of an If", f"opset {scope.opset}", f"at least {BRANCHES_OPSET}")
+        try:
+            plan = self.check(site, context)
+        except AttributeReference as error:
+            return reject(scope, site.root, "attributes", f"a reference to the function's '{error}'", "values")
+        if not isinstance(plan, Plan):
+            return plan
+        if context.options.exclude and any(context.excluded(label(scope.nodes[index])) for index in plan.convolutions):
+            return Excluded()
+        for index in plan.convolutions if context.options.keep_int8 else ():
+            if is_int8(plan.scope, index):
+                return reject(plan.scope, index, "would become a float kernel", "INT8, behind DequantizeLinear", "float")
+        pinned = context.options.pinned
+        for index in sorted(plan.own | plan.shared) if pinned and not plan.scope.path else ():
+            if (why := pinned.get(plan.scope.nodes[index].name)) is not None:
+                return rejection(plan.scope, index, why)
+        return plan
 
     def alternatives(self, site: Any, context: Context) -> dict[str, Plan]:
         """Plans for a site that may be timed against one another, by name; none where there is nothing to choose."""

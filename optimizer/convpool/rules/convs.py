@@ -191,11 +191,6 @@ def conv_rank(scope: Scope, index: int) -> int | Reject:
     return rank if rank > 0 else reject(scope, index, "shape of the weights", "unknown", "a known rank")
 
 
-def is_int8(scope: Scope, index: int) -> bool:
-    """Return True if a convolution reads a DequantizeLinear: TensorRT runs it on the integers."""
-    return scope.made_by(scope.nodes[index].input[0], "DequantizeLinear") is not None
-
-
 def against_one(scope: Scope, name: str) -> Refusal | None:
     """Say why no one node with weights may stand for several that begin with the tensor `name`.  onnxruntime quantizes constant
     weights between a DequantizeLinear and a QuantizeLinear, wherever it can move these."""

@@ -30,9 +30,9 @@ from convpool.errors import ConvpoolError, ModelError
 from convpool.ir import schema
 from convpool.ir.files import self_contained
 from convpool.ir.inference import infer_shapes, mark_layers
-from convpool.ir.inlining import inlined
-from convpool.ir.model import TYPE_ATTRIBUTES, LoadedModel, feeds, fitting
-from convpool.ir.protos import all_nodes, graphs_within, is_op, known_attributes, refill
+from convpool.ir.inlining import MAX_NODES, inlined
+from convpool.ir.model import TYPE_ATTRIBUTES, LoadedModel, check_functions, feeds, fitting
+from convpool.ir.protos import all_nodes, give, graphs_within, is_op, known_attributes, refill
 from convpool.options import OptimizeOptions
 from convpool.tensorrt.build_options import HALF_PRECISIONS, BuildOptions, Profile
 from convpool.tensorrt.package import STRONGLY_TYPED_SINCE, parser_major, tensorrt_module
@@ -93,6 +93,8 @@ def is_plugin_node(node: NodeProto) -> bool:
 
 def inline_own_functions(model: ModelProto) -> ModelProto:
     """The model without local functions but those of convpool's operators, so that pairs inside them go to the plugin too."""
+    if check_functions(model) > MAX_NODES:
+        return model
     found = inlined(model)  # onnx.inliner forgets defaults of a function's attributes, and results that are inputs
     return model if found is None else _without_trailing_blanks(found.model)
 
@@ -119,7 +121,7 @@ def for_parser(model: ModelProto, major: int, *, plugin: bool, allow_tf32: bool,
                 f"opset {OLD_PARSER_OPSET}"
             )
     for node in filter(is_plugin_node, all_nodes(model.graph)):
-        schema.give(node, {ALLOW_TF32: 1} if plugin and allow_tf32 else {}, (ALLOW_TF32,))
+        give(node, {ALLOW_TF32: 1} if plugin and allow_tf32 else {}, (ALLOW_TF32,))
         if accumulation is not None:
             schema.give_accumulation(node, accumulation)
     return model
@@ -148,10 +150,10 @@ def set_constant_weights(model: ModelProto, constant: bool) -> None:
     given = {value.name for value in model.graph.input}
     weights = {tensor.name for tensor in model.graph.initializer} - given
     for node in filter(is_plugin_node, all_nodes(model.graph)):
-        schema.give(node, {}, (CONSTANT_WEIGHTS,))
+        give(node, {}, (CONSTANT_WEIGHTS,))
     for node in filter(is_plugin_node, model.graph.node if constant else ()):  # the main graph's, where a name has one meaning
         if node.input[1] in weights:
-            schema.give(node, {CONSTANT_WEIGHTS: 1})
+            give(node, {CONSTANT_WEIGHTS: 1})
 
 
 def half_weights(model: ModelProto, kind: int) -> None:

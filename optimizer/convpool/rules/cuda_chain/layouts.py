@@ -39,7 +39,7 @@ from convpool.algebra.parts import LAYOUTS, Affine, holds, keeps, to_channels_la
 from convpool.ir import schema
 from convpool.ir.edit import Edit
 from convpool.ir.index import Dim, Scope
-from convpool.ir.protos import is_op, known_attributes
+from convpool.ir.protos import give, is_op, known_attributes
 from convpool.options import Limits
 from convpool.rules.base import Reject
 from convpool.rules.convs import KERNEL_TYPES, channel_count
@@ -161,7 +161,7 @@ def turn(edit: Edit, index: int, rank: int, x: bool, y: bool, to: To) -> None:
         node = _mean(edit, node, rank)
     elif is_op(node, "Concat"):
         axis = (known_attributes(node) or {})["axis"] % rank
-        schema.give(node, {"axis": _moved(axis, rank, to)})
+        give(node, {"axis": _moved(axis, rank, to)})
     elif is_op(node, *SUMS, "Squeeze"):
         _sum(edit, node, tuple(_moved(axis, rank, to) for axis in summed_axes(scope, index) or ()))
     elif is_op(node, "Pad"):
@@ -185,7 +185,7 @@ def _permuted(node: NodeProto, rank: int, x: bool, y: bool, to: To = to_channels
         perm = [perm[axis] for axis in to(rank - 2)]
     if perm == sorted(perm):
         return helper.make_node("Identity", [node.input[0]], [node.output[0]], name=node.name or None)
-    schema.give(node, {"perm": perm})
+    give(node, {"perm": perm})
     return node
 
 
@@ -193,7 +193,7 @@ def _sum(edit: Edit, node: NodeProto, axes: tuple[int, ...]) -> None:
     """Give a sum, a mean or a Squeeze its axes, where the operator's version has them."""
     axes = tuple(sorted(axes))
     if any(item.name == "axes" for item in node.attribute):
-        schema.give(node, {"axes": axes})
+        give(node, {"axes": axes})
     else:
         name = node.input[1]
         node.input[1] = edit.shared((name, axes), lambda: np.array(axes, np.int64), f"{name}_channels_last")
@@ -204,7 +204,7 @@ def _pad(edit: Edit, node: NodeProto, pads: Sequence[int], to: To) -> None:
     half = len(pads) // 2
     moved = tuple(pads[axis + end] for end in (0, half) for axis in to(half - 2))
     if edit.scope.opset < 11:
-        schema.give(node, {"pads": moved})
+        give(node, {"pads": moved})
         return
     name = node.input[1]
     node.input[1] = edit.shared((name, moved), lambda: np.array(moved, np.int64), f"{name}_moved")
@@ -215,7 +215,7 @@ def _mean(edit: Edit, node: NodeProto, rank: int) -> NodeProto:
     axes = tuple(range(1, rank - 1))
     mean = helper.make_node("ReduceMean", [node.input[0]], [node.output[0]], name=node.name or None, keepdims=1)
     if edit.scope.opset < 18:
-        schema.give(mean, {"axes": axes})
+        give(mean, {"axes": axes})
     else:
         mean.input.append(edit.shared(("axes", axes), lambda: np.array(axes, np.int64), f"{node.output[0]}_axes"))
     return mean

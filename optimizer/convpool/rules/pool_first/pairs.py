@@ -42,7 +42,7 @@ from convpool.algebra.parts import IDENTITY, OP_TYPE, to_channels_last
 from convpool.ir import schema
 from convpool.ir.edit import Edit
 from convpool.ir.index import FOLDABLE, Dim, Scope
-from convpool.ir.protos import attributes, is_op, label, stand_for
+from convpool.ir.protos import attributes, give, is_op, label, stand_for
 from convpool.report import Log
 from convpool.rules import convs
 from convpool.rules.base import BETWEEN, Plan, Reject, Rule, Site, reject, rejection, verdict_of
@@ -431,7 +431,7 @@ class Emitter:
         else:
             output = self._edit.add("AveragePool", [x], wanted, kernel_shape=spec.kernel_shape, strides=spec.strides)
             padding = {"pads": spec.pads, "count_include_pad": 1} if any(spec.pads) else {}
-            schema.give(self._edit.nodes[-1], padding | ({"dilations": spec.dilations} if max(spec.dilations) > 1 else {}))
+            give(self._edit.nodes[-1], padding | ({"dilations": spec.dilations} if max(spec.dilations) > 1 else {}))
         stand_for(self._edit.nodes[-1], self._root)
         self._root = NodeProto()  # another one stands for none
         return output
