@@ -11,7 +11,7 @@ import convpool
 from convpool.ir import schema
 from convpool.ir.protos import value_names
 from tests.support.models import graph, operators, sparse_of, weights
-from tests.support.rewriting import IF_BODY, IF_INPUTS, PAIR, POOL, assert_close, rewrite
+from tests.support.rewriting import IF_BODY, IF_INPUTS, PAIR, POOL, assert_close, rewrite, verified
 
 LOWERINGS = ("convavgpool", "direct", "fused")
 PLAIN = {"disable": ("fuse_prologue", "fuse_epilogue")}
@@ -211,10 +211,20 @@ def test_constants_that_only_a_branch_reads_stay():
     assert {"w", "v", "w_fused"} == {tensor.name for tensor in result.graph.initializer}
 
 
-def test_unused_initializers_of_the_original_stay():
-    model = graph(PAIR)
-    model.graph.initializer.append(numpy_helper.from_array(weights((3,)), "unused"))
-    assert "unused" in {tensor.name for tensor in rewrite(model, 1, "direct").graph.initializer}
+GAPS = {
+    "a graph without a name": lambda model: model.graph.ClearField("name"),
+    "an output by its name alone": lambda model: model.graph.output[0].ClearField("type"),
+    "a key of metadata twice": lambda model: model.metadata_props.extend([*model.metadata_props]),
+}
+
+
+@pytest.mark.parametrize("leave", GAPS.values(), ids=GAPS)
+def test_what_onnxs_checker_alone_refuses_is_rewritten_and_stays(leave):
+    model = documented()
+    leave(model)
+    result = verified(model, 1).model
+    assert (result.graph.name, list(result.graph.output)) == (model.graph.name, list(model.graph.output))
+    assert list(result.metadata_props) == list(model.metadata_props)
 
 
 def test_ir_version_rises_only_for_the_function():
@@ -223,10 +233,13 @@ def test_ir_version_rises_only_for_the_function():
     assert rewrite(graph(PAIR, ir=10), 1, "convavgpool").ir_version == 10
 
 
-def test_training_information_stays():
+def test_training_information_and_unused_initializers_stay():
     model = graph(PAIR)
+    model.graph.initializer.append(numpy_helper.from_array(weights((3,)), "unused"))
     model.training_info.add().algorithm.name = "training"
-    assert list(convpool.optimize(model, check=0).model.training_info) == list(model.training_info)
+    result = rewrite(model, 1, "direct")
+    assert list(result.training_info) == list(model.training_info)
+    assert "unused" in {tensor.name for tensor in result.graph.initializer}
 
 
 @pytest.mark.parametrize("reads", [False, True], ids=["assigned", "read"])

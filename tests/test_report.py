@@ -69,13 +69,9 @@ def test_obstacles_in_words(verdict, words):
 
 
 def test_the_size_of_a_model_from_memory():
-    model = graph(PAIR)
+    gs, model = pytest.importorskip("onnx_graphsurgeon"), graph(PAIR)
     assert convpool.optimize(model, check=0).report.summary.bytes_before == model.ByteSize()
-
-
-def test_errors_that_are_not_finite_are_null_in_json():
-    content = {"a": [float("inf"), 1.0, {"b": [-float("inf")]}], "c": float("nan")}
-    assert json.loads(json_text(content)) == {"a": [None, 1.0, {"b": [None]}], "c": None}
+    assert convpool.optimize(gs.import_onnx(model), check=0).report.summary.bytes_before > 18432
 
 
 def test_operators_are_counted_in_bodies_and_functions():
@@ -89,9 +85,11 @@ def test_operators_are_counted_in_bodies_and_functions():
     assert summary.operators_after == {"ConvAvgPool": 1, "If": 1, "Neg": 1, "Relu": 2, "net": 1}
 
 
-def test_a_report_is_indented_by_two():
+def test_a_report_is_indented_by_two_and_has_null_for_errors_that_are_not_finite():
     report = convpool.optimize(graph(PAIR), check=0).report
     assert report.to_json() == json.dumps(json.loads(report.to_json()), indent=2) + "\n" != report.to_json(indent=None)
+    content = {"a": [float("inf"), 1.0, {"b": [-float("inf")]}], "c": float("nan")}
+    assert json.loads(json_text(content)) == {"a": [None, 1.0, {"b": [None]}], "c": None}
 
 
 def test_a_result_that_is_no_valid_onnx_is_an_error(monkeypatch):

@@ -81,13 +81,17 @@ def test_the_first_error_is_told_where_no_size_runs():
         maker(("x", 1, ["N", 3])).runnable(0, run)
 
 
-def test_an_input_without_a_type_is_refused():
+def test_a_loop_runs_its_body_twice():
+    body = "y = Loop(n, go, x) <body = b (int64 i, bool c, float s) => (bool d, float t) { d = Identity(c) t = Relu(s) }>"
+    model = graph(body, inputs="float x, int64 n, bool go", outputs="float y")
+    arrays, _ = InputMaker(model, None, {}, 0).runnable(0, lambda arrays: [])
+    assert (arrays["n"], arrays["go"]) == (2, True)
+
+
+def test_inputs_have_a_type_and_take_so_many_bytes_at_most(monkeypatch):
+    """A float counts as a double: the reference may be one."""
     with pytest.raises(ModelError, match="^input 'x': no element type$"):
         shapes_of(maker(("x", TensorProto.UNDEFINED, [2])))
-
-
-def test_inputs_take_so_many_bytes_at_most(monkeypatch):
-    """A float counts as a double: the reference may be one."""
     monkeypatch.setattr(module, "MAX_INPUT_BYTES", 32)
     found = maker(("x", TensorProto.FLOAT, [2, 2]))
     assert shapes_of(found) == {"x": (2, 2)}

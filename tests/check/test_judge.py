@@ -295,12 +295,6 @@ def test_models_that_give_other_kinds(name):
         assert not output.passed and output.max_abs_error == np.inf
 
 
-def test_models_without_an_output_in_common():
-    one, other = (graph(f"{name} = Relu(x)", outputs=f"float[a,b,c,d] {name}") for name in "yz")
-    with pytest.raises(OptionError, match="^no output in common; got y and z$"):
-        compare_runners(*(OnnxruntimeRunner(LoadedModel(model, None, 0), "a model") for model in (one, other)))
-
-
 @pytest.mark.parametrize(("second", "given", "noted"), [(2e-3, {}, True), (1e-3, {}, False), (2e-3, {"atol": 1.0}, False)])
 def test_small_numbers_beside_large_ones_are_noted_of_engines(second, given, noted):
     body = "a = Mul(x, large)\nb = Mul(x, small)\ny = Concat<axis=1>(a, b)"

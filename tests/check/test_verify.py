@@ -201,6 +201,18 @@ def test_indices_near_one_another_are_others(tmp_path, rtol):
     assert run(verify_command, "convpool-verify", [*paths, "-q", *given]) == (rtol is None)
 
 
+def test_outputs_that_only_one_of_two_has_are_named(tmp_path, capsys):
+    paths = []
+    for names in ("yz", "y", "z"):
+        outputs = ", ".join(f"float[a,b,c,d] {name}" for name in names)
+        paths.append(str(tmp_path / f"{names}.onnx"))
+        onnx.save(graph("\n".join(f"{name} = Relu(x)" for name in names), outputs=outputs), paths[-1])
+    assert [run(verify_command, "convpool-verify", pair) for pair in (paths[:2], paths[1:])] == [0, 2]
+    told = capsys.readouterr()
+    assert "note  not compared, in one of them alone: z\n" in told.out
+    assert told.err == "convpool-verify: no output in common; got y and z\n"
+
+
 def test_given_tolerances_hold_to_the_letter():
     model = pair()
     error = convpool.optimize(model).report.verification.outputs[0].max_abs_error

@@ -269,6 +269,8 @@ def test_names_with_brackets_and_empty_cells_are_shown_as_they_are():
     console = Console(file=io.StringIO(), width=30, force_terminal=True, no_color=True)
     print_table(console, ("a", "b"), [[r"\[red]x", ""], ["x" * 40, "12345"]], right=(1,), names=(0,))
     assert [line.split() for line in console.file.getvalue().splitlines()[1:]] == [["[red]x", "-"], ["..." + "x" * 20, "12345"]]
+    PrintableConsole(file=(file := io.StringIO()), emoji=False).print("model:heart:0")
+    assert file.getvalue() == "model:heart:0\n"
 
 
 def test_an_exclusion_that_matches_nothing_is_a_warning():
@@ -413,9 +415,3 @@ sys.exit(run(command, "convpool"))
         lines = done.stderr.splitlines()
         assert lines[0] == f"convpool: warning: of \\x1b[2J\\u202e{what}"
         assert (lines[-2:-1] == ["AssertionError: \\x1b]0;OWNED\\x07"]) == (what == "bug") and (len(lines) > 1) == (what == "bug")
-
-
-def test_names_are_no_pictures():
-    file = io.StringIO()
-    PrintableConsole(file=file, emoji=False).print("model:heart:0")
-    assert file.getvalue() == "model:heart:0\n"

@@ -13,7 +13,7 @@ from convpool.ir.index import infer_function, with_shapes_folded
 from convpool.ir.protos import _read_names
 from models import generators
 from tests.support.models import FUNCTION, graph, index, operators
-from tests.support.rewriting import PAIR, rewrite, verified
+from tests.support.rewriting import IF_BODY, IF_INPUTS, rewrite, verified
 
 CONV = "h = Conv<pads=[1,1,1,1]>(x, w)\ns = Shape(h)\n"
 MEAN = "f = Reshape(h, t)\ny = ReduceMean<axes=[2]>(f)"
@@ -114,11 +114,6 @@ def test_a_gather_of_one_index_gives_a_number():
         assert found is not None and found.shape == shape and found.array().reshape(-1).tolist() == [12, 14][: found.array().size]
 
 
-def test_the_size_of_a_graph():
-    gs = pytest.importorskip("onnx_graphsurgeon")
-    assert convpool.optimize(gs.import_onnx(graph(PAIR)), check=0).report.summary.bytes_before > 18432
-
-
 def test_a_function_whose_shapes_cannot_be_inferred(monkeypatch):
     model = graph("y = local.net<e = 1>(x, w)", functions=FUNCTION.format("b = Relu(a)"))
     inputs = [helper.make_tensor_value_info("a", TensorProto.FLOAT, (2, 3))]
@@ -185,6 +180,17 @@ def test_cycle_is_refused():
     first, last = model.graph.node[0], model.graph.node[-2]
     first.input[0] = last.output[0]
     with pytest.raises(ModelError, match="not valid ONNX"):
+        convpool.optimize(model)
+
+
+def test_a_constant_that_a_body_has_too():
+    """A name with two values is refused: runtimes take either."""
+    model = graph(IF_BODY, {"v": (32, 16, 3, 3)}, inputs=IF_INPUTS)
+    again = model.graph.node[0].attribute[0].g.initializer.add()
+    again.CopyFrom(model.graph.initializer[0])
+    verified(model, 2, lowering="direct")
+    again.raw_data = again.raw_data[::-1]
+    with pytest.raises(ModelError, match="^tensor 'w': two values, in the main graph and in a body; expected one$"):
         convpool.optimize(model)
 
 

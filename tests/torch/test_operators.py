@@ -300,10 +300,7 @@ def test_what_ends_says_so():
     rewrite, graphs = options["pre_grad_custom_pass"], []
     y = torch.compile(net, backend=lambda one, given: graphs.append(one.graph) or rewrite(one.graph) or one.recompile() or one)(x)
     assert len(graphs[0].find_nodes(op="call_function", target=torch.ops.convpool.pooled_conv)) == 1
-    with (
-        pytest.warns(DeprecationWarning, match="it does nothing") as last,
-        convpool.torch.constant_weights(),
-    ):
+    with pytest.warns(DeprecationWarning, match="it does nothing") as last, convpool.torch.constant_weights():
         torch.testing.assert_close(y, net(x), rtol=1e-5, atol=1e-5)
     assert [one.filename for one in (*told, *last)] == [__file__] * 3
     for call in (

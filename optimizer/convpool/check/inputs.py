@@ -69,6 +69,8 @@ class InputMaker:
         self._shapes = fit_shapes(self._feeds, shapes)
         self._open_size: int | None = None
         self._scale: float | None = None
+        self._counts = {name for node in ops_of(model_nodes(model), "Loop") for name in node.input[:2]}
+        """Inputs, among others, that say whether and how often a Loop runs its body."""
         self._dims = {value.name: dims_of(value) for value in self._feeds}
         shapes_of_all = list(self._dims.values())
         sides = {dim for dims in shapes_of_all for axis, dim in enumerate(dims) if axis > 1 or dims.count(dim) > 1}
@@ -220,6 +222,7 @@ class InputMaker:
                 got = f"shape {dims}; got {size} bytes"
                 raise ModelError(f"input '{value.name}': {got}, expected at most {MAX_INPUT_BYTES} to check")
             array = random_array(rng, dtype, dims)
+            array = np.full_like(array, 2) if value.name in self._counts else array
             arrays[value.name] = array if scale == 1 else _times(array, scale)
         return arrays
 

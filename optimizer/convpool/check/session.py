@@ -186,9 +186,8 @@ class OnnxruntimeRunner(Runner):
 
     def _optimize(self, error: EndedError) -> None:
         """Load the model with onnxruntime's passes from now on.  error: what it does without."""
-        self._lenient = False
+        self._lenient, self.optimize = False, True
         self.session = Session(self.loaded, optimize=True, spin=self._spin)
-        self.optimize = True
         self.note = f"onnxruntime {error} on {self.what} unless its graph optimisations are on, as they are by default"
 
     def in_float32(self) -> OnnxruntimeRunner:

@@ -140,6 +140,8 @@ def compare_runners(
         judging.vary(wanted, others)
     notes += [*small.values(), *(getattr(runner, "note", "") for runner in (first, second))]
     notes += ["" if arrays else "the model has no inputs"]
+    alone = [name for name in (*first.output_names, *second.output_names) if name not in names]
+    notes += [f"not compared, in one of them alone: {', '.join(alone[:4])}{', ...' * (len(alone) > 4)}"] if alone else []
     verdict = judging.verdict(f"the first in {first.runtime}", done, inputs.shapes_of(arrays), may_be_empty=not arrays)
     other_shapes = inputs.shapes_of(elsewhere[0]) if elsewhere is not None else {}
     return replace(verdict, input_scale=maker.scale, notes=list(filter(None, notes)), other_shapes=other_shapes)

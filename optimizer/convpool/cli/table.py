@@ -106,13 +106,15 @@ def show(report: Report, console: Console, *, verbose: bool = False, preview: bo
 
 
 def show_verification(verification: Verification, console: Console) -> None:
-    """Print the largest errors of every output."""
+    """Print the largest errors of every output, and what the comparison does not prove."""
     rows = []
     for output in verification.outputs:
         verdict = "[green]agrees[/]" if output.passed else f"[red]differs[/] {escape(output.note)}"
         verdict = verdict if output.compared or not output.passed else "[yellow]not compared[/]"
         rows.append([escape(output.name), f"{output.max_abs_error:.3g}", f"{output.max_rel_error:.3g}", verdict])
     print_table(console, ("tensor", "max absolute error", "relative", "result"), rows, right=(1, 2), names=(0,))
+    for doubt in verification.doubts:
+        console.print(f"note  {escape(doubt)}", soft_wrap=True)
 
 
 def _show_sites(sites: Sequence[SiteReport], console: Console, verbose: bool) -> None:

@@ -9,6 +9,7 @@ they are graph inputs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, count
 from typing import Any
 
 import numpy as np
@@ -256,10 +257,8 @@ class Editor:
 
 def fresh_name(wanted: str, names: set[str]) -> str:
     """A name that is none of `names`, and one of them from then on: `wanted`, with a number behind it if that is there."""
-    name, number = wanted, 0
-    while name in names:
-        number += 1
-        name = f"{wanted}_{number}"
+    numbered = (f"{wanted}_{number}" for number in count(1))
+    name = next(name for name in chain((wanted,), numbered) if name not in names)
     names.add(name)
     return name
 

@@ -99,7 +99,8 @@ def _evaluated(content: bytes) -> TensorProto | None:
     (output,) = infer_elsewhere(model).graph.output
     if math.prod(dim.dim_value for dim in output.type.tensor_type.shape.dim) > MAX_FOLDED_ELEMENTS:
         return None
-    (value,) = ReferenceEvaluator(model).run([output.name], {})
+    with np.errstate(all="ignore"):  # a constant may be NaN
+        (value,) = ReferenceEvaluator(model).run([output.name], {})
     result = np.asarray(value)
     return None if result.size > MAX_FOLDED_ELEMENTS else numpy_helper.from_array(result, output.name)
 

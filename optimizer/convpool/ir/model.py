@@ -91,13 +91,10 @@ def check_functions(model: ModelProto) -> int:
         if key in calls:
             raise ModelError(f"function '{function.domain}::{function.name}': defined twice; expected once")
         calls[key] = _called(function)
-    callers: TopologicalSorter[protos.Key] = TopologicalSorter(dict.fromkeys(calls, ()))
-    for key, called in calls.items():
-        for name in filter(calls.__contains__, called):
-            callers.add(name, key)
+    sorter = TopologicalSorter({key: filter(calls.__contains__, called) for key, called in calls.items()})
     nodes: dict[protos.Key, int] = {}  # that a call stands for, at most MAX_NODES + 1
     try:
-        for key in reversed([*callers.static_order()]):
+        for key in sorter.static_order():
             nodes[key] = _expanded(calls[key], nodes)
     except CycleError as error:
         domain, name, _ = error.args[1][-1]
@@ -128,7 +125,7 @@ def _values(holder: GraphProto | FunctionProto) -> list[ValueInfoProto]:
 
 
 def check_tensors(model: ModelProto) -> None:
-    """Raise ModelError for a stored tensor of an unknown type, or whose data does not fill its shape."""
+    """Raise ModelError for a stored tensor of an unknown type, whose data does not fill its shape, or of two values."""
     for tensor in protos.tensors(model):
         needed, where = tensor_bytes(tensor), f"tensor '{tensor.name}'"
         if tensor.HasField("segment"):
@@ -144,6 +141,11 @@ def check_tensors(model: ModelProto) -> None:
         stored = elements if needed is None else min(elements, needed)  # narrow numbers share one
         if count != (2 * elements if tensor.data_type in (TensorProto.COMPLEX64, TensorProto.COMPLEX128) else stored):
             raise ModelError(f"{where}: data; got {count} stored values, expected {elements} for {list(tensor.dims)}")
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    for graph in protos.graphs_within(model.graph)[1:]:
+        for tensor in graph.initializer:  # onnxruntime takes the outer one, against what a body's names mean elsewhere
+            if constants.get(tensor.name, tensor) != tensor:
+                raise ModelError(f"tensor '{tensor.name}': two values, in the main graph and in a body; expected one")
 
 
 OTHER_FLOATS = (*protos.HALF_TYPES, TensorProto.DOUBLE)
@@ -273,10 +275,7 @@ def check(
     inferred, after: of a result, the original with shapes inferred, and it itself.  What the original notes wrongly, where
     inference knew nothing, is no fault of the result.
     """
-    probe = model = loaded.proto
-    if any(not value.type.tensor_type.HasField("shape") for value in _typed_values(model)):
-        probe = deepcopy(model)
-        _fill_missing_shapes(probe, _shaped_outputs(after) | _shaped_outputs(inferred or loaded.inferred))
+    probe = _without_gaps(loaded.proto, _shaped_outputs(after) | _shaped_outputs(inferred or loaded.inferred))
     try:
         onnx.checker.check_model(_without_files(probe) if loaded.data_files else probe)
         if full:
@@ -347,9 +346,8 @@ def _check_convolutions(
             shapes.setdefault(value.name, tuple(known))
     shapes = {**outer, **shapes}
     for node in graph.node:
-        for attribute in node.attribute:
-            for body in (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs:
-                _check_convolutions(body, inferred=inferred, outer=shapes)
+        for _, _, body in protos.subgraphs(node):
+            _check_convolutions(body, inferred=inferred, outer=shapes)
     for node in protos.ops_of(graph.node, "Conv"):
         if len(node.input) < 2:
             continue
@@ -370,19 +368,27 @@ def _check_convolutions(
         raise ModelError(f"Conv '{protos.label(node)}': {wrong}")
 
 
-def _typed_values(model: ModelProto) -> Iterator[ValueInfoProto]:
-    return (value for value in (*model.graph.input, *model.graph.output) if value.type.HasField("tensor_type"))
+def _shapeless(model: ModelProto) -> list[ValueInfoProto]:
+    """Inputs and outputs that are tensors without a shape, and outputs that were added by name alone."""
+    typed = [value for value in model.graph.input if value.type.HasField("tensor_type")]
+    typed += [value for value in model.graph.output if value.type.WhichOneof("value") in (None, "tensor_type")]
+    return [value for value in typed if not value.type.tensor_type.HasField("shape")]
 
 
-def _fill_missing_shapes(model: ModelProto, known: Mapping[str, ValueInfoProto]) -> None:
-    """Give inputs and outputs without shape, which only the checker refuses, the known one."""
-    for value in _typed_values(model):
-        if value.type.tensor_type.HasField("shape"):
-            continue
-        if value.name in known:
-            value.CopyFrom(known[value.name])
-        else:
-            value.type.tensor_type.shape.SetInParent()
+def _without_gaps(model: ModelProto, shaped: Mapping[str, ValueInfoProto]) -> ModelProto:
+    """The model; or a copy, where only onnx's checker would refuse it: with `shaped` for values without shape, names of graphs,
+    and no metadata."""
+    keys, graphs = [entry.key for entry in model.metadata_props], protos.graphs_within(model.graph)
+    if all(graph.name for graph in graphs) and len(keys) == len({*keys}) and not _shapeless(model):
+        return model
+    model = deepcopy(model)
+    model.ClearField("metadata_props")  # a key may be there twice
+    for graph in protos.graphs_within(model.graph):
+        graph.name = graph.name or "graph"
+    for value in _shapeless(model):
+        value.CopyFrom(shaped.get(value.name, value))
+        value.type.tensor_type.shape.SetInParent()
+    return model
 
 
 def _shaped_outputs(model: ModelProto | None) -> dict[str, ValueInfoProto]:

@@ -57,20 +57,17 @@ class AttributeReference(Exception):
 
 def attributes(node: NodeProto) -> dict[str, Any]:
     """The node's attributes as Python values.  Raises AttributeReference where one refers to a function's."""
-    values = {}
     for attribute in node.attribute:
         if attribute.ref_attr_name:
             raise AttributeReference(attribute.name)
-        values[attribute.name] = helper.get_attribute_value(attribute)
-    return values
+    return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
 
 
 def known_attributes(node: NodeProto) -> dict[str, Any] | None:
     """The node's attributes as Python values; None where one refers to a function's."""
-    try:
+    with suppress(AttributeReference):
         return attributes(node)
-    except AttributeReference:
-        return None
+    return None
 
 
 Key = tuple[str, str, str]
@@ -143,12 +140,7 @@ def sparse_values(model: ModelProto) -> list[TensorProto]:
 
 def all_nodes(proto: GraphProto | FunctionProto) -> list[NodeProto]:
     """The nodes of a graph or function and of the graphs in their attributes, each before those in it."""
-    found = []
-    for node in proto.node:
-        found.append(node)
-        for _, _, graph in subgraphs(node):
-            found += all_nodes(graph)
-    return found
+    return [node for graph in graphs_within(proto) for node in graph.node]
 
 
 def model_nodes(model: ModelProto) -> list[NodeProto]:
@@ -213,9 +205,7 @@ def in_order(model: ModelProto) -> ModelProto:
 def _node_lists(model: ModelProto) -> Iterator[GraphProto | FunctionProto]:
     """Every graph and function body, inner ones first: sorting an outer one copies its nodes."""
     for container in (model.graph, *model.functions):
-        inner = [graph for node in container.node for _, _, g in subgraphs(node) for graph in graphs_within(g)]
-        yield from reversed(inner)
-        yield container
+        yield from reversed(graphs_within(container))
 
 
 def _order(nodes: Sequence[NodeProto]) -> list[int] | None:

@@ -12,19 +12,7 @@ from convpool.cli.group import run
 from convpool.cli.optimize import command
 from convpool.rules.neighbours.patterns import only_an_activation
 from tests.support import rewriting, sessions
-from tests.support.fusing import (
-    BEHIND,
-    HALF,
-    NORM,
-    PAIR,
-    PER_CHANNEL,
-    RESIDUAL,
-    SKIP,
-    TAIL,
-    only,
-    operator_nodes,
-    rewrite,
-)
+from tests.support.fusing import BEHIND, HALF, NORM, PAIR, PER_CHANNEL, RESIDUAL, SKIP, TAIL, only, operator_nodes, rewrite
 from tests.support.models import TYPES, graph, index, operators, random_feeds, weights
 from tests.support.rewriting import POOL
 
