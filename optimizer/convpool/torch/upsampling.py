@@ -30,7 +30,7 @@ _TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose
 SUM_MACS = {"cpu": 320, "cuda": 640}
 """Multiply-adds that take as long as making one tap of the summed weights: 256 pixels of 3x3 kernels and a factor of 2, on a GPU
 512."""
-CHANNELS, GPU_CHANNELS, MANY_OUTPUTS = {False: 24, True: 64}, (4, 12), 64
+CHANNELS, GPU_CHANNELS, MANY_OUTPUTS = {False: 24, True: 64}, (4, 9), 64
 """Input channels from which on a CPU's transposed convolutions are faster, without gradients and with; and a GPU's, of which the
 second is without gradients for fewer outputs than many."""
 LARGE = 1 << 20
@@ -205,7 +205,7 @@ def upsample_conv2d(
 
     Differentiable to any order; autocast works.  PyTorch's two operators run under torch.compile, torch.func and torch.export,
     and where they are faster: below 256 pixels of all samples for 3x3 and a factor of 2, on a GPU 512; below 24 channels, 64
-    with gradients, on a GPU 4, or 12 without gradients for fewer than 64 outputs.
+    with gradients, on a GPU 4, or 9 without gradients for fewer than 64 outputs.
 
     Raises OptionError for sizes that describe no upsampling, and what PyTorch's operators raise.
     """
