@@ -64,13 +64,13 @@ class InputMaker:
     """Makes sets of inputs for one model; the same seed and number give the same set."""
 
     def __init__(self, model: ModelProto, data: Arrays | None, shapes: Mapping[str, Sequence[int]], seed: int) -> None:
+        self._counts = {name for node in ops_of(model_nodes(model), "Loop") for name in node.input[:2]}
+        """Inputs, among others, that say whether and how often a Loop runs its body."""
         self._model, self._feeds, self._seed = model, feeds(model), seed
         self._data = None if data is None else _fit_data(self._feeds, data)
         self._shapes = fit_shapes(self._feeds, shapes)
         self._open_size: int | None = None
         self._scale: float | None = None
-        self._counts = {name for node in ops_of(model_nodes(model), "Loop") for name in node.input[:2]}
-        """Inputs, among others, that say whether and how often a Loop runs its body."""
         self._dims = {value.name: dims_of(value) for value in self._feeds}
         shapes_of_all = list(self._dims.values())
         sides = {dim for dims in shapes_of_all for axis, dim in enumerate(dims) if axis > 1 or dims.count(dim) > 1}

@@ -381,14 +381,14 @@ def _without_gaps(model: ModelProto, shaped: Mapping[str, ValueInfoProto]) -> Mo
     keys, graphs = [entry.key for entry in model.metadata_props], protos.graphs_within(model.graph)
     if all(graph.name for graph in graphs) and len(keys) == len({*keys}) and not _shapeless(model):
         return model
-    model = deepcopy(model)
-    model.ClearField("metadata_props")  # a key may be there twice
-    for graph in protos.graphs_within(model.graph):
+    copied = deepcopy(model)
+    copied.ClearField("metadata_props")  # a key may be there twice
+    for graph in protos.graphs_within(copied.graph):
         graph.name = graph.name or "graph"
-    for value in _shapeless(model):
+    for value in _shapeless(copied):
         value.CopyFrom(shaped.get(value.name, value))
         value.type.tensor_type.shape.SetInParent()
-    return model
+    return copied
 
 
 def _shaped_outputs(model: ModelProto | None) -> dict[str, ValueInfoProto]:
