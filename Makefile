@@ -21,9 +21,11 @@ demo: $(VENV)/.demo
 test test-oldest test-torch: export OMP_NUM_THREADS = 1
 test test-oldest test-torch: export OPENBLAS_NUM_THREADS = 1
 
-# The tests build with the CMake and Ninja of the environment.  Two files of them run at a time.
+# The tests build with the CMake and Ninja of the environment.  Two files of them run at a time, in the order of their names: by the
+# number of their tests, as else, the longest would be among the last.
 test: install lint site
-	PATH="$(abspath $(BIN)):$$PATH" $(if $(NVCC),CONVPOOL_PLUGIN_BUILD=$(CUDA_BUILD)) $(BIN)/python -m pytest -n 2 --dist loadfile
+	PATH="$(abspath $(BIN)):$$PATH" $(if $(NVCC),CONVPOOL_PLUGIN_BUILD=$(CUDA_BUILD)) \
+	  $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # Which share of small wrong changes to the package the fast tests see: an hour or two of a core.
 MUTANTS ?= 200
