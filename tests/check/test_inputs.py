@@ -84,8 +84,9 @@ def test_the_first_error_is_told_where_no_size_runs():
 def test_a_loop_runs_its_body_twice():
     body = "y = Loop(n, go, x) <body = b (int64 i, bool c, float s) => (bool d, float t) { d = Identity(c) t = Relu(s) }>"
     model = graph(body, inputs="float x, int64 n, bool go", outputs="float y")
+    model.functions.add().node.add(op_type="Loop", input=["x"])  # a count there has the name of the image
     arrays, _ = InputMaker(model, None, {}, 0).runnable(0, lambda arrays: [])
-    assert (arrays["n"], arrays["go"]) == (2, True)
+    assert (arrays["n"], arrays["go"]) == (2, True) and arrays["x"] != 2
 
 
 def test_inputs_have_a_type_and_take_so_many_bytes_at_most(monkeypatch):

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operators as PyTorch's compiler, transforms and autocast see them, the functions' arguments, and ConvAvgPool modules.
-The addresses that kernels get."""
+"""The operators as PyTorch's compiler, transforms and autocast see them, functions' arguments, modules, addresses for kernels."""
 
 import contextlib
 import copy
@@ -17,10 +16,11 @@ from tests.support.torch import drawn, require_torch, results
 torch = require_torch()
 import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
+from torch.testing._internal.two_tensor import TwoTensor  # noqa: E402
 
 import convpool.torch  # noqa: E402
 from convpool.errors import OptionError  # noqa: E402
-from convpool.torch import conv_avg_pool2d, kernels, optimize, upsampling  # noqa: E402
+from convpool.torch import conv_avg_pool2d, kernels, optimize, plain, upsampling  # noqa: E402
 
 ops = torch.ops.convpool
 WINDOW = ([2, 3], [1, 2], [1, 0, 1, 2], [1, 2])
@@ -279,7 +279,7 @@ def test_kernels_get_addresses_that_are_multiples_of_16(monkeypatch):
     assert len(seen) == 3 and all(address and address % 16 == 0 for address in seen)
 
 
-def test_a_plan_runs_no_bias_or_weight_that_does_not_fit(monkeypatch):
+def test_kernels_get_no_bias_or_weight_that_does_not_fit_or_has_no_address(monkeypatch):
     """They are told apart from those that a kind of call was planned for, which only launches."""
     planned = types.SimpleNamespace(plan=types.SimpleNamespace(tactic=types.SimpleNamespace(family="fused")))
     monkeypatch.setattr(kernels, "_calls", {})
@@ -288,6 +288,9 @@ def test_a_plan_runs_no_bias_or_weight_that_does_not_fit(monkeypatch):
     x, weight, bias = (tensor.float() for tensor in given)
     assert find(x, weight, bias) is planned and find(x, weight, bias[:2]) is None
     assert find(x, weight, bias.to("meta")) is None and find(x, weight.to("meta"), bias) is None
+    monkeypatch.setattr(plain, "pooled_conv", None)  # which eager calls go to at once, as to the kernels on a GPU
+    for others in ((TwoTensor(weight, weight),), (weight, TwoTensor(bias, bias).requires_grad_())):
+        torch.testing.assert_close(fused(x, *others).a, pair(x, *others).a)
 
 
 def test_what_ends_says_so():

@@ -222,7 +222,7 @@ class InputMaker:
                 got = f"shape {dims}; got {size} bytes"
                 raise ModelError(f"input '{value.name}': {got}, expected at most {MAX_INPUT_BYTES} to check")
             array = random_array(rng, dtype, dims)
-            array = np.full_like(array, 2) if value.name in self._counts else array
+            array = np.full_like(array, 2) if value.name in self._counts and array.dtype.kind in "bi" else array
             arrays[value.name] = array if scale == 1 else _times(array, scale)
         return arrays
 

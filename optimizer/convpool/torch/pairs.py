@@ -334,7 +334,7 @@ _apply, _gradient = (super(torch.autograd.Function, function).apply for function
 def _run(tensors: Any, geometry: tuple) -> torch.Tensor:
     """The operator without derivatives."""
     home = _home(tensors[0])
-    if home is not None:
+    if home is not None and {*map(type, tensors[1:])} <= {*_TYPES, type(None)}:  # kernels take addresses
         return home.pooled_conv(*tensors, *geometry)
     with torch._C._AutoDispatchBelowAutograd():
         return _ops.pooled_conv(*tensors, *geometry)
