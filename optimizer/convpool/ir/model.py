@@ -28,7 +28,7 @@ from google.protobuf.message import DecodeError
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from convpool.errors import ModelError, OptionError, first_line
-from convpool.ir import protos, schema
+from convpool.ir import files, protos, schema
 from convpool.ir.files import Stamp, check_external_data, check_unchanged, external_size, is_external, read_in, tensor_bytes
 from convpool.ir.index import Dim, Evaluate, Scope, index_with_shapes
 from convpool.ir.inference import INFERENCE_ERRORS, infer_elsewhere, infer_shapes, noted_sizes, take, without_large_values
@@ -232,7 +232,7 @@ def load(source: object, base_dir: Path | None = None) -> LoadedModel:
     if isinstance(source, LoadedModel):
         return source
     if isinstance(source, ModelProto):
-        model = LoadedModel(source, base_dir, source.ByteSize())
+        model = LoadedModel(source, base_dir, len(files.serialize(source)))
     elif isinstance(source, bytes):
         model = LoadedModel(_parse(source, "the bytes given"), base_dir, len(source), source=source)
     elif isinstance(source, (str, os.PathLike)):
@@ -255,7 +255,7 @@ def load(source: object, base_dir: Path | None = None) -> LoadedModel:
     check_types(model.proto)
     check_tensors(model.proto)
     model.data_files = check_external_data(model.proto, model.base_dir)
-    model.size_bytes = (model.size_bytes or model.proto.ByteSize()) + external_size(model.proto)
+    model.size_bytes = (model.size_bytes or len(files.serialize(model.proto))) + external_size(model.proto)
     model.proto = protos.in_order(model.proto)
     _check_convolutions(model.proto.graph, inferred=False)
     model.inferred = infer_shapes(model.proto)
