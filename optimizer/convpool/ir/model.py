@@ -144,8 +144,15 @@ def check_tensors(model: ModelProto) -> None:
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     for graph in protos.graphs_within(model.graph)[1:]:
         for tensor in graph.initializer:  # onnxruntime takes the outer one, against what a body's names mean elsewhere
-            if constants.get(tensor.name, tensor) != tensor:
+            if not _are_equal(constants.get(tensor.name, tensor), tensor):
                 raise ModelError(f"tensor '{tensor.name}': two values, in the main graph and in a body; expected one")
+
+
+def _are_equal(first: TensorProto, second: TensorProto) -> bool:
+    """True for tensors of the same bytes, whichever fields hold them and whatever is noted beside."""
+    numbers = first.data_type == second.data_type != TensorProto.STRING and first.dims == second.dims
+    stored = numbers and not is_external(first) and not is_external(second)
+    return first == second or stored and numpy_helper.to_array(first).tobytes() == numpy_helper.to_array(second).tobytes()
 
 
 OTHER_FLOATS = (*protos.HALF_TYPES, TensorProto.DOUBLE)
