@@ -333,11 +333,11 @@ _apply, _gradient = (super(torch.autograd.Function, function).apply for function
 
 def _run(tensors: Any, geometry: tuple) -> torch.Tensor:
     """The operator without derivatives."""
-    home = _home(tensors[0])
-    if home is not None and {*map(type, tensors[1:])} <= {*_TYPES, type(None)}:  # kernels take addresses
-        return home.pooled_conv(*tensors, *geometry)
+    (x, weight, bias), home = tensors, _home(tensors[0])
+    if home is not None and type(weight) in _TYPES and (bias is None or type(bias) in _TYPES):  # kernels take addresses
+        return home.pooled_conv(x, weight, bias, *geometry)
     with torch._C._AutoDispatchBelowAutograd():
-        return _ops.pooled_conv(*tensors, *geometry)
+        return _ops.pooled_conv(x, weight, bias, *geometry)
 
 
 def _by_cudnn(tensors: Any, geometry: tuple) -> torch.Tensor:
