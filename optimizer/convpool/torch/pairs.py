@@ -60,13 +60,13 @@ MANY = 1 << 21
 """Numbers of a gradient from which on its columns are summed as a product; outside of a capture four times as many, as the
 product takes the host 40 microseconds more."""
 _products = threading.local()
-"""Of each thread that runs backward passes: `started` once it has multiplied matrices, and so cuBLAS is there."""
+"""A place for each thread that runs backward passes: `started` once it has multiplied matrices, so that cuBLAS is there."""
 _sides: dict[Any, torch.cuda.Stream] = {}
 _LEAF = torch._C._functions.AccumulateGrad
 
 
 def wanted(ctx: Any, are_tensors: Sequence[bool]) -> list[bool]:
-    """For each input of a node whether this pass wants its gradient.  A gradient penalty's first pass wants no weights'."""
+    """Tell for each input of a node if this pass wants its gradient.  A gradient penalty's first pass wants no weights'."""
     edges = iter(ctx.next_functions)
     needs = []
     for number, (required, is_tensor) in enumerate(zip(ctx.needs_input_grad, are_tensors, strict=False)):
@@ -80,7 +80,7 @@ _pass_of_parameters = -2
 
 
 def _runs(node: Any, is_parameter: bool) -> bool:
-    """Whether this pass runs a node.
+    """Return True if this pass runs a node.
 
     PyTorch answers by an exception, which takes as long as a launch of several kernels, for leaves that torch.autograd.grad was
     asked for.  One that asks for a parameter is taken to ask for all.  Not while a CUDA graph is captured: every replay would
@@ -109,7 +109,7 @@ def channel_sums(grad: torch.Tensor) -> torch.Tensor:
 
 
 def _sums_by_product(grad: torch.Tensor) -> bool:
-    """Whether a product with ones sums the columns of a gradient: PyTorch's own sum of long ones in 16 bits is slow on a GPU.
+    """Return True if a product with ones sums a gradient's columns: PyTorch's own sum of long ones in 16 bits is slow on a GPU.
 
     cuBLAS cannot start while a CUDA graph is captured: so a thread's first product is made as soon as there are MANY numbers.
     """
@@ -125,23 +125,23 @@ def _sums_by_product(grad: torch.Tensor) -> bool:
 
 
 def _is_capturing() -> bool:
-    """Whether a CUDA graph is captured, in a PyTorch without CUDA too."""
+    """Return True while a CUDA graph is captured, in a PyTorch without CUDA too."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def is_batched(grad: torch.Tensor) -> bool:
-    """Whether a gradient is several, of torch.autograd.grad(is_grads_batched=True): operators alone take it."""
+    """Return True for several gradients in one, of torch.autograd.grad(is_grads_batched=True): operators alone take it."""
     return not torch.compiler.is_compiling() and torch._C._functorch.is_legacy_batchedtensor(grad)
 
 
 def is_captured(grad: torch.Tensor) -> bool:
-    """Whether a CUDA graph is captured, of a backward pass without derivatives of its own."""
+    """Return True while a CUDA graph is captured, of a backward pass without derivatives of its own."""
     plain_tensor = type(grad) is torch.Tensor and grad.is_cuda
     return plain_tensor and not torch.is_grad_enabled() and torch.cuda.is_current_stream_capturing()
 
 
 def side_by_side(grad: torch.Tensor, first: Callable[[], Sequence[Any]], second: Callable[[], Any]) -> tuple[Any, Any]:
-    """What both give; first: new tensors, or None for some.  On the gradient's device, which is the current one.
+    """Run both and return what they give; first: new tensors, or None for some.  The gradient's device is the current one.
 
     While a CUDA graph is captured they are two branches of it, which the GPU may run at the same time.
     """
@@ -164,7 +164,7 @@ def side_by_side(grad: torch.Tensor, first: Callable[[], Sequence[Any]], second:
 
 
 def has_few_channels(weight: torch.Tensor, bias: bool) -> bool:
-    """Whether the library may have a kernel for the gradients at weights like these, and at a bias."""
+    """Return True if the library may have a kernel for the gradients at weights like these, and at a bias."""
     return weight.numel() <= (MAX_FILTER - bias) * weight.shape[0]
 
 
