@@ -44,7 +44,7 @@ from convpool.ir.inlining import MAX_NODES, Call, inlined
 from convpool.ir.model import LoadedModel, passes_full_check
 from convpool.ir.model import check as check_model
 from convpool.ir.process import EndedError
-from convpool.ir.protos import model_nodes, nodes_outside, ops_of, opset_of, sparse_values
+from convpool.ir.protos import model_nodes, ops_of, opset_of, sparse_values
 from convpool.options import OptimizeOptions, unmatched
 from convpool.report import Log, Report, SiteReport
 from convpool.rules import STAGES, Stage
@@ -474,7 +474,7 @@ def rewrite(
         result.source = original.source
         if moved or start is not original:
             result.proto.CopyFrom(original.proto)
-    nodes = [nodes_outside(model.proto, schema.DOMAIN) for model in (original, result)]
+    nodes = [model_nodes(model.proto, without=schema.DOMAIN) for model in (original, result)]
     dense = len(sparse_values(original.proto)) - len(sparse_values(result.proto))
     if run.changed:  # every check that the original passes
         check_model(result, "the result", passes_full_check(original), original.inferred, run.inferred)

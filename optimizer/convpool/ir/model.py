@@ -17,7 +17,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
-from itertools import chain
 from numbers import Integral
 from pathlib import Path
 from types import MappingProxyType
@@ -50,7 +49,7 @@ def check_strings(model: ModelProto) -> None:
 
 
 def _strings(model: ModelProto) -> Iterator[str | bytes]:
-    for holder in _holders(model):
+    for holder in protos.holders(model):
         yield holder.name
         if isinstance(holder, FunctionProto):
             yield from (holder.domain, *holder.input, *holder.output, *holder.attribute)
@@ -72,7 +71,7 @@ def _strings(model: ModelProto) -> Iterator[str | bytes]:
 def check_types(model: ModelProto) -> None:
     """Raise ModelError for a tensor of an element type that onnx does not have, or of a negative size."""
     known = set(TensorProto.DataType.values())
-    for holder in _holders(model):
+    for holder in protos.holders(model):
         for value in _values(holder):
             if (found := value.type.tensor_type.elem_type) not in known:
                 raise ModelError(f"tensor '{value.name}': element type; got {found}, expected one of ONNX's")
@@ -112,10 +111,6 @@ def _called(holder: GraphProto | FunctionProto) -> Counter[protos.Key]:
 def _expanded(called: Counter[protos.Key], nodes: Mapping[protos.Key, int]) -> int:
     """Nodes that these stand for once functions are expanded, at most MAX_NODES + 1."""
     return min(MAX_NODES + 1, 1 + sum(count * nodes.get(name, 1) for name, count in called.items()))
-
-
-def _holders(model: ModelProto) -> Iterator[GraphProto | FunctionProto]:
-    return chain.from_iterable(protos.graphs_within(holder) for holder in (model.graph, *model.functions))
 
 
 def _values(holder: GraphProto | FunctionProto) -> list[ValueInfoProto]:
@@ -209,7 +204,7 @@ class LoadedModel:
             if tensor.data_type in OTHER_FLOATS:
                 name = tensor.name
                 tensor.CopyFrom(numpy_helper.from_array(self.read(tensor).astype(np.float32), name))
-        values = [value for holder in _holders(result) for value in _values(holder)]
+        values = [value for holder in protos.holders(result) for value in _values(holder)]
         for value in values:
             kind = value.type
             while (which := kind.WhichOneof("value")) in ("sequence_type", "optional_type"):

@@ -112,6 +112,12 @@ def graphs_within(graph: Holder) -> list[Holder | GraphProto]:
     return found
 
 
+def holders(model: ModelProto, without: str | None = None) -> list[GraphProto | FunctionProto]:
+    """Every graph anywhere in the model, and every function, but those of the domain `without`; none of its training."""
+    functions = (function for function in model.functions if function.domain != without)
+    return [inner for holder in (model.graph, *functions) for inner in graphs_within(holder)]
+
+
 def training_graphs(model: ModelProto) -> list[GraphProto]:
     """The graphs of the model's training information, and every graph in them; they read the main graph's initializers."""
     graphs = (graph for training in model.training_info for graph in (training.initialization, training.algorithm))
@@ -121,7 +127,7 @@ def training_graphs(model: ModelProto) -> list[GraphProto]:
 def tensors(model: ModelProto) -> list[TensorProto]:
     """Every tensor stored in the model: initializers and Constant values, subgraphs and functions included."""
     found: list[TensorProto] = []
-    for proto in (graph for holder in (model.graph, *model.functions) for graph in graphs_within(holder)):
+    for proto in holders(model):
         if isinstance(proto, GraphProto):
             found += proto.initializer
         for attribute in (attribute for node in proto.node for attribute in node.attribute):
@@ -143,15 +149,9 @@ def all_nodes(proto: GraphProto | FunctionProto) -> list[NodeProto]:
     return [node for graph in graphs_within(proto) for node in graph.node]
 
 
-def model_nodes(model: ModelProto) -> list[NodeProto]:
-    """Every node anywhere in the model, functions included."""
-    return [node for container in (model.graph, *model.functions) for node in all_nodes(container)]
-
-
-def nodes_outside(model: ModelProto, domain: str) -> list[NodeProto]:
-    """Every node anywhere in the model but in the functions of a domain."""
-    functions = (function for function in model.functions if function.domain != domain)
-    return [node for container in (model.graph, *functions) for node in all_nodes(container)]
+def model_nodes(model: ModelProto, without: str | None = None) -> list[NodeProto]:
+    """Every node anywhere in the model, functions included, but those of the domain `without`."""
+    return [node for holder in holders(model, without) for node in holder.node]
 
 
 def opset_of(imports: Iterable[OperatorSetIdProto]) -> int:
@@ -162,8 +162,7 @@ def opset_of(imports: Iterable[OperatorSetIdProto]) -> int:
 def value_names(model: ModelProto) -> set[str]:
     """Every tensor and node name anywhere in the model, functions included, also of tensors that are only noted."""
     names: set[str] = set()
-    holders = (model.graph, *model.functions, *training_graphs(model))
-    for proto in (proto for holder in holders for proto in graphs_within(holder)):
+    for proto in (*holders(model), *training_graphs(model)):
         names.update(value.name for value in proto.value_info)
         if isinstance(proto, GraphProto):
             names.update(value.name for value in (*proto.input, *proto.output, *proto.initializer))
