@@ -331,15 +331,16 @@ def compare_models(original: LoadedModel, optimized: LoadedModel, given: inputs.
     elsewhere = maker.elsewhere(arrays, optimized.proto, run) if arrays else None
     if elsewhere is not None:
         add(*elsewhere, f" at {judge.shapes_text(inputs.shapes_of(elsewhere[0]))}")
-    both = None if native.optimize else with_optimisations(original, optimized, arrays)
+    by_itself = not native.optimize  # other inputs may change that
+    others = inputs.outputs_of_others(maker, done, given.arrays, reference.values) if arrays else None
+    if others is not None:
+        judging.vary(wanted, others)
+    both = with_optimisations(original, optimized, arrays) if by_itself else None
     if both is not None:
         usual, result = both
         own_judge.add(wanted, usual, own, again, nudge)
         if own_judge.verdict("", 1, {}).passed:
             judging.add(wanted, result, own, again, nudge, "with onnxruntime's graph optimisations")
-    others = inputs.outputs_of_others(maker, done, given.arrays, reference.values) if arrays else None
-    if others is not None:
-        judging.vary(wanted, others)
     what = "the original in onnxruntime" + (", in float32" if exact else "")
     notes += [runner.note for runner in dict.fromkeys((reference, native))] + ["" if arrays else "the model has no inputs"]
     verdict = judging.verdict(what, done, inputs.shapes_of(arrays), may_be_empty=not arrays)

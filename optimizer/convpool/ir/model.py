@@ -234,7 +234,7 @@ def load(source: object, base_dir: Path | None = None) -> LoadedModel:
     if isinstance(source, LoadedModel):
         return source
     if isinstance(source, ModelProto):
-        model = LoadedModel(source, base_dir, len(files.serialize(source)))
+        model = LoadedModel(source, base_dir, 0)
     elif isinstance(source, bytes):
         model = LoadedModel(_parse(source, "the bytes given"), base_dir, len(source), source=source)
     elif isinstance(source, (str, os.PathLike)):
@@ -246,6 +246,7 @@ def load(source: object, base_dir: Path | None = None) -> LoadedModel:
         if graphsurgeon is None or not isinstance(source, graphsurgeon.Graph):
             raise ModelError(f"model: got {type(source).__name__}, expected a path, bytes, ModelProto or gs.Graph")
         model = LoadedModel(graphsurgeon.export_onnx(source), base_dir, 0)
+    model.size_bytes = model.size_bytes or len(files.serialize(model.proto))
     check_strings(model.proto)
     model.proto = protos.in_default_domain(model.proto)
     newest = onnx.defs.onnx_opset_version()
@@ -257,7 +258,7 @@ def load(source: object, base_dir: Path | None = None) -> LoadedModel:
     check_types(model.proto)
     check_tensors(model.proto)
     model.data_files = check_external_data(model.proto, model.base_dir)
-    model.size_bytes = (model.size_bytes or len(files.serialize(model.proto))) + external_size(model.proto)
+    model.size_bytes += external_size(model.proto)
     model.proto = protos.in_order(model.proto)
     _check_convolutions(model.proto.graph, inferred=False)
     model.inferred = infer_shapes(model.proto)
@@ -277,9 +278,10 @@ def check(
     inferred, after: of a result, the original with shapes inferred, and it itself.  What the original notes wrongly, where
     inference knew nothing, is no fault of the result.
     """
-    probe = _without_gaps(loaded.proto, _shaped_outputs(after) | _shaped_outputs(inferred or loaded.inferred))
+    shaped = _shaped_outputs(after) | _shaped_outputs(inferred or loaded.inferred)
+    probe = _without_gaps(loaded.proto, shaped)
     try:
-        onnx.checker.check_model(_without_files(probe) if loaded.data_files else probe)
+        onnx.checker.check_model(files.without_data(probe) if loaded.data_files else probe)
         if full:
             probe = without_large_values(probe)
             if inferred is None:
@@ -343,9 +345,7 @@ def _check_convolutions(
     shapes = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
     for value in (*graph.value_info, *graph.input) if inferred else () if outer else graph.input:
         if value.type.tensor_type.HasField("shape"):
-            dims = value.type.tensor_type.shape.dim
-            known = (dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else None for dim in dims)
-            shapes.setdefault(value.name, tuple(known))
+            shapes.setdefault(value.name, tuple(dim if isinstance(dim, int) else None for dim in dims_of(value)))
     shapes = {**outer, **shapes}
     for node in graph.node:
         for _, _, body in protos.subgraphs(node):
@@ -380,30 +380,22 @@ def _shapeless(model: ModelProto) -> list[ValueInfoProto]:
 def _without_gaps(model: ModelProto, shaped: Mapping[str, ValueInfoProto]) -> ModelProto:
     """The model; or a copy, where only onnx's checker would refuse it: with `shaped` for values without shape, names of graphs,
     and no metadata."""
-    keys, graphs = [entry.key for entry in model.metadata_props], protos.graphs_within(model.graph)
-    if all(graph.name for graph in graphs) and len(keys) == len({*keys}) and not _shapeless(model):
+    keys = [entry.key for entry in model.metadata_props]
+    if not _shapeless(model) and len(keys) == len({*keys}) and all(graph.name for graph in protos.graphs_within(model.graph)):
         return model
     copied = deepcopy(model)
     copied.ClearField("metadata_props")  # a key may be there twice
-    for graph in protos.graphs_within(copied.graph):
-        graph.name = graph.name or "graph"
     for value in _shapeless(copied):
         value.CopyFrom(shaped.get(value.name, value))
         value.type.tensor_type.shape.SetInParent()
+    for graph in protos.graphs_within(copied.graph):
+        graph.name = graph.name or "graph"
     return copied
 
 
 def _shaped_outputs(model: ModelProto | None) -> dict[str, ValueInfoProto]:
     outputs = model.graph.output if model is not None else ()
     return {value.name: value for value in outputs if value.type.tensor_type.HasField("shape")}
-
-
-def _without_files(model: ModelProto) -> ModelProto:
-    """A copy with an empty tensor for each one in a file: the checker asks only whether there are such files."""
-    probe = deepcopy(model)
-    for tensor in filter(is_external, protos.tensors(probe)):
-        tensor.CopyFrom(TensorProto(name=tensor.name, data_type=tensor.data_type, dims=[0]))
-    return probe
 
 
 Shapes = Mapping[str, Sequence[int]]
