@@ -188,14 +188,19 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class NodePlan(Plan):
-    """A change to one node."""
+class NodesPlan(Plan):
+    """A change to the nodes that it names, often one alone."""
 
-    node: int
+    nodes: tuple[int, ...]
+
+    @property
+    def node(self) -> int:
+        """The first of them."""
+        return self.nodes[0]
 
     @property
     def own(self) -> frozenset[int]:
-        return frozenset((self.node,))
+        return frozenset(self.nodes)
 
 
 class Excluded:

@@ -19,7 +19,7 @@ from convpool.ir.edit import Edit
 from convpool.ir.index import Scope
 from convpool.ir.protos import is_op, known_attributes
 from convpool.report import Log
-from convpool.rules.base import Context, NodePlan, Rule, Site
+from convpool.rules.base import Context, NodesPlan, Rule, Site
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class ConcatSite(Site):
 
 
 @dataclass(frozen=True)
-class ConcatPlan(NodePlan):
+class ConcatPlan(NodesPlan):
     """A Concat with other inputs."""
 
     inputs: tuple[str, ...]
@@ -60,7 +60,7 @@ class ChainConcats(Rule):
 
     def check(self, site: ConcatSite, context: Context) -> ConcatPlan:
         """The plan: there is no condition left."""
-        return ConcatPlan(site.scope, site.root, site.inputs)
+        return ConcatPlan(site.scope, (site.root,), site.inputs)
 
     def apply(self, plan: ConcatPlan, edit: Edit) -> None:
         edit.inputs[plan.node] = list(plan.inputs)

@@ -23,7 +23,7 @@ from onnx import NodeProto, TensorProto, helper
 from convpool.ir.edit import Edit
 from convpool.ir.index import Scope
 from convpool.ir.protos import is_op, subgraphs
-from convpool.rules.base import Context, NodePlan, Rule, Site
+from convpool.rules.base import Context, NodesPlan, Rule, Site
 from convpool.rules.linear import Step, op_of, step_or_reject
 
 MAX_BYTES = 2**20
@@ -36,7 +36,7 @@ KEPT = (
 
 
 @dataclass(frozen=True)
-class FoldPlan(NodePlan):
+class FoldPlan(NodesPlan):
     """A node whose results become `values`, or that reads other `inputs`; before: nodes that may be unread then."""
 
     values: tuple[tuple[str, np.ndarray], ...]
@@ -65,7 +65,7 @@ class Fold(Rule):
         passed = [_passed(scope, name) for name in node.input]
         if any(nodes for _, nodes in passed):
             before_it = frozenset(index for _, nodes in passed for index in nodes)
-            return FoldPlan(scope, site.root, (), tuple(name for name, _ in passed), before_it)
+            return FoldPlan(scope, (site.root,), (), tuple(name for name, _ in passed), before_it)
         values, before = [], set()
         for name in filter(None, node.output):
             cone = scope.upstream([name], lambda index: _is_foldable(scope.nodes[index]))
@@ -76,7 +76,7 @@ class Fold(Rule):
             if found is None:
                 return None
             values.append((name, found.array()))
-        return FoldPlan(scope, site.root, tuple(values), (), frozenset(before))
+        return FoldPlan(scope, (site.root,), tuple(values), (), frozenset(before))
 
     def apply(self, plan: FoldPlan, edit: Edit) -> None:
         if plan.inputs:

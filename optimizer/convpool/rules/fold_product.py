@@ -28,7 +28,7 @@ from convpool.algebra.parts import holds, keeps, outside
 from convpool.ir.edit import Edit
 from convpool.ir.index import Scope
 from convpool.ir.protos import is_op, known_attributes, label
-from convpool.rules.base import Context, Plan, Reject, Rule, Site, rejection
+from convpool.rules.base import Context, NodesPlan, Reject, Rule, Site, rejection
 from convpool.rules.convs import KERNEL_TYPES, against_one
 
 
@@ -64,15 +64,11 @@ class ProductSite(Site):
 
 
 @dataclass(frozen=True)
-class ProductPlan(Plan):
+class ProductPlan(NodesPlan):
     """New weights [M, K] and biases [M] for each tensor, by name."""
 
     site: ProductSite
     constants: dict[str, tuple[np.ndarray, np.ndarray]]
-
-    @property
-    def own(self) -> frozenset[int]:
-        return self.site.nodes
 
 
 class FoldProduct(Rule):
@@ -108,7 +104,7 @@ class FoldProduct(Rule):
             if not keeps(weight, dtype) or not holds(bias, dtype):
                 return rejection(scope, site.root, outside("weights of the product"))
             constants[name] = weight.astype(dtype), bias.astype(dtype)
-        return ProductPlan(scope, site, constants)
+        return ProductPlan(scope, tuple(site.nodes), site, constants)
 
     def apply(self, plan: ProductPlan, edit: Edit) -> None:
         scope = plan.scope

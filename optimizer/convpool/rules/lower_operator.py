@@ -43,7 +43,7 @@ from convpool.ir.edit import Edit
 from convpool.ir.index import Constant, Scope
 from convpool.ir.protos import attributes, label, stand_for
 from convpool.report import Log
-from convpool.rules.base import Context, NodePlan, Reject, Rule, Site, reject, rejection, spatial_size, verdict_of
+from convpool.rules.base import Context, NodesPlan, Reject, Rule, Site, reject, rejection, spatial_size, verdict_of
 from convpool.rules.convs import against_one
 from convpool.rules.pool_first.rule import ENOUGH
 
@@ -51,7 +51,7 @@ PATTERN = "conv_avg_pool"
 
 
 @dataclass(frozen=True)
-class LowerPlan(NodePlan):
+class LowerPlan(NodesPlan):
     """A node of the operator, what it does, and its new form.  box: the convolution and the pooling behind it, if any."""
 
     parts: Parts
@@ -99,7 +99,7 @@ class LowerOperator(Rule):
         pool = None if isinstance(before, UpsampleSpec) else before
         direct = Lowering("direct", None if pool is None or pool.is_idle else pool, conv)
         box = None if pool is None else pool_last(pool, conv)
-        plan = LowerPlan(scope, site.root, parts, before, conv, direct, scope.weights(node.input[1]), box)
+        plan = LowerPlan(scope, (site.root,), parts, before, conv, direct, scope.weights(node.input[1]), box)
         return _with_macs(plan) if context.options.lowering == "direct" else _with_fused(plan, context.options.lowering)
 
     def apply(self, plan: LowerPlan, edit: Edit) -> None:

@@ -32,27 +32,22 @@ from convpool.ir.edit import Edit
 from convpool.ir.index import Scope
 from convpool.ir.protos import is_op, label
 from convpool.report import Log
-from convpool.rules.base import Context, Plan, Reject, Rule, Site, reject
+from convpool.rules.base import Context, NodesPlan, Reject, Rule, Site, reject
 from convpool.rules.cuda_chain import layouts
 from convpool.rules.pool_first.pairs import upstream
 from convpool.rules.pool_first.rule import pair_sites
 
 
 @dataclass(frozen=True)
-class LayoutPlan(Plan):
-    """The tensors of a scope that get another layout, and the nodes that change."""
+class LayoutPlan(NodesPlan):
+    """The nodes of a scope that change, and the tensors that get another layout."""
 
     tensors: frozenset[str]
-    nodes: tuple[int, ...]
     read_too: frozenset[str]
     """Tensors that something needs as they were too."""
     to: layouts.To = to_channels_last
 
     operator_version = schema.VERSION
-
-    @property
-    def own(self) -> frozenset[int]:
-        return frozenset(self.nodes)
 
 
 class ChannelsLast(Rule):
@@ -101,7 +96,7 @@ def plan_of(scope: Scope, ports: Collection[int], tensors: frozenset[str], to: l
         if (index in ports or layouts.joined(scope, index, to) or layouts.reads_any(scope, index, to))
         and tensors & {*node.input, *node.output}
     ]
-    return LayoutPlan(scope, tensors, tuple(nodes), frozenset(tensors & read), to)
+    return LayoutPlan(scope, tuple(nodes), tensors, frozenset(tensors & read), to)
 
 
 class Turner:

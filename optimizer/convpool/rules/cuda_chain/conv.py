@@ -40,7 +40,7 @@ from convpool.ir.index import Scope
 from convpool.ir.protos import attributes, is_op, known_attributes, label, stand_for
 from convpool.report import Log
 from convpool.rules import convs
-from convpool.rules.base import Context, NodePlan, Plan, Reject, Rule, Site, reject, rejection
+from convpool.rules.base import Context, NodesPlan, Reject, Rule, Site, reject, rejection
 from convpool.rules.cuda_chain.layouts import VIEWS, Ports, channels_last, ports_of, summed_axes
 from convpool.rules.neighbours.patterns import mapped_by
 from convpool.rules.offloaded import whole_windows
@@ -90,7 +90,7 @@ class ChainConv(PairRule):
 
 
 @dataclass(frozen=True)
-class PoolPlan(NodePlan):
+class PoolPlan(NodesPlan):
     """An AveragePool that becomes a node of the operator, whose convolution is the identity."""
 
     window: PoolSpec
@@ -139,19 +139,14 @@ class ChainPool(Rule):
 
 
 @dataclass(frozen=True)
-class ShortcutPlan(Plan):
-    """A 1x1 convolution and the upsampling behind it, which become a node of UpsampleConv."""
+class ShortcutPlan(NodesPlan):
+    """An upsampling, and the 1x1 convolution in front of it, which become a node of UpsampleConv."""
 
-    resize: int
     up: UpsampleSpec
     leaf: convs.ConvLeaf
     passed: frozenset[int]
 
     operator_version = schema.UPSAMPLING_VERSION
-
-    @property
-    def own(self) -> frozenset[int]:
-        return frozenset((self.resize, self.leaf.node))
 
     @property
     def shared(self) -> frozenset[int]:
@@ -188,7 +183,7 @@ class ChainUpsample(Rule):
 
     def apply(self, plan: ShortcutPlan, edit: Edit) -> None:
         scope, leaf = plan.scope, plan.leaf
-        old, output = scope.nodes[leaf.node], scope.nodes[plan.resize].output[0]
+        old, output = scope.nodes[leaf.node], scope.nodes[plan.node].output[0]
         assert leaf.weight is not None
         weight, m = leaf.weight, leaf.weight_shape[0]
         dtype = helper.tensor_dtype_to_np_dtype(weight.data_type)
@@ -197,12 +192,12 @@ class ChainUpsample(Rule):
         b = b or edit.shared(("zeros", weight.data_type, m), lambda: np.zeros(m, dtype), f"{output}_bias")
         edit.nodes.append(schema.make_node([leaf.input, w, b], output, plan.up, leaf.conv))
         stand_for(edit.nodes[-1], old)
-        edit.replace(plan.resize, plan.own)
+        edit.replace(plan.node, plan.own)
         edit.drop_unread(plan.passed)
 
     def rewritten(self, plan: ShortcutPlan, outputs: list[str], times: dict[str, float] | None, log: Log) -> None:
         """Change the report of the convolution, which gave what the Resize gives."""
-        name = plan.scope.nodes[plan.leaf.node].name or plan.scope.nodes[plan.resize].output[0]
+        name = plan.scope.nodes[plan.leaf.node].name or plan.scope.nodes[plan.node].output[0]
         log.upsamples(plan.scope.path, name, outputs[0], UPSAMPLING_OP_TYPE)
 
 
@@ -230,7 +225,7 @@ def _shortcut(scope: Scope, index: int, context: Context) -> ShortcutPlan | None
         return None
     if leaf.bias is None and any(scope.nodes[conv].input[2:]) or leaf.weight_shape[0] % chunk(leaf.weight.data_type):
         return None
-    return ShortcutPlan(scope, index, found.up, leaf, found.nodes - {index})
+    return ShortcutPlan(scope, (index, conv), found.up, leaf, found.nodes - {index})
 
 
 def chain(scope: Scope, context: Context) -> frozenset[int]:
@@ -311,7 +306,7 @@ def _pooling(scope: Scope, index: int, context: Context) -> PoolPlan | Reject:
     multiple = chunk(info.elem_type)
     if not isinstance(channels, int) or channels > limits.pool_channels or channels % multiple:
         return reject(scope, index, "channels", channels, f"at most {limits.pool_channels}, a multiple of {multiple}")
-    return PoolPlan(scope, index, window, channels, info.elem_type)
+    return PoolPlan(scope, (index,), window, channels, info.elem_type)
 
 
 HEAD = "head"
@@ -319,19 +314,14 @@ MEANS = ("ReduceSum", "ReduceMean", "GlobalAveragePool")
 
 
 @dataclass(frozen=True)
-class HeadPlan(Plan):
+class HeadPlan(NodesPlan):
     """The nodes that go, from the sum or mean to the product; weights [M, 1, 1, C] and bias [M]."""
 
-    nodes: tuple[int, ...]
     window: PoolSpec
     weight: np.ndarray = field(compare=False)
     bias: np.ndarray = field(compare=False)
 
     operator_version = schema.VERSION
-
-    @property
-    def own(self) -> frozenset[int]:
-        return frozenset(self.nodes)
 
 
 class ChainHead(Rule):

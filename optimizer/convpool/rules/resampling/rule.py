@@ -50,7 +50,7 @@ from convpool.ir.protos import attributes, is_op, stand_for
 from convpool.ir.schema import UPSAMPLING_OPSET
 from convpool.report import Log
 from convpool.rules import convs
-from convpool.rules.base import Context, Plan, Reject, reject, rejection
+from convpool.rules.base import Context, NodesPlan, Plan, Reject, reject, rejection
 from convpool.rules.linear import pad_numbers
 from convpool.rules.resampling import plans
 from convpool.rules.resampling.emit import Emitter, MovingRule, ResizeRule
@@ -268,17 +268,13 @@ def _infinite(scope: Scope, leaf: convs.ConvLeaf, *, picks: bool) -> Reject | No
 
 
 @dataclass(frozen=True)
-class ShrinkPlan(Plan):
+class ShrinkPlan(NodesPlan):
     """A convolution that goes behind the resampling that reads it."""
 
     leaf: convs.ConvLeaf
     resample: Resample
     macs_before: int | None
     macs_after: int | None
-
-    @property
-    def own(self) -> frozenset[int]:
-        return frozenset((self.leaf.node, self.resample.node))
 
     @property
     def convolutions(self) -> tuple[int, ...]:
@@ -323,7 +319,7 @@ class ResizeFirst(ResizeRule):
         if "gpu" in context.options.devices and c * found.growth > m:
             return reject(scope, site.root, "channels that are resized", c, f"at most {m / found.growth:.0f}, for this target")
         counts = (before.macs, int(before.macs * found.growth)) if leaf.size is not None else (None, None)
-        return ShrinkPlan(scope, leaf, found, *counts)
+        return ShrinkPlan(scope, (site.root, site.resize), leaf, found, *counts)
 
     def apply(self, plan: ShrinkPlan, edit: Edit) -> None:
         scope, leaf = plan.scope, plan.leaf
