@@ -135,11 +135,13 @@ class Pipeline:
         if any(map(self._context.enabled, ("image_conv", "plain_conv", "chain_conv", "chain_upsample"))):
             convolutions = ((scope.path, node.output[0]) for scope in self.scopes() for node in ops_of(scope.nodes, "Conv"))
             self._context = replace(self._context, originals=frozenset(convolutions))
+        rewritten = False
         for stage in stages:
             rules = [rule for rule in stage.rules if not options.passes.isdisjoint(rule.names)]
             rules = [rule for rule in rules if options.lowering == "convavgpool" or not rule.on_operators]
-            while rules and self._round(stage, rules) and stage.repeats:
-                pass
+            due = {"": True, "rewritten": rewritten, "operator": self.log.made_operator}[stage.only_if]
+            while due and rules and self._round(stage, rules):
+                rewritten, due = rewritten or stage.rewrites, stage.repeats
         return self
 
     def finished(self) -> LoadedModel:
@@ -176,8 +178,6 @@ class Pipeline:
             self._apply(found)
             self._changed([scope for scope, _ in found], adds_tensors=stage.adds_tensors)
             self.changed = True
-            if stage.rewrites:
-                self._context = replace(self._context, changed=True, made_operator=self.log.made_operator)
         return bool(found)
 
     def _plans(self, scope: Scope, rules: list[Rule], kept: list) -> list[Found]:

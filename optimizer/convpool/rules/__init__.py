@@ -15,14 +15,16 @@ class Stage:
     """Rules that run over the same index, in this order for each scope.
 
     repeats: until nothing is found, since a rewrite may make a site of its neighbours; each rewrite lowers the cost, so this
-    ends.  adds_tensors: whether the rules make tensors that only shape inference knows.  rewrites: whether a change
-    counts as a pair for rules that run only in a model with one.
+    ends.  adds_tensors: whether the rules make tensors that only shape inference knows.  rewrites: whether a change counts for
+    the stages behind it.  only_if: "rewritten" where these run only if there was such a change, "operator" only if a pair became
+    a node of the operator.
     """
 
     rules: tuple[Rule, ...] = ()
     repeats: bool = True
     adds_tensors: bool = True
     rewrites: bool = True
+    only_if: str = ""
 
 
 _ORDER = {
@@ -30,15 +32,15 @@ _ORDER = {
     # What an earlier run wrote, where another form is asked for now.
     "earlier": Stage(repeats=False),
     "pairs": Stage(),
-    "pairs of chains": Stage(),
-    "convolutions": Stage(repeats=False),
-    "chains": Stage(repeats=False),
-    "heads": Stage(repeats=False),
+    "pairs of chains": Stage(only_if="operator"),
+    "convolutions": Stage(repeats=False, only_if="operator"),
+    "chains": Stage(repeats=False, only_if="operator"),
+    "heads": Stage(repeats=False, only_if="operator"),
     # What can go to the node in front is cheaper there, once for each result: epilogues before prologues.
     "epilogues": Stage(adds_tensors=False),
     "prologues": Stage(adds_tensors=False),
-    "products": Stage(repeats=False),
-    "concats": Stage(repeats=False, adds_tensors=False),
+    "products": Stage(repeats=False, only_if="rewritten"),
+    "concats": Stage(repeats=False, adds_tensors=False, only_if="rewritten"),
     "layouts": Stage(repeats=False),
 }
 

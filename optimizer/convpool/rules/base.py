@@ -125,8 +125,7 @@ class Context:
 
     main_opset: version of the standard operators in the main graph.  excluded: whether a name matches a pattern of
     `options.exclude`.  sizes: shapes of the main graph's tensors, as a caller gives the inputs.  originals: what the model's own
-    convolutions give, each with its scope's path.  changed: whether anything was rewritten so far; made_operator: whether a pair
-    became a node of the operator.
+    convolutions give, each with its scope's path.
     """
 
     options: OptimizeOptions
@@ -134,8 +133,6 @@ class Context:
     excluded: Callable[[str], bool]
     sizes: Mapping[str, tuple]
     originals: frozenset[tuple[str, str]] = frozenset()
-    changed: bool = False
-    made_operator: bool = False
 
     def enabled(self, name: str) -> bool:
         """Return True if the options switch a rule, or a kind of its sites, on."""

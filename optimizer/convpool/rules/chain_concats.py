@@ -46,7 +46,7 @@ class ChainConcats(Rule):
         """The later Concats, each with the longest of the earlier ones that it begins as."""
         earlier: dict[tuple[str, ...], str] = {}
         lengths: set[int] = set()
-        for index, node in enumerate(scope.nodes) if context.changed else ():
+        for index, node in enumerate(scope.nodes):
             if not is_op(node, "Concat") or (known_attributes(node) or {}).get("axis") != 1:
                 continue
             names = tuple(node.input)

@@ -78,8 +78,8 @@ class FoldProduct(Rule):
     needs = ("Gemm", "MatMul")
 
     def sites(self, scope: Scope, context: Context) -> Iterator[ProductSite]:
-        """The groups that take no more products than before: conditions (1) to (3), and (5)."""
-        found = _products(scope) if context.changed else {}
+        """The groups that take no more products than before: conditions (1) to (3)."""
+        found = _products(scope)
         made = {scope.producer[name] for name in found}
         groups: list[set[str]] = []
         for name in found:

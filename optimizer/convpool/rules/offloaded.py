@@ -72,14 +72,9 @@ class FusePoolConv(PairRule):
 
 
 class ChainPoolConv(FusePoolConv):
-    """The same in a model with a pair only."""
+    """The same in a model with a pair only, by its stage."""
 
     names = ("chain_pool_conv",)
-
-    def sites(self, scope: Scope, context: Context) -> Iterator[PairSite]:
-        """The convolutions of a scope that read an AveragePool, where a pair has become a node of the operator."""
-        if context.made_operator:
-            yield from super().sites(scope, context)
 
 
 def behind_pooling(scope: Scope, conv: int) -> PairSite | None:
@@ -131,8 +126,6 @@ class ImageConv(PairRule):
     needs = ("Conv",)
 
     def sites(self, scope: Scope, context: Context) -> Iterator[PairSite]:
-        if not context.made_operator:
-            return
         pairs = list(pair_sites(scope))
         of_pairs = {"image_conv": {site.conv for site in pairs}}
         if context.enabled("plain_conv"):

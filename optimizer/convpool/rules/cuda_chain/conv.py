@@ -68,7 +68,7 @@ class ChainConv(PairRule):
 
     def sites(self, scope: Scope, context: Context) -> Iterator[ChainSite]:
         """The model's own convolutions, each with the layout around it."""
-        if not context.made_operator or not ports_of(scope):
+        if not ports_of(scope):
             return
         taken = chain(scope, context)
         for index, node in enumerate(scope.nodes):
@@ -108,7 +108,7 @@ class ChainPool(Rule):
 
     def sites(self, scope: Scope, context: Context) -> Iterator[Site]:
         """The poolings that have channels last on both sides."""
-        if context.made_operator and ports_of(scope):
+        if ports_of(scope):
             taken = chain(scope, context)
             yield from (Site(scope, index) for index in sorted(taken) if is_op(scope.nodes[index], "AveragePool"))
 
@@ -170,7 +170,7 @@ class ChainUpsample(Rule):
 
     def sites(self, scope: Scope, context: Context) -> Iterator[Site]:
         """The Resizes that nodes of the operators around them keep in the kernels' layout."""
-        if not context.made_operator or not ports_of(scope):
+        if not ports_of(scope):
             return
         taken = chain(scope, context) if context.enabled("chain_conv") else None
         for index, node in enumerate(scope.nodes):
@@ -331,7 +331,7 @@ class ChainHead(Rule):
     on_operators = True
 
     def sites(self, scope: Scope, context: Context) -> Iterator[Site]:
-        if context.made_operator and ports_of(scope):
+        if ports_of(scope):
             for index, node in enumerate(scope.nodes):
                 if is_op(node, "Gemm", "MatMul") and _from_map(scope, index):
                     yield Site(scope, index)
