@@ -235,12 +235,7 @@ def recount(report: Report, original: LoadedModel, result: LoadedModel, given: M
         report.summary = with_macs(report.summary, report.sites, before, after, shapes)
 
 
-def time_models(
-    report: Report,
-    original: LoadedModel,
-    result: LoadedModel,
-    given: Given,
-) -> None:
+def time_models(report: Report, original: LoadedModel, result: LoadedModel, given: Given) -> None:
     """Report median times of both models in turn, in onnxruntime as it is by default here; a warning where one cannot run."""
     if given.progress is not None:
         given.progress(1, 1, "timing both models")

@@ -26,16 +26,16 @@ STRONGLY_TYPED_SINCE = 10
 _loggers: dict[str, Any] = {}
 
 
-def tensorrt_module(name: str = "tensorrt") -> ModuleType:
-    """TensorRT's Python package.  Raises TensorRTError, with how to get it, if it is missing or too old."""
+def tensorrt_module() -> ModuleType:
+    """TensorRT's Python package.  Raises TensorRTError, with how to get it, if it is missing or of another version."""
     try:
-        module = importlib.import_module(name)
+        module = importlib.import_module("tensorrt")
     except ImportError as error:
-        raise TensorRTError(f"{name}: cannot be imported; got {error}; pip install {name}") from error
+        raise TensorRTError(f"tensorrt: cannot be imported; got {error}; pip install tensorrt") from error
     if not hasattr(module, "get_plugin_registry") and not hasattr(module, "Runtime"):
-        raise TensorRTError(f"{name}: not TensorRT; got {getattr(module, '__file__', module)}; pip install {name}")
-    if name == "tensorrt" and not OLDEST <= version(module) < (NEWEST + 1, 0):
-        raise TensorRTError(f"{name}: version; got {module.__version__}, expected 8.6 to {NEWEST}")
+        raise TensorRTError(f"tensorrt: not TensorRT; got {getattr(module, '__file__', module)}; pip install tensorrt")
+    if not OLDEST <= version(module) < (NEWEST + 1, 0):
+        raise TensorRTError(f"tensorrt: version; got {module.__version__}, expected 8.6 to {NEWEST}")
     return module
 
 

@@ -175,7 +175,7 @@ class Walk:
             return None
         per_channel = isinstance(step, Step) and len(data) == 1 and not (is_op(node, "Div") and data == [1])
         if len(maps) > 1:
-            return self._joined(index, maps)
+            return self._joined(index, data, maps)
         (found,) = maps
         picks = all(item.picks for item in found.resampled)
         scales = per_channel and isinstance(step, Step) and step.affine is not None and not step.affine.shift.any()
@@ -214,15 +214,13 @@ class Walk:
             parts.append(replace(first, channels=count, source=Applied(index, tuple(operands), channels)))
         return replace(maps[0], parts=tuple(parts), nodes=nodes)
 
-    def _joined(self, index: int, maps: list[Map]) -> Map | None:
+    def _joined(self, index: int, data: Sequence[int], maps: list[Map]) -> Map | None:
         """An operator on several maps: on their parts, if these are resampled alike; an Add of others is a sum of parts."""
         node, nodes, rank = self._scope.nodes[index], frozenset().union(*(item.nodes for item in maps)), self._rank
         single = all(len(item.parts) == 1 for item in maps)
         kinds = [
             [(part.first, single or part.channels, part.resample and part.resample.key) for part in item.parts] for item in maps
         ]
-        known = [self._scope.info(name).shape for name in node.input]
-        data = [position for position, shape in enumerate(known) if varies_over_space(shape, self._rank)]
         alike = all(kind == kinds[0] for kind in kinds) and not any(item.summed for item in maps)
         resamples = [found for item in maps for found in item.resampled]
         picks, same = all(found.picks for found in resamples), {found.input for found in resamples if found.up is None}
@@ -230,7 +228,7 @@ class Walk:
             return self._applied(index, data, maps, nodes)
         if not is_op(node, "Add", "Sum") or len(data) < len(node.input):
             return None
-        shapes = [shape or () for shape in known]
+        shapes = [self._scope.info(name).shape or () for name in node.input]
         channels = {
             channel_count(self._scope, name) if len(shape) == rank + 2 else None
             for name, shape in zip(node.input, shapes, strict=True)
