@@ -80,18 +80,6 @@ class TransposeSpec(Windows):
     group: int = 1
 
 
-@dataclass(frozen=True)
-class Crop:
-    """A crop of a map: one number per spatial axis at the begin, and at the end."""
-
-    begins: Ints
-    ends: Ints
-
-    @property
-    def is_empty(self) -> bool:
-        return not any((*self.begins, *self.ends))
-
-
 def covers_zeros_only(conv: ConvSpec) -> bool:
     """Return True if some result of the convolution reads padding alone: pads of the kernel's extent or more."""
     return any(pad >= extent for pad, extent in zip(conv.pads, conv.extents * 2, strict=True))
@@ -149,17 +137,16 @@ def is_conv_first(conv: ConvSpec, up: UpsampleSpec) -> bool:
     return all(k == 1 or d % s == 0 for k, d, s in zip(conv.kernel_shape, conv.dilations, up.factors, strict=True))
 
 
-def conv_first(conv: ConvSpec, up: UpsampleSpec) -> tuple[ConvSpec, Crop]:
-    """The convolution in front of `up`, and what is cut off behind that; see `is_conv_first`."""
+def conv_first(conv: ConvSpec, up: UpsampleSpec) -> tuple[ConvSpec, Ints]:
+    """The convolution in front of `up`, and what is cut off behind that, begins then ends; see `is_conv_first`."""
     dilations = tuple(d // s if k > 1 else 1 for k, d, s in zip(conv.kernel_shape, conv.dilations, up.factors, strict=True))
     pads = tuple(max(-(-pad // s), 0) for pad, s in zip(conv.pads, up.factors * 2, strict=True))
-    more = [s * pad - old for s, pad, old in zip(up.factors * 2, pads, conv.pads, strict=True)]
-    crop = Crop(tuple(more[: conv.rank]), tuple(more[conv.rank :]))
+    crop = tuple(s * pad - old for s, pad, old in zip(up.factors * 2, pads, conv.pads, strict=True))
     return ConvSpec(conv.kernel_shape, (1,) * conv.rank, pads, dilations, conv.group), crop
 
 
-def subpixel(conv: ConvSpec, up: UpsampleSpec) -> tuple[ConvSpec, Crop]:
-    """The convolution of all phases at once, and what is cut off once they are interleaved."""
+def subpixel(conv: ConvSpec, up: UpsampleSpec) -> tuple[ConvSpec, Ints]:
+    """The convolution of all phases at once, and what is cut off once they are interleaved, begins then ends."""
     kernel, begins, ends, first, last = [], [], [], [], []
     for i, s in enumerate(up.factors):
         reach, left, right = conv.extents[i] - 1, conv.pads[i], conv.pads[conv.rank + i]
@@ -175,7 +162,7 @@ def subpixel(conv: ConvSpec, up: UpsampleSpec) -> tuple[ConvSpec, Crop]:
         first.append(cut)
         last.append(s * (pl + pr - taps + 1) - cut - (left + right - reach))
     ones = (1,) * conv.rank
-    return ConvSpec(tuple(kernel), ones, (*begins, *ends), ones, conv.group), Crop(tuple(first), tuple(last))
+    return ConvSpec(tuple(kernel), ones, (*begins, *ends), ones, conv.group), (*first, *last)
 
 
 def subpixel_kernel(weight: np.ndarray, conv: ConvSpec, up: UpsampleSpec) -> np.ndarray:
@@ -253,14 +240,13 @@ PASS_WEIGHT = 15.0
 
 @dataclass(frozen=True)
 class Work:
-    """A convolution of the small map with its numbers: channels, spatial sizes, bytes an item, and its opset.  group 1."""
+    """A convolution of the small map with its numbers: channels, spatial sizes, and its opset.  group 1."""
 
     conv: ConvSpec
     up: UpsampleSpec
     m: int
     c: int
     size: Ints
-    item_bytes: int
     opset: int
 
 
@@ -281,18 +267,18 @@ def admits(form: str, conv: ConvSpec, up: UpsampleSpec) -> bool:
 
 def form_cost(form: str, work: Work) -> Cost:
     """The cost of a form, per sample."""
-    conv, up, m, c, size, item = work.conv, work.up, work.m, work.c, work.size, work.item_bytes
+    conv, up, m, c, size = work.conv, work.up, work.m, work.c, work.size
     out = m * math.prod(conv.output_size(up.output_size(size)))
     if form == "conv_first":
         spec, crop = conv_first(conv, up)
-        crops = 0 if crop.is_empty else COPY_WEIGHT
-        return dense_cost(spec, m, c, size, item) + pass_cost(out, RESIZE_WEIGHTS["nearest"][up.rank - 1] + crops)
+        crops = COPY_WEIGHT if any(crop) else 0
+        return dense_cost(spec, m, c, size) + pass_cost(out, RESIZE_WEIGHTS["nearest"][up.rank - 1] + crops)
     if form == "subpixel":
         spec, crop = subpixel(conv, up)
-        crops = 0 if crop.is_empty else COPY_WEIGHT
-        return dense_cost(spec, m * up.copies, c, size, item) + pass_cost(out, SHUFFLE_WEIGHT + crops)
+        crops = COPY_WEIGHT if any(crop) else 0
+        return dense_cost(spec, m * up.copies, c, size) + pass_cost(out, SHUFFLE_WEIGHT + crops)
     if form == "phases":
-        costs = [dense_cost(spec, m, c, size, item) for spec in phase_specs(conv, up) or []]
+        costs = [dense_cost(spec, m, c, size) for spec in phase_specs(conv, up) or []]
         return sum(costs, Cost()) + pass_cost(out, SHUFFLE_WEIGHT + COPY_WEIGHT)
     if form == "direct":
         spread, box = direct_specs(conv, up)
@@ -302,9 +288,9 @@ def form_cost(form: str, work: Work) -> Cost:
     return transpose_cost(fused_spec(conv, up), m, c, size)
 
 
-def dense_cost(conv: ConvSpec, m: int, c: int, size: Ints, item_bytes: int) -> Cost:
-    """A convolution of c to m channels; few channels take as long as a block of them."""
-    cost = conv_cost(conv, (m, c // conv.group, *conv.kernel_shape), size, item_bytes)
+def dense_cost(conv: ConvSpec, m: int, c: int, size: Ints) -> Cost:
+    """A convolution of c to m channels, in float32; few channels take as long as a block of them."""
+    cost = conv_cost(conv, (m, c // conv.group, *conv.kernel_shape), size, 4)
     return replace(cost, time=cost.time + cost.macs * (-(-m // BLOCK) * BLOCK / m - 1))
 
 

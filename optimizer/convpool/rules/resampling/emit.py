@@ -12,7 +12,7 @@ import numpy as np
 from onnx import NodeProto
 
 from convpool.algebra import expand
-from convpool.algebra.expand import Crop, TransposeSpec, UpsampleSpec
+from convpool.algebra.expand import TransposeSpec, UpsampleSpec
 from convpool.algebra.geometry import ConvSpec, Ints
 from convpool.algebra.parts import UPSAMPLING_OP_TYPE, Parts
 from convpool.ir import schema
@@ -276,9 +276,8 @@ class Emitter:
 
     def kept(self, x: str, names: list[str], conv: ConvSpec, resample: Resample) -> str:
         """`form` "conv_first" with the weights and the bias as they are, by name."""
-        spec, crop = (conv, None) if resample.up is None else expand.conv_first(conv, resample.up)
-        y = self.resample(self._behind(self.conv([x, *names], spec)), resample)
-        return y if crop is None else self._crop(y, crop)
+        spec, crop = (conv, ()) if resample.up is None else expand.conv_first(conv, resample.up)
+        return self._crop(self.resample(self._behind(self.conv([x, *names], spec)), resample), crop)
 
     def _behind(self, name: str) -> str:
         for old in self._elementwise:
@@ -295,10 +294,12 @@ class Emitter:
     def _interleave(self, x: str, up: UpsampleSpec) -> str:
         return self.add("DepthToSpace", [x], "interleaved", blocksize=up.factors[0])
 
-    def _crop(self, x: str, crop: Crop) -> str:
-        if crop.is_empty:
+    def _crop(self, x: str, crop: Ints) -> str:
+        """Cut elements off the spatial axes, begins then ends; x itself for none."""
+        if not any(crop):
             return x
-        starts, ends, axes = crop.begins, [-n if n else WHOLE_AXIS for n in crop.ends], range(2, self._rank + 2)
+        starts, axes = crop[: self._rank], range(2, self._rank + 2)
+        ends = [-n if n else WHOLE_AXIS for n in crop[self._rank :]]
         if self._scope.opset < 10:
             return self.add("Slice", [x], "cropped", starts=starts, ends=ends, axes=list(axes))
         names = [self.constant(np.array(values, np.int64), "crop") for values in (starts, ends, axes)]

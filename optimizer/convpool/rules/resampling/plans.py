@@ -263,7 +263,7 @@ def with_forms(plan: ResizePlan, context: Context) -> ResizePlan | Reject:
     out = m * math.prod(conv.output_size(large))
     groups, after = [], expand.pass_cost(-out, expand.PASS_WEIGHT)
     for group in plan.groups:
-        whole = expand.dense_cost(conv, m, len(group.channels), large, 4)
+        whole = expand.dense_cost(conv, m, len(group.channels), large)
         if group.resample is None:
             groups.append(group)
             after += whole
@@ -286,7 +286,7 @@ def with_forms(plan: ResizePlan, context: Context) -> ResizePlan | Reject:
         after += kept if keeps_size else moved
     if any(not group.form for group in groups):
         after += expand.pass_cost(out, expand.PASS_WEIGHT)
-    before = expand.dense_cost(conv, m, channels_in(leaf), large, 4) + _between(plan, large=True)
+    before = expand.dense_cost(conv, m, channels_in(leaf), large) + _between(plan, large=True)
     after += _between(plan, large=False)
     counts = (before.macs, after.macs) if leaf.size is not None else (None, None)
     what = "+".join(dict.fromkeys(group.form for group in groups if group.form)) or "conv_first"
@@ -329,7 +329,7 @@ def as_operator(plan: ResizePlan, form: str) -> ResizePlan:
             m, c = channels_out(leaf), len(group.channels)
             up = group.resample.up if group.resample is not None else None
             after += expand.kernel_macs(leaf.conv, up or UpsampleSpec((1,) * leaf.conv.rank), m, c, out)
-        before = expand.dense_cost(leaf.conv, channels_out(leaf), channels_in(leaf), large, 4).macs
+        before = expand.dense_cost(leaf.conv, channels_out(leaf), channels_in(leaf), large).macs
         if is_pointwise(plan.scope, leaf.node):  # which is computed first
             after = int(before / _copies(plan.groups))
         counts = before, after
@@ -426,7 +426,7 @@ def _many_launches(plan: ResizePlan, resized: int) -> Reject | None:
 def _cost(form: str, work: Work, resample: Resample) -> Cost:
     if resample.up is not None:
         return expand.form_cost(form, work)
-    dense = expand.dense_cost(work.conv, work.m, work.c, work.size, work.item_bytes)
+    dense = expand.dense_cost(work.conv, work.m, work.c, work.size)
     return dense + expand.pass_cost(int(work.m * math.prod(work.size) * resample.growth), weight_of(resample, work.conv.rank))
 
 
@@ -464,7 +464,7 @@ def work_of(plan: ResizePlan, group: Group) -> Work:
     if size is None:
         shrink = up.factors if resample.up else (resample.growth ** (1 / conv.rank),) * conv.rank
         size = tuple(max(int(n / s), 1) for n, s in zip(_large(plan), shrink, strict=True))
-    return Work(conv, up, channels_out(plan.leaf), len(group.channels), size, 4, plan.scope.opset)
+    return Work(conv, up, channels_out(plan.leaf), len(group.channels), size, plan.scope.opset)
 
 
 def _between(plan: ResizePlan, *, large: bool) -> Cost:

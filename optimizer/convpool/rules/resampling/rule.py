@@ -310,7 +310,7 @@ class ResizeFirst(ResizeRule):
         if (readers := scope.other_readers(found.input)) is not None:
             return reject(scope, site.root, "result of the convolution", readers, "one reader, the Resize")
         size, m, c = leaf.size or (NOMINAL_SIZE,) * leaf.conv.rank, plans.channels_out(leaf), plans.channels_in(leaf)
-        before, elements = dense_cost(leaf.conv, m, c, size, 4), math.prod(size) * found.growth
+        before, elements = dense_cost(leaf.conv, m, c, size), math.prod(size) * found.growth
         resizing = plans.weight_of(found, leaf.conv.rank) * elements
         share = (before.time * found.growth + c * resizing) / (before.time + m * resizing)
         if "cpu" in context.options.devices and share > plans.ENOUGH:
