@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 import convpool
 from convpool.check.judge import (
     FLOAT32_TOLERANCE,
-    TOLERANCES,
+    PRECISION_TOLERANCES,
     Judge,
     OutputErrors,
     Tolerance,
@@ -47,7 +47,7 @@ def test_what_is_allowed():
     assert Tolerance(0.5, 0.1, 3.0).of(np.array([-2.0, 4.0])).tolist() == [4.0, 5.0]
     assert str(Tolerance(0.5, 0.1)) == "0.5 of each value + 0.1 of the largest"
     assert str(Tolerance(0.5, 0.1, 3.0)) == "0.5 of each value + 3"
-    assert FLOAT32_TOLERANCE == (1e-3, 1e-4) and sorted(TOLERANCES.values()) == [(2e-2, 1e-2), (1e-1, 5e-2)]
+    assert list(PRECISION_TOLERANCES.values()) == [(1e-3, 1e-4), (2e-2, 1e-2), (2e-2, 1e-2), (1e-1, 5e-2)]
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_scores_beside_boxes_have_a_tolerance_of_their_own(axis, factor, count, 
 def test_a_huge_number_in_half_precision_allows_nothing_to_others():
     reference = np.full((1, 32, 36), 0.5)
     reference[0, 3, 7] = 6e4
-    options = {"own": True, "tolerance": Tolerance(*TOLERANCES[TensorProto.FLOAT16]), "original": [reference]}
+    options = {"own": True, "tolerance": Tolerance(*PRECISION_TOLERANCES["fp16"]), "original": [reference]}
     for factor, passed in ((1.1, True), (-1.0, False)):
         result = np.where(reference < 1, factor * reference, reference)
         assert judged(reference, result, nudge=lambda: [[reference]], **options)[0].passed == passed

@@ -20,7 +20,7 @@ from functools import partial, wraps
 from typing import Any, TypeVar
 
 import numpy as np
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 from convpool.check import inputs, judge
 from convpool.check.session import OnnxruntimeRunner, Outputs, Runner, prepare, with_optimisations
@@ -298,7 +298,8 @@ def compare_models(original: LoadedModel, optimized: LoadedModel, given: inputs.
     narrow = sorted(types & set(HALF_TYPES))
     original, optimized, native, exact = _references(original, optimized, types)
     reference = exact or native
-    default_rtol, relative_atol = judge.TOLERANCES[narrow[-1]] if narrow else judge.FLOAT32_TOLERANCE
+    precision = judge.precision_of(map(helper.tensor_dtype_to_np_dtype, types))
+    default_rtol, relative_atol = judge.PRECISION_TOLERANCES[precision]
     tolerance = judge.Tolerance(default_rtol if given.rtol is None else given.rtol, relative_atol, given.atol)
     by_default = given.rtol is None and given.atol is None
     nudged = max([NUDGE, *(2 * UNIT_ROUNDOFF[kind] for kind in narrow)])
