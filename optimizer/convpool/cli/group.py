@@ -16,12 +16,11 @@ import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import click
-from click.shell_completion import CompletionItem
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn
 
 from convpool import interrupt
@@ -77,9 +76,8 @@ class SectionedCommand(click.Command):
         super().format_epilog(ctx, formatter)
 
 
-def complete_file(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Have the shell complete a file's name, as click.Path does, which checks more than a command wants."""
-    return [CompletionItem(incomplete, type="file")]
+complete_file = click.Path().shell_complete
+"""Has the shell complete a file's name, without the checks of click.Path, which are more than a command wants."""
 
 
 STEPS = (BarColumn(), MofNCompleteColumn())
@@ -282,12 +280,7 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        module, _, name = COMMANDS[cmd_name].partition(":")
-        found = getattr(import_module(module), name)
-        assert isinstance(found, click.Command)
-        return found
+        return resolve_name(COMMANDS[cmd_name]) if cmd_name in COMMANDS else None
 
 
 @click.group(cls=LazyGroup, invoke_without_command=True, **HELP)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from importlib import import_module
+from pkgutil import resolve_name
 
 from convpool.options import RULES
 from convpool.rules.base import Rule
@@ -48,8 +48,7 @@ _ORDER = {
 def _rules(stage: str) -> tuple[Rule, ...]:
     """The rules of a stage, each once, in the order of their entries."""
     places = dict.fromkeys(entry.where for entry in RULES if entry.stage == stage)
-    classes = [getattr(import_module(f"{__name__}.{module}"), name) for module, _, name in (p.partition(":") for p in places)]
-    return tuple(rule() for rule in classes)
+    return tuple(resolve_name(f"{__name__}.{place}")() for place in places)
 
 
 STAGES = tuple(replace(stage, rules=_rules(name)) for name, stage in _ORDER.items())
