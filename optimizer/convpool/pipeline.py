@@ -324,7 +324,8 @@ def in_reach(model: LoadedModel, options: OptimizeOptions) -> Reached:
 
 
 def _without_calls(model: LoadedModel, options: OptimizeOptions) -> Reached:
-    """Without the calls that have a part of a pair, or a pair that only the call's attributes make known."""
+    """Without the calls that have a part of a pair, or a pair that only the call's attributes make known.  First all calls are
+    replaced, to see which pairs appear, then those that these need, until no fewer will do."""
     wanted: frozenset[Call] | None = None
     stays: Stays = ()
     before: frozenset[tuple[str, str]] = frozenset()

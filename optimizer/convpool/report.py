@@ -52,7 +52,7 @@ class SiteReport:
     fallback: str | None = None
     """Why the pair got another lowering than the one asked for; None if it did not."""
     in_words: str | None = None
-    """The reason as a sentence; None where `reason` is one."""
+    """The reason as a sentence, or `reason` again where there is none; None unless rejected."""
     rule: str = ""
 
 
@@ -128,9 +128,9 @@ class Report:
     hints: list[str] = field(default_factory=list)
     """Next steps that change the outcome."""
     notes: list[str] = field(default_factory=list)
-    """Things in the model that look like a pair and are none."""
+    """Things that look like a pair and are none, and what the result costs."""
     warnings: list[str] = field(default_factory=list)
-    """Options that had no effect."""
+    """What a user should know before using the result, as options that had no effect."""
     changed: bool = False
     """True if the result differs from the model."""
 

@@ -154,9 +154,9 @@ public:
     const v3::PluginFieldCollection *getFieldsToSerialize() noexcept override { return &collection_; }
 
 private:
-    // TensorRT gives what getWorkspaceSize asked for at the largest shape, which no smaller shape's need passes.  Tactic 0
-    // promises no workspace: 0 bytes then, or what normalizes X, which every tactic needs.  The builder's runs keep weights as an execution
-    // context's do, so that what it times is what will run; its outputs do not count.
+    // TensorRT gives what getWorkspaceSize asked for at the largest shape, which no smaller shape's need passes.  With tactic 0
+    // nothing is counted on: 0 bytes, or what normalizes X, which every tactic needs.  The builder's runs keep weights as an
+    // execution context's do, so that what it times is what will run; its outputs do not count.
     Run &prepare(const Tensors &tensors) {
         const convpool_problem problem = core_.problem(tensors);
         core_.check_run(tensors, problem);

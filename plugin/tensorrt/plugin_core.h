@@ -60,7 +60,7 @@ public:
     void check_problem(const convpool_problem &problem, int32_t inputs) const;
 
     // Everything that the plugin's speed depends on besides shapes and types: the library's build and the attributes.
-    // Static for the object's life.
+    // Lives as long as the object.
     const std::string &identity() const { return identity_; }
 
 private:

@@ -22,7 +22,7 @@ the end (K the extent of the kernel).  A negative Pad crops, and so does a small
 
 A Refusal says why something cannot be done exactly; whoever knows the node adds its name.
 
-`lower` writes a site in one of these forms, if the convolution admits it:
+`lower` says what a site becomes in one of these forms, if the convolution admits it:
 
 | lowering | nodes | needs |
 |---|---|---|

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Comparing two models, or two runners that compute the same outputs: onnxruntime's and TensorRT's, on the same inputs.
 
-|y - r| <= atol + rtol |r| per element, with atol in units of max |r|, as in `convpool.verify`.  The precision that the less exact
-side computes in gives rtol and atol (`judge.PRECISION_TOLERANCES`).  A model's precision is that of its types.  An engine may
-compute in less than it takes and gives, so a caller can say what it computes in.
+`compare_runners`: |y - r| <= atol + rtol |r| per element, with atol in units of max |r|, as in `verify`.  The precision that the
+less exact side computes in gives rtol and atol (`judge.PRECISION_TOLERANCES`).  A model's precision is that of its types.  An
+engine may compute in less than it takes and gives, so a caller can say what it computes in.
 
-Numbers that are small beside others, and further off than slices allow in `convpool.verify`, are only noted: nudged inputs, by
-which that tells a discontinuity, are not run here.  Nothing else is allowed: `convpool.verify` also lets an output pass that is
-random, discontinuous, or no further off than the original's own half precision.
+There, numbers that are small beside others, and further off than slices allow in `verify`, are only noted: it runs no nudged
+inputs, by which `verify` tells a discontinuity.  Nothing else is allowed: `verify` also lets an output pass that is random,
+discontinuous, or no further off than the original's own half precision.
 """
 
 from __future__ import annotations

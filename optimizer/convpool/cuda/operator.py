@@ -11,9 +11,10 @@ as it is read, by the tactics for few channels and by generic.  Or x and w are b
 residual are float16, bfloat16 or float32 (out is float32 if left out), w_scale may be a float32 array, and there are no scale,
 shift and prologue_activation.
 
-A call is planned by the kinds of its arrays (shape, type, device), its options and whether all addresses are multiples of 16; the
-plans of the last `CACHED_PLANS` different calls are kept.  A call planned before checks what may differ between two arrays of
-one kind: order, address and, of what is written, overlap.
+A call is planned by the kinds of its arrays (shape, type, device), x's class, its options, the workspace's size and whether all
+addresses are multiples of 16, and by the current device where x does not tell it; the plans of the last `CACHED_PLANS` different
+calls are kept.  A call planned before checks what may differ between two arrays of one kind: order, address and, of what is
+written, overlap.
 """
 
 from __future__ import annotations
@@ -77,7 +78,9 @@ def conv_avg_pool(
 
     The module says which types the arrays may have.  They are contiguous, from pycuda, CuPy,
     PyTorch or anything with DLPack or __cuda_array_interface__; out and workspace share no memory
-    with another.  One number stands for every dimension.  x's library allocates what is left out:
+    with another.  One number stands for every dimension.  The attributes are those with the pooling
+    done first: a 3x3 convolution with padding 1 and 2x2 pooling behind it is pool_kernel_shape=2,
+    pool_pads=1, strides=2.  x's library allocates what is left out:
     out, and the workspace if the tactic needs more than the one given has.
 
     Args:
@@ -106,7 +109,7 @@ def conv_avg_pool(
         y_layout: The layout of out and residual.  Default: `layout`.
         out: The result, [N, M, out...] or [N, out..., M] in y_layout.
         workspace: Any GPU array; its bytes count.  Without `tactic`, a workspace given bounds the
-            choice; so does none with pycuda, which cannot free one without waiting.
+            choice; so does none, but with CuPy and PyTorch, which free one without waiting.
         weights_prepared: True says that w is what it was in an earlier call with the same tactic
             and shapes, and that the workspace still holds what that call left there; both may be
             read before work queued earlier is done.
@@ -276,7 +279,7 @@ _plans = _Cache(CACHED_PLANS)
 
 
 def _check_call(call: _Call) -> Problem:
-    """Everything that depends only on kinds and options; needs no GPU."""
+    """The problem of a call, checked by all that kinds, options and the workspace's size tell; needs no GPU."""
     if (call.kinds[_SCALE] is None) != (call.kinds[_SHIFT] is None):
         missing, given = ("scale", "shift") if call.kinds[_SCALE] is None else ("shift", "scale")
         raise ArrayError(f"{missing}: missing; got None, expected an array, since {given} is given; give both or neither")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changing a model: the only module that does, and it knows no rule.
+"""Changing a model: the one way by which rules do, and it knows no rule.
 
 A rule hands the new nodes of a plan to an Edit, which collects the changes to one scope; `Editor.commit` makes them at once.
 Weights are never edited in place: changed ones are new constants, and those that nothing reads any more go at the end, unless

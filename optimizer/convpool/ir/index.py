@@ -253,9 +253,9 @@ class Scope:
         return tuple(1 if dim in ones else dim if isinstance(dim, int) and dim >= 0 else None for dim in shape)
 
     def constant(self, name: str, depth: int = 0) -> Constant | None:
-        """The constant behind `name`, None when it is computed at run time or a caller may replace it.  Seen through Identity,
-        and through small shape arithmetic on constants and static shapes, which exporters leave unfolded.  depth: nodes seen
-        through so far."""
+        """The constant that `name` stands for, None when it is computed at run time or a caller may replace it.  Seen through
+        Identity, and through small shape arithmetic on constants and static shapes, which exporters leave unfolded.  depth: nodes
+        seen through so far."""
         if name not in self._constants:
             found = self._constant(name, depth)
             if depth:

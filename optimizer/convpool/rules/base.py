@@ -59,7 +59,7 @@ def rejection(scope: Scope, node: int, refusal: Refusal) -> Reject:
 
 
 def verdict_of(verdict: Reject | None) -> dict[str, str]:
-    """Status and reason of a site that stays, as its report has them; None for one that is excluded."""
+    """Status and reason of a site that stays, as its report has them.  verdict: None for one that is excluded."""
     if verdict is None:
         return {"status": "excluded", "reason": "excluded by name"}
     return {"status": "rejected", "reason": str(verdict), "obstacle": in_short(verdict), "in_words": in_words(verdict)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convolutions as the rules see them, alone and as leaves of the tree behind an average; the pooling distributes over its
+"""Convolutions as the rules see them, alone and as leaves of the tree in front of an average; the pooling distributes over its
 joins.
 
 `conv_leaf` reads a convolution's attributes, weights and sizes; `obstacles_of` tells what a model's opset, its nesting and the
@@ -87,7 +87,7 @@ class ConvLeaf:
 
 @dataclass(frozen=True)
 class JoinTree:
-    """Add, Sub, Sum or Concat of trees: the pooling distributes over it."""
+    """Add, Sub, Sum, Mean or Concat of trees: the pooling distributes over it."""
 
     node: int
     children: tuple[Tree, ...]

@@ -8,7 +8,7 @@ same holds for second derivatives of convolutions, which a penalty asks for wher
 computes the weights' part by kernels as large as the images.
 
 In a CUDA graph the host does not count.  There, and in the steps before a capture, all pairs run by kernels.  On a CPU pairs are
-PyTorch's operators, in the new order.
+PyTorch's operators: pooling first, in the original order, or one convolution by pooled weights, whichever an estimate prefers.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def _fastest(graph: fx.Graph, node: fx.Node, operators: list[tuple], geometry: t
     last = rank == 2 and torch.channels_last in (plain.memory_format(given), plain.memory_format(w))
     average = (LAST_MACS if last else AVERAGE_MACS[given.dtype]) * (TRAINED if torch.is_grad_enabled() else 1)
 
-    def macs(kernel: Sequence[int], places: Sequence[int], averages: float) -> float:
+    def time_of(kernel: Sequence[int], places: Sequence[int], averages: float) -> float:
         """Return the time that a convolution and averages take."""
         pixels, taps = math.prod(places), max(m, 16) * c * math.prod(kernel)
         slow = 60 if max(kernel) == 1 and pixels < 16 and not last else 0  # PyTorch has another convolution for these
@@ -170,8 +170,8 @@ def _fastest(graph: fx.Graph, node: fx.Node, operators: list[tuple], geometry: t
 
     wide = [n + k - 1 for n, k in zip(window, kernel, strict=True)]
     each = [images * c * groups * math.prod(means), images * m * math.prod(small), m * c * math.prod(wide)]
-    times = [macs(window, small, each[0]), LEAST * macs(window, full, each[1])]
-    if all(s == 1 for s in strides) and macs(wide, small, each[2]) < min(times):
+    times = [time_of(window, small, each[0]), LEAST * time_of(window, full, each[1])]
+    if all(s == 1 for s in strides) and time_of(wide, small, each[2]) < min(times):
         return _by_pooled_weights(graph, node, node.args[:3], geometry) or operators
     pooling = (POOLS[rank], kernel, [s * t for s, t in zip(strides, steps, strict=True)], 0, False, True)
     return [(CONVS[rank], weight, bias, (1,) * rank, padding, spread, groups), pooling] if times[1] < times[0] else operators
@@ -277,7 +277,7 @@ def place_of_batch(graph: fx.Graph) -> tuple[int, int] | None:
 
 
 def by_stream(alone: Callable[[float], Callable], prepared: Callable, batch: tuple[int, int]) -> Callable:
-    """A function that runs `alone`, for each order of sizes of batches, on the default stream; else `prepared`.
+    """A function that runs what `alone` makes, once for each power of two of batch sizes, on the default stream; else `prepared`.
 
     That is in a CUDA graph and the steps before it, which run on a stream of their own, as PyTorch's manual asks, and make ready
     what the graph needs.  batch: as `place_of_batch` gives it."""

@@ -191,7 +191,7 @@ def by_plan(tensors: Sequence[Any], geometry: tuple) -> torch.Tensor | None:
 
 
 def pooled_conv(*inputs: Any) -> torch.Tensor:
-    """Run `plain.pooled_conv`."""
+    """`plain.pooled_conv` by one plan of the library; where it has none, by its box mean and PyTorch's convolution."""
     y = by_plan(inputs[:3], frozen(inputs[3:]))
     return plain.pooled_conv(*inputs, mean=box_mean) if y is None else y
 

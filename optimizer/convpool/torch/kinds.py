@@ -143,7 +143,7 @@ class Skeleton:
         self._inputs.append(self._info(node.name, node))
 
     def add(self, node: fx.Node, label: str, protos: Sequence[NodeProto] | None) -> None:
-        """Return what stands for a node, the last one giving its tensor; None for one of which the rules know nothing."""
+        """Take what stands for a node, the last one giving its tensor.  protos: None for one of which the rules know nothing."""
         if protos is None:
             kind = re.sub(r"\W", "_", getattr(node.target, "__name__", None) or str(node.target))
             names = [other.name for other in node.all_input_nodes]

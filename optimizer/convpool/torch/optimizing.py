@@ -300,7 +300,7 @@ def optimize(
     inplace: bool = False,
     exclude: str | Sequence[str] = (),
 ) -> tuple[nn.Module, ModuleReport]:
-    """Let a module do its average poolings before the convolutions in front of them, where that is exact and saves work.
+    """Let a module convolve on the smaller map, before nearest upsampling and behind average pooling, where that is exact.
 
     module: not changed unless `inplace` is set.  The result has the same class, and the same parameters and buffers, as objects
     too, under the same names: an optimizer of the original trains it, and checkpoints load both ways.  Use one of the two from

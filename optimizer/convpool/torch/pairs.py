@@ -12,7 +12,7 @@ the pair, its gradient at X and its gradient at W.  PyTorch's own second derivat
 a convolution with kernels as large as the images, many times slower.  That of a transposed convolution has no such part: so a
 plain convolution has the gradient at X by one, without further nodes.
 
-Without derivatives one kernel computes all parts.
+Forward is one call of the library, with derivatives or without, where it has a kernel.
 """
 
 from __future__ import annotations

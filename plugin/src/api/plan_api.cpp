@@ -15,8 +15,8 @@ convpool_status too_small(const Tactic &tactic, const char *what, size_t got, si
 }
 
 convpool_status misaligned(const Tactic &tactic, const char *what, const std::string &got) {
-    return fail(CONVPOOL_MISALIGNED, tactic.name + ": address of " + what + "; got " + got +
-                                         ", expected a multiple of 16; use direct_fused, generic or tactic 0");
+    return fail(CONVPOOL_MISALIGNED,
+                tactic.name + ": address of " + what + "; got " + got + ", expected a multiple of 16; use generic or tactic 0");
 }
 
 cudaError_t load(const Plan &plan) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-
+// The choice of a tactic: a measured row of tuned.def or of CONVPOOL_TUNED, else the cost rule.
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Expected times: what the families' models have in common. Times are in microseconds.
 //
-// Every family has a model with few constants, fitted to the times of nearly all tactics on an H200 in the benchmark of layers's
-// suita-table2, tokura, densenet, batch1 and networks (float16, TF32 and full fp32, with and without a prologue). It is there to
-// rank tactics. Constants of a tile stand in the family's rows.h, the others in its family.cpp.
+// Every family has a model with few constants, fitted to the times of nearly all tactics on an H200 in the suites suita-table2,
+// tokura, densenet, batch1 and networks of benchmarks/layers (float16, TF32 and full fp32, with and without a prologue). It ranks
+// tactics. Constants of a tile stand in the family's rows.h, the others in its family.cpp.
 //
 // Blocks run in rounds of as many as fit. A round takes steps * max(latency, issue * blocks a multiprocessor holds), and a while
 // for the tile's start and end. Box means and other passes over memory are added at the speed of memory.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The element types: what the library knows of each, by its number.
+// The element types by their numbers; a checked problem, from which all tactics plan.
 #pragma once
 
 #include <cfloat>

@@ -11,7 +11,7 @@
 namespace convpool {
 
 struct SubtileParams {
-    CUtensorMap x_map[3];  // X [n,h,w/pool,c]: every pool-th column, one for each plane of pixels
+    CUtensorMap x_map[3];  // X [n,h,w/pool,c]: every pool-th column, one for each plane of pixels; or one of X [n,c,h,w]
     CUtensorMap w_map;     // W [taps,m,c], a view
     void *y;
     Epilogue epilogue;

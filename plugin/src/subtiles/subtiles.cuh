@@ -33,7 +33,7 @@ template <int kSubtiles, int kBlockN, int kSide = 8> struct SubtileGrid {
     // Goes from the last tile to the first: the L2 holds what the layer before has written last.
     CONVPOOL_DEVICE Tile tile_at(int index) const {
         uint32_t m_tile, group;
-        p.div_m_tiles.divmod(p.tiles - 1 - index, group, m_tile);  // channels first: neighbours share pixels
+        p.div_m_tiles.divmod(p.tiles - 1 - index, group, m_tile);  // by channels, then pixels: neighbours share pixels
         return {static_cast<int>(m_tile) * kBlockN, static_cast<int>(group) * kSubtiles};
     }
     struct Corner {

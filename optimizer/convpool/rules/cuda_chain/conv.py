@@ -9,7 +9,7 @@ refers to a function's; (3) two spatial axes; (4) a convolution can be a node (`
 of a type that the kernels have, and its input channels multiples of 16 bytes or those of an image; an AveragePool has whole
 windows side by side without padding, and at most `pool_channels` channels, which the kernels multiply by the identity; (5) its
 input or result has the channels last (`layouts`), of an AveragePool both; or a SiLU or a map by image stands in front, which the
-kernels do as they turn X, and are several passes of the provider's; (6) no Pad can come to stand in front (`image_conv`).
+kernels do as they turn X, and are several passes of the provider's; (6) no Pad can come to stand in front (`rules.offloaded`).
 
 The head of many networks, a sum or mean over space and the product of matrices behind it, becomes one node too:
 

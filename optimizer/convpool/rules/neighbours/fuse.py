@@ -14,7 +14,7 @@ The prologue: maps per channel, then an activation.  Towards the input: (1) at m
 number of linear nodes (`rules.linear`) with constants, one per channel or one for all, that neither raise the rank nor widen
 the channels; (3) only the node reads what they give, or nodes that all fuse with them: then each of them recomputes it as it
 loads, and it is never written; (4) no layer before fuses with them already: behind a convolution or matrix product that nothing
-else reads, every runtime does them for free; (5) in front of a plain convolution (`rules.image_conv`) an activation only, of
+else reads, every runtime does them for free; (5) in front of a plain convolution (`rules.offloaded`) an activation only, of
 what no linear node or Add gives: the plugin's kernels for those would do a map in a pass of its own, and runtimes fuse the
 activation with what stays; (6) in front of it neither a SiLU, nor an Add behind a Mul by computed tensors [N, C, 1...], as of
 conditional and adaptive normalization: a pass of their own too.  `plain_prologues` of the limits lifts (5) and
@@ -147,7 +147,7 @@ class FusionRule(Rule):
     def apply(self, plan: FusionPlan, edit: Edit) -> None:
         """Put the fused node where the last of those stood that it replaces."""
         _fused_node(plan, edit)
-        edit.replace(max(plan.node, *plan.downstream, plan.node), {plan.node, *plan.downstream})
+        edit.replace(max((plan.node, *plan.downstream)), {plan.node, *plan.downstream})
         if plan.scaled is not None:
             _scaled_node(plan.scaled, edit)
             edit.replace(plan.scaled.node, {plan.scaled.node})

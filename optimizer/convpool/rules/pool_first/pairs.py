@@ -2,7 +2,7 @@
 """A pair: the way from a pooling's input back to the convolutions, sites and plans, the nodes that a plan becomes, its report.
 
 `conv_upstream` finds the convolution that a report names, whether the pair is exact to move or not.  `trace` goes back through
-linear nodes, and through Add, Sub, Sum and Concat.
+linear nodes, and through Add, Sub, Sum, Mean and Concat.
 
     conv - linear... -+
                       Add - linear... - pooling      ->     Add of two pooled convolutions
@@ -86,7 +86,7 @@ DEPTH_LIMIT = 100
 
 
 def trace(scope: Scope, tensor: str, rank: int, inside: frozenset[int] = frozenset(), depth: int = 0) -> convs.Tree | Reject:
-    """The tree of convolutions behind `tensor` as a Tree, or a Reject.  inside: nodes of the average itself, which may read
+    """The tree of convolutions that `tensor` is computed from, or a Reject.  inside: nodes of the average itself, which may read
     `tensor` any number of times; depth: nodes from the average."""
     index = scope.producer.get(tensor)
     if index is None:
@@ -213,7 +213,7 @@ def shape_nodes_of(scope: Scope, pooling: convs.Pooling, tree: convs.Tree) -> Sh
 
 
 def _replaceable(scope: Scope, node: int) -> bool:
-    """Return True if a node is a Shape of which only the first size is open."""
+    """Return True if a node is a Shape of which at most the first size is open."""
     if not is_op(scope.nodes[node], "Shape") or any(item.ref_attr_name for item in scope.nodes[node].attribute):
         return False
     shape = scope.info(scope.nodes[node].input[0]).shape

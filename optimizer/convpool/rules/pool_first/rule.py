@@ -3,7 +3,7 @@
 
     x - Conv - (linear nodes) - average            x - ConvAvgPool - (nodes that do not fold)
 
-Conditions, in the order in which they are checked: (1) no attribute refers to a function's (`ir.protos` raises, the pipeline
+Conditions, in the order in which they are checked: (1) no attribute refers to a function's (`ir.protos` raises, `rules.base`
 refuses); (2) the average is exact to move (`averages`); (3) all that stands between is linear, and nobody else reads it
 (`pairs.trace`, `rules.linear`); (4) no weight is infinite; (5) a lowering exists (`algebra.geometry`); (6) it saves: the
 convolutions do at most 3/4 of their multiply-adds afterwards, and the weighted cost falls (`choose`).  A site gets the first
@@ -83,7 +83,7 @@ class PoolFirst(PairRule):
 
 
 def pair_sites(scope: Scope) -> Iterator[PairSite]:
-    """Every average that is computed from a convolution with only elementwise nodes and joins between."""
+    """The sites of `PoolFirst`, of which other rules ask too."""
     for chain in candidates(scope):
         conv = conv_upstream(scope, chain[-1].input)
         if conv is not None:
@@ -168,12 +168,12 @@ class Attempt:
 
 
 FEW_CHANNELS, LEAST_FUSED, MOST_OVERLAPPING = 8, 512, 49
-"""The most output channels with which a GPU is slow with one fused convolution of fewer positions of an image than these, and the
-most elements of windows that overlap, each summed by a thread."""
+"""A GPU is slow with one fused convolution to at most so many channels at fewer than so many positions of an image; and with
+overlapping windows of more than so many elements, each summed by a thread."""
 LEAST_IN_TENSORRT = 3000
 """The fewest positions of all images for which TensorRT gains by one fused convolution on three axes."""
 MANY_CHANNELS = 12
-"""How many times the output channels a GPU is slow to average, where a CPU is not."""
+"""How many times as many input as output channels make averages slow on a GPU alone: such a pair has to pay on both."""
 BY_COST = (Attempt(("direct", "fused"), by_cost=True), Attempt(("direct",)), Attempt(("fused",)))
 """The cheapest lowering by time may leave too many multiply-adds (a pointwise convolution fused): then the others."""
 
@@ -182,7 +182,7 @@ def choose(plan: PairPlan, context: Context) -> PairPlan | Reject:
     """The plan with a lowering for each convolution, the first that pays, or why there is none."""
     failure = limit = None  # the first reason, and the first that another target would lift
     order, operator = geometry.ORDERS[context.options.lowering], context.options.lowering == "convavgpool"
-    # Each leaves out the first lowering of the one before: it was admitted, and did not pay.
+    # Each leaves out the first lowering of the one before, which did not pay or, where it was not admitted, changes nothing.
     attempts = tuple(Attempt(order[i:], spare_direct=operator) for i in range(len(order)))
     if context.options.lowering == "auto":
         attempts = BY_COST

@@ -79,7 +79,7 @@ class MovingRule(ResizeRule):
     def _weights(self, plan: plans.ResizePlan) -> Iterator[tuple[plans.Group, np.ndarray | None, np.ndarray | None]]:
         """The weights and the bias of each group; None for weights that stay, and where there is no bias."""
         leaf = plan.leaf
-        if not is_known(plan.scope, leaf) or plan.lowering == plans.NODE:
+        if not is_known(plan.scope, leaf) or plan.lowering == plans.TORCH_NODE:
             yield plan.groups[0], None, None
             return
         array, bias = folded(leaf)
@@ -152,7 +152,7 @@ class Emitter:
         return self._again(old, f"{old.output[0]}_small", dict(enumerate(inputs)))
 
     def _again(self, old: NodeProto, wanted: str, inputs: Mapping[int, str]) -> str:
-        """A copy of a node with other inputs, by number; the name of what it gives first, and alone."""
+        """A copy of a node with other inputs, by number; the name of its first output, the only one it keeps."""
         node = deepcopy(old)
         node.name = self._edit.fresh(f"{old.name}_moved") if old.name else ""
         for number, name in inputs.items():
@@ -208,7 +208,7 @@ class Emitter:
         conv, names = plan.leaf.conv, list(filter(None, plan.scope.nodes[plan.leaf.node].input[1:]))
         if weight is None:
             assert group.resample is not None
-            if group.form == plans.NODE and group.resample.up is not None:
+            if group.form == plans.TORCH_NODE and group.resample.up is not None:
                 values = {"factors": group.resample.up.factors, "kernel_shape": conv.kernel_shape, "pads": conv.pads}
                 return self.add("UpsampleConv", [x, *names], "upsampled", domain=DOMAIN_OF_TORCH, **values)
             return self.kept(x, names, conv, group.resample)

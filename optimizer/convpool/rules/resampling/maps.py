@@ -39,7 +39,7 @@ MAX_DEPTH = 24
 
 @dataclass(frozen=True)
 class Applied:
-    """A node of the model, applied to other operands.  kind: "node", "groups" or "edges".
+    """A node of the model, applied to other operands.  kind: "node", "groups", "edges" or "resample".
 
     operands: one for each of its inputs that carries data, None for one that stays.  channels: the first of its channels and
     their number, where a node acts on more of them.  "groups": the InstanceNormalization `inner` over groups of channels, which
@@ -341,7 +341,7 @@ def inputs_of(source: Source) -> Iterator[str]:
 
 
 def count_nodes(source: Source) -> int:
-    """The number of nodes of a map's size a source has."""
+    """How many nodes of a source work on a whole map."""
     if isinstance(source, str):
         return 0
     return 1 + sum(count_nodes(operand) for operand in source.operands if operand is not None)

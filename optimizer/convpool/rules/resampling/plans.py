@@ -32,7 +32,7 @@ ACTIVATIONS = (
     "Relu", "LeakyRelu", "Elu", "Clip", "Sigmoid", "Tanh", "HardSigmoid", "HardSwish", "Softplus", "Selu", "Mish", "Gelu",
 )  # fmt: skip
 """Operators behind a convolution that go in front of what only moves elements."""
-NODE = "upsample_conv"
+TORCH_NODE = "upsample_conv"
 """The form of PyTorch's graphs: one node of a domain of theirs, with weights of each call."""
 GPU_FORMS, GPU_CHANNELS = ("conv_first", "fused"), 64
 """Forms measured on an H100: a ConvTranspose of 64 channels or more is 1.2 to 1.8 times as fast as Resize and Conv."""
@@ -63,8 +63,8 @@ class ResizeSite(Site):
 @dataclass(frozen=True)
 class Group:
     """Maps of one size, of which one convolution is computed: those with the same channels added up, others side by side.
-    ranges: first channel, number of channels and sources.  form: one of `expand.FORMS`, or OPERATOR; "" where the convolution is
-    at the size of the result: nothing is resampled, or moving it would cost more than it saves."""
+    ranges: first channel, number of channels and sources.  form: one of `expand.FORMS`, OPERATOR or TORCH_NODE; "" where the
+    convolution is at the size of the result: nothing is resampled, or moving it would cost more than it saves."""
 
     ranges: tuple[tuple[int, int, tuple[Source, ...]], ...]
     resample: Resample | None
@@ -254,8 +254,8 @@ def _copies(groups: Sequence[Group]) -> float:
 def with_forms(plan: ResizePlan, context: Context) -> ResizePlan | Reject:
     """The plan with the cheapest form for each of its groups, if it saves time by the cost model; or why not."""
     scope, leaf, conv, options = plan.scope, plan.leaf, plan.leaf.conv, context.options
-    if options.for_torch:  # whether it pays the call decides, which knows device and batch
-        return as_operator(plan, NODE)
+    if options.for_torch:  # each call decides at run time whether it pays: it knows device and batch
+        return as_operator(plan, TORCH_NODE)
     for_gpu = "gpu" in options.devices and options.upsampling is None
     if for_gpu and (unknown := _unmeasured(plan)) is not None:
         return unknown

@@ -3,12 +3,12 @@
 
     x - Resize - (nodes that act on each element) - Conv        x - (the same nodes) - ConvTranspose, or another form
 
-Conditions of `UpsampleLast`, in the order in which they are checked: (1) no attribute refers to a function's; (2) strides of 1;
-(3) dilations of 1, or multiples of the factor; (4) an upsampling by whole factors is in front, with nothing between but what
-`resampling.maps` lists, and Pads of zeros, or of the border's elements where a factor covers them; (5) no result reads padding
-alone; (6) what is upsampled is one map, or the convolution has one group, constant weights, and can be split by its input
-channels; (7) weights are constants, unless the convolution is moved as it is; (8) it takes at most 95% of the time by the cost
-model.
+Conditions of `UpsampleLast`, of which (4) is looked for first, the others in this order: (1) no attribute refers to a function's;
+(2) strides of 1; (3) dilations of 1, or multiples of the factor; (4) an upsampling by whole factors is in front, with nothing
+between but what `resampling.maps` lists, and Pads of zeros, or of the border's elements where a factor covers them; (5) no result
+reads padding alone; (6) what is upsampled is one map, or the convolution has one group, constant weights, and can be split by its
+input channels; (7) weights are constants, unless the convolution is moved as it is; (8) it takes at most 95% of the time by the
+cost model.
 
 Cost: `algebra.expand`, fitted on times in onnxruntime on a CPU; on GPUs what was measured.  What is written: for targets with the
 plugin a node of UpsampleConv, where `_against_operator` has no reason; else the form that `algebra.expand` describes, a sum where

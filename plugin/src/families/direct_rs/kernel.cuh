@@ -274,7 +274,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) direct_rs_kernel(const __
 
 namespace direct_rs {
 
-// Kernels of a row: channels last one for each prologue; channels first where X's columns begin at 1 modulo 4, and for all others.
+// Kernels of a row: channels last one for each prologue; channels first where the padding is 1 modulo 4, and for others.
 struct Instances {
     template <size_t kRow> static const void *kernel(int variant) {
         const void *const kernels[] = {kernel<kRow, 0>(), kernel<kRow, 1>(), kernel<kRow, 2>(), kernel<kRow, 3>()};

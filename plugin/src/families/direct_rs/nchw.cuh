@@ -8,7 +8,7 @@
 
 namespace convpool {
 
-// kPaddedByOne: X's columns, modulo 4 (box_means.cuh).
+// kPaddedByOne: the padding of columns is 1 modulo 4; where a lane's columns lie then is drawn below.
 template <Precision kPrecision_, bool kPacked_, bool kPaddedByOne_, int kColumns_, int kDepth_, int kParts_, int kBlockN_,
           int kStageTaps_, int kStages_, int kRawStages_, RsOrder kOrder_>
 struct DirectRsNchwConfig {
