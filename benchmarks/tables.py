@@ -101,6 +101,13 @@ def attributes(op_type: str, without: Iterable[str] = ()) -> str:
     return table(["attribute", "type", "default", "meaning"], sorted(rows, key=lambda row: (row[2] is not None, row[0])))
 
 
+def label(row: dict[str, Any]) -> str:
+    """The name of a record's network or upsampled layer, with the batch."""
+    layer = ENGINES[row["network"]].layer
+    name = f"{layer[0]} to {layer[1]} channels, {layer[2]}x{layer[2]}" if layer else NETWORKS[row["network"]]
+    return f"{name}, batch {row['batch']}"
+
+
 def networks(record: dict[str, Any]) -> str:
     """Times of networks in microseconds; the plugin's is the engine's as `convpool-build` makes it."""
     rows = []
@@ -110,7 +117,7 @@ def networks(record: dict[str, Any]) -> str:
         times = {name: f"{us:.1f}" for name, us in times.items()}
         cells = [times.get(name) for name in ("original", "direct", "fused", "stem", "plugin")]
         speedups = [ratio and f"{ratio:.2f}" for ratio in ratios(row)]
-        rows.append([f"{NETWORKS[row['network']]}, batch {row['batch']}", row["precision"], *cells, *speedups, row["commit"][:7]])
+        rows.append([label(row), row["precision"], *cells, *speedups, row["commit"][:7]])
     ways = ["original", "direct", "fused", "pairs and images", "plugin"]
     return table(["network", "precision", *ways, "over original", "over direct, fused", "commit"], rows)
 
@@ -119,12 +126,11 @@ def generators(record: dict[str, Any]) -> str:
     """Times of networks and layers that enlarge maps, with the errors that they were accepted with."""
     rows = []
     for row in record["rows"]:
-        times, layer = times_of(row), ENGINES[row["network"]].layer
+        times = times_of(row)
         times["plugin"] = next(times[name] for name in OURS if name in times)
         over = [f"{times['original'] / times[name]:.2f}" if name in times else None for name in ("fused", "plugin")]
-        name = f"{layer[0]} to {layer[1]} channels, {layer[2]}x{layer[2]}" if layer else NETWORKS[row["network"]]
         cells = [f"{times[name]:.1f}" if name in times else None for name in ("original", "fused", "plugin")]
-        rows.append([f"{name}, batch {row['batch']}", *cells, *over, row["bar"], *errors(row), row["commit"][:7]])
+        rows.append([label(row), *cells, *over, row["bar"], *errors(row), row["commit"][:7]])
     ways = ["original", "fused", "plugin", "original over fused", "over plugin", "asked"]
     return table(["network or layer, fp16", *ways, "error, original", "error, plugin", "limit", "commit"], rows)
 

@@ -15,10 +15,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
-    "optimizer": 25223,
+    "optimizer": 25224,
     "plugin": 17500,
-    "tests": 36000,
-    "benchmarks": 8632,
+    "tests": 35998,
+    "benchmarks": 8638,
     "tools": 952,
     "examples": 1167,
     "models": 2191,

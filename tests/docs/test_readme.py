@@ -154,4 +154,4 @@ def test_the_readme_s_training_steps_are_the_record_s():
     steps = tables.load("h200_torch_training.json")["steps"].items()
     *ratios, penalty = sorted(s["original"]["us"] / s["convpool"]["us"] for name, s in steps if "generator" not in name)
     text = f"{min(ratios):.1f} to {max(ratios):.1f} times as fast on an H200, {penalty:.0f} times with an R1 penalty"
-    assert f"Training steps of discriminators in PyTorch's [CUDA graphs](docs/pytorch.md): {text}" in " ".join(README.split())
+    assert f"discriminators in PyTorch's [CUDA graphs](docs/results.md#pytorch): {text}" in " ".join(README.split())

@@ -234,9 +234,9 @@ def default_lowering(model: LoadedModel, options: BuildOptions, trt: ModuleType 
     """The lowering where none is asked for: "convavgpool" with the plugin, "auto" without it.
 
     In "tf32" with the plugin it is "fused", unless the pairs and upsampled convolutions on the plugin are as many as the
-    convolutions that TensorRT keeps.  TensorRT 8.6 keeps float tensors channels first around convolutions of its own.  Between
-    those, fused convolutions of 3x3 pairs are about as fast as the plugin, and plain convolutions are slower on it:
-    docs/decisions/016.  1x1 pairs have no fused form that saves anything, so they stay as they are.
+    convolutions that TensorRT keeps, or half of them are upsampled ones.  TensorRT 8.6 keeps float tensors channels first around
+    convolutions of its own.  Between those upsampled convolutions are faster on the plugin, fused convolutions of 3x3 pairs about
+    as fast, and plain convolutions slower: docs/decisions/016.  1x1 pairs have no fused form that saves anything, so they stay.
     """
     if not options.plugin:
         return "auto"
@@ -248,8 +248,9 @@ def default_lowering(model: LoadedModel, options: BuildOptions, trt: ModuleType 
     made = lowered(model, "convavgpool", **optimize_keywords(options, trt))
     nodes = list(all_nodes(made.graph))
     left = sum(is_op(node, "Conv", "ConvTranspose") for node in nodes)
-    saving = sum(is_plugin_node(node) and not _is_plain_conv(node) for node in nodes)
-    return "convavgpool" if left <= saving else "fused"
+    saving = [node for node in nodes if is_plugin_node(node) and not _is_plain_conv(node)]
+    upsampled = sum(schema.parts_of(node).upsamples for node in saving)
+    return "convavgpool" if left <= len(saving) or 0 < len(saving) <= 2 * upsampled else "fused"
 
 
 def _is_plain_conv(node: NodeProto) -> bool:
