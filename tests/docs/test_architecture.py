@@ -32,8 +32,8 @@ def sources(path: str) -> list[Path]:
     return [home / path for home in homes if (home / path).is_file()]
 
 
-def test_there_are_five_diagrams():
-    assert DOCUMENT.count("\n```\n") == 10 and len(NAMED) > 25
+def test_there_are_seven_diagrams():
+    assert DOCUMENT.count("\n```\n") == 14 and len(NAMED) > 35
 
 
 @pytest.mark.parametrize("path", sorted(set(re.findall(PATH, DIAGRAMS))))

@@ -20,7 +20,7 @@ from torch.nn.utils.parametrizations import spectral_norm, weight_norm  # noqa: 
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from convpool.torch import optimize  # noqa: E402
-from convpool.torch.backend import PoolFirst  # noqa: E402
+from convpool.torch.backend import Backend  # noqa: E402
 from tests.support.torch_modules import Forward  # noqa: E402
 
 
@@ -28,7 +28,7 @@ def compiled(function, by_inductor=False):
     """The function with its pairs rewritten, by PyTorch's autograd or inductor; and the backend, which has the reports."""
     inductor = torch._TorchCompileInductorWrapper(None, {"cpp.vec_isa_ok": False}, None)  # trying instructions takes long
     torch._dynamo.reset()
-    rewrite = PoolFirst(inner=inductor if by_inductor else lambda graph, example: graph.forward)
+    rewrite = Backend(inner=inductor if by_inductor else lambda graph, example: graph.forward)
     return torch.compile(function, backend=rewrite), rewrite
 
 

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from convpool.cuda import spectral_norm as of_library  # noqa: E402
 from convpool.torch import kernels, spectral  # noqa: E402
-from convpool.torch.backend import PoolFirst, copied  # noqa: E402
+from convpool.torch.backend import Backend, copied  # noqa: E402
 from tests.support.torch_gpu import as_on_a_gpu, gpu, on_gpu, replayed  # noqa: E402, F401
 from tests.support.torch_modules import Doubled, Forward  # noqa: E402
 
@@ -219,7 +219,7 @@ def test_a_compiled_step(gpu, monkeypatch):  # noqa: F811
         run = getattr(spectral, name)
         monkeypatch.setattr(spectral, name, lambda *given, name=name, run=run: [ran.append(name), run(*given)][1])
     changed = copy.deepcopy(original)
-    net = torch.compile(changed, backend=PoolFirst(inner=torch._dynamo.lookup_backend("inductor")))
+    net = torch.compile(changed, backend=Backend(inner=torch._dynamo.lookup_backend("inductor")))
     for step in range(4):
         if step == 2:
             for module in (original, changed):

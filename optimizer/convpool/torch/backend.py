@@ -44,7 +44,7 @@ class Captured:
     errors: list[str] = field(default_factory=list)
 
 
-class PoolFirst:
+class Backend:
     """The backend, and what it has seen.  inner: of torch.compile, what compiles the rewritten graph: nothing, or inductor."""
 
     def __init__(self, options: OptimizeOptions | None = None, inner: Callable | None = None) -> None:
@@ -227,7 +227,7 @@ def convpool(
     if given and inner is None:
         raise OptionError(f"options: got {', '.join(given)}, expected 'inner': 'inductor' with them")
     compiler = torch._TorchCompileInductorWrapper(mode, given, None) if inner else None
-    return PoolFirst(options_for(exclude=exclude), compiler)(module, example_inputs)
+    return Backend(options_for(exclude=exclude), compiler)(module, example_inputs)
 
 
 class InductorPass(CustomGraphPass):

@@ -36,7 +36,7 @@ from convpool.errors import ModelError, OptionError
 from convpool.ir.model import load
 from convpool.options import OptimizeOptions, check_arguments, options_for, unmatched
 from convpool.report import Report, SiteReport, Summary
-from convpool.torch.backend import Captured, PoolFirst
+from convpool.torch.backend import Backend, Captured
 from convpool.torch.ended import without_accumulation
 
 Inputs: TypeAlias = torch.Tensor | Sequence[Any] | Mapping[str, Any] | None
@@ -120,7 +120,7 @@ class Calls:
 
     def __init__(self, module: nn.Module, options: OptimizeOptions) -> None:
         self.module, self.options = module, options
-        self.backend = PoolFirst(options)
+        self.backend = Backend(options)
         self.report = ModuleReport([], _summed([], []))
         self._only_looks, self._handles = False, -1
         self._runs: list[tuple[list, Callable]] = []
