@@ -130,7 +130,7 @@ class Report:
     notes: list[str] = field(default_factory=list)
     """Things that look like a pair and are none, and what the result costs."""
     warnings: list[str] = field(default_factory=list)
-    """What a user should know before using the result, as options that had no effect."""
+    """Things to know before using the result, as options that had no effect."""
     changed: bool = False
     """True if the result differs from the model."""
 
