@@ -36,18 +36,8 @@ from typing import Any
 
 import numpy as np
 
-from convpool.algebra.geometry import (
-    ADDITION_WEIGHT,
-    BLOCK,
-    LONG,
-    ConvSpec,
-    Cost,
-    Ints,
-    PoolSpec,
-    Windows,
-    addition_weight,
-    conv_cost,
-)
+from convpool.algebra import geometry
+from convpool.algebra.geometry import ConvSpec, Cost, Ints, PoolSpec, Windows
 
 FORMS = ("conv_first", "fused", "subpixel", "phases", "direct")
 
@@ -282,16 +272,16 @@ def form_cost(form: str, work: Work) -> Cost:
         return sum(costs, Cost()) + pass_cost(out, SHUFFLE_WEIGHT + COPY_WEIGHT)
     if form == "direct":
         spread, box = direct_specs(conv, up)
-        least = 0.0 if box.taps > LONG else ADDITION_WEIGHT  # beside which the other forms are fitted
-        weight = max(addition_weight(box, m, work.opset), least)
+        least = 0.0 if box.taps > geometry.LONG else geometry.ADDITION_WEIGHT  # beside which the other forms are fitted
+        weight = max(geometry.addition_weight(box, m, work.opset), least)
         return transpose_cost(spread, m, c, size) + pass_cost(out, BOX_WEIGHT + box.taps * weight)
     return transpose_cost(fused_spec(conv, up), m, c, size)
 
 
 def dense_cost(conv: ConvSpec, m: int, c: int, size: Ints) -> Cost:
     """A convolution of c to m channels, in float32; few channels take as long as a block of them."""
-    cost = conv_cost(conv, (m, c // conv.group, *conv.kernel_shape), size, 4)
-    return replace(cost, time=cost.time + cost.macs * (-(-m // BLOCK) * BLOCK / m - 1))
+    cost = geometry.conv_cost(conv, (m, c // conv.group, *conv.kernel_shape), size, 4)
+    return replace(cost, time=cost.time + cost.macs * (-(-m // geometry.BLOCK) * geometry.BLOCK / m - 1))
 
 
 def kernel_macs(conv: ConvSpec, up: UpsampleSpec, m: int, c: int, out: Ints) -> int:

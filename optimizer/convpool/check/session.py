@@ -177,15 +177,15 @@ class OnnxruntimeRunner(Runner):
             try:
                 self.session = Session(self.loaded, optimize=self.optimize, spin=self._spin)
             except EndedError as error:
-                if not self._lenient:
-                    raise
                 self._optimize(error)
             self.input_names, self.output_names = list(self.session.inputs), self.session.outputs
         except Exception as error:  # onnxruntime's exceptions share no base class
             self.error = _why(error)
 
     def _optimize(self, error: EndedError) -> None:
-        """Load the model with onnxruntime's passes from now on.  error: what it does without."""
+        """Load the model with onnxruntime's passes from now on.  error: what it does without, raised unless lenient."""
+        if not self._lenient:
+            raise error
         self._lenient, self.optimize = False, True
         self.session = Session(self.loaded, optimize=True, spin=self._spin)
         self.note = f"onnxruntime {error} on {self.what} unless its graph optimisations are on, as they are by default"
@@ -211,8 +211,6 @@ class OnnxruntimeRunner(Runner):
             try:
                 return self.session.run(None, given)
             except EndedError as error:
-                if not self._lenient:
-                    raise
                 self._optimize(error)
                 return self.session.run(None, given)
         except Exception as error:

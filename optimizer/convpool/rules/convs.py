@@ -15,19 +15,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
-from convpool.algebra.geometry import (
-    ConvSpec,
-    Ints,
-    Layer,
-    Obstacles,
-    PoolSpec,
-    Refusal,
-    conv_cost,
-    refuse,
-    same_pads,
-    transposed,
-    without_kernel,
-)
+from convpool.algebra import geometry
+from convpool.algebra.geometry import ConvSpec, Ints, Layer, Obstacles, PoolSpec, Refusal, refuse
 from convpool.algebra.parts import IDENTITY, Affine, fold
 from convpool.ir.index import Constant, Scope
 from convpool.ir.protos import FLOATS, AttributeReference, attributes, is_op, known_attributes
@@ -151,7 +140,7 @@ def against_node(scope: Scope, conv: ConvSpec, main_opset: int, pool: PoolSpec |
     operator's function has the main graph's opset, so that it cannot be called from a function of another."""
     if scope.depth > MAX_BODIES:
         return refuse("bodies around a ConvAvgPool", scope.depth, f"at most {MAX_BODIES}")
-    if (found := without_kernel(conv, pool)) is not None:
+    if (found := geometry.without_kernel(conv, pool)) is not None:
         return found
     return None if scope.opset == main_opset else refuse("opset of the function", scope.opset, f"the model's, {main_opset}")
 
@@ -236,7 +225,7 @@ def conv_leaf(scope: Scope, index: int, rank: int) -> ConvLeaf | Reject:
     if auto_pad.startswith("SAME"):
         if size is None and max(spec.strides) > 1:
             return reject(scope, index, "auto_pad", f"{auto_pad} with strides on an unknown size", "explicit pads")
-        spec = replace(spec, pads=same_pads(auto_pad, kernel, spec.strides, spec.dilations, size))
+        spec = replace(spec, pads=geometry.same_pads(auto_pad, kernel, spec.strides, spec.dilations, size))
     conv = ConvSpec(kernel, spec.strides, spec.pads, spec.dilations, int(values.get("group", 1)))
     bias = node.input[2] if len(node.input) > 2 else ""
     shape = scope.info(bias).shape if known and bias else None
@@ -255,7 +244,7 @@ def macs(scope: Scope, index: int) -> int | None:
         return None
     if not isinstance(leaf, ConvLeaf) or leaf.size is None:
         return None
-    return conv_cost(leaf.conv, leaf.weight_shape, leaf.size, 4).macs
+    return geometry.conv_cost(leaf.conv, leaf.weight_shape, leaf.size, 4).macs
 
 
 def constant_leaf(scope: Scope, index: int, context: Context) -> ConvLeaf | Reject:
@@ -388,7 +377,7 @@ def moved_pads(scope: Scope, index: int, orders: tuple[Ints | None, ...], rank: 
         return None
     if isinstance(numbers, Reject) or None in orders:
         return None
-    return transposed(numbers[0], [order for order in orders if order is not None], rank)
+    return geometry.transposed(numbers[0], [order for order in orders if order is not None], rank)
 
 
 def _may_pad_zeros(scope: Scope, node: NodeProto) -> bool:

@@ -20,23 +20,9 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper
 
+from convpool.algebra import geometry
 from convpool.algebra.expand import UpsampleSpec
-from convpool.algebra.geometry import (
-    ConvSpec,
-    Layer,
-    Lowering,
-    Obstacles,
-    PoolSpec,
-    Refusal,
-    conv_cost,
-    fuse_kernel,
-    lower,
-    lowering_cost,
-    miscounts,
-    nominal_size,
-    pool_last,
-    refuse,
-)
+from convpool.algebra.geometry import ConvSpec, Layer, Lowering, Obstacles, PoolSpec, Refusal, refuse
 from convpool.algebra.parts import LAYOUTS, Parts, keeps, outside, to_channels_first, to_channels_last
 from convpool.ir import schema
 from convpool.ir.edit import Edit
@@ -98,7 +84,7 @@ class LowerOperator(Rule):
             return reject(scope, site.root, "shape of the weights", list(shape), f"kernel_shape {list(conv.kernel_shape)}")
         pool = None if isinstance(before, UpsampleSpec) else before
         direct = Lowering("direct", None if pool is None or pool.is_idle else pool, conv)
-        box = None if pool is None else pool_last(pool, conv)
+        box = None if pool is None else geometry.pool_last(pool, conv)
         plan = LowerPlan(scope, (site.root,), parts, before, conv, direct, scope.weights(node.input[1]), box)
         return _with_macs(plan) if context.options.lowering == "direct" else _with_fused(plan, context.options.lowering)
 
@@ -133,7 +119,7 @@ def _with_fused(plan: LowerPlan, request: str) -> LowerPlan:
     """The plan with one Conv where that is exact and pays, for auto by cost; else with AveragePool and Conv, and why."""
     if plan.lowering.pool is None:
         return _with_macs(plan)  # nothing to average
-    counted = plan.scope.opset < schema.POOL_DILATIONS_OPSET or not miscounts(plan.lowering.pool.pads)
+    counted = plan.scope.opset < schema.POOL_DILATIONS_OPSET or not geometry.miscounts(plan.lowering.pool.pads)
     found = _fused(plan, by_cost=request == "auto" and counted)
     if isinstance(found, Lowering):
         return _with_macs(replace(plan, lowering=found))
@@ -148,16 +134,16 @@ def _fused(plan: LowerPlan, by_cost: bool) -> Lowering | Refusal:
     if (why := against_one(plan.scope, plan.scope.nodes[plan.node].input[0])) is not None:
         return why
     layer = _layer(plan, conv)
-    found = lower(layer, pool, "fused", Obstacles())
+    found = geometry.lower(layer, pool, "fused", Obstacles())
     if isinstance(found, Refusal):
         return found
     assert plan.weight is not None
     half = np.dtype(np.float16)
     if plan.weight.data_type == TensorProto.FLOAT16 and not keeps(plan.weight.array().astype(np.float64) / pool.taps, half):
         return outside("fused weights")
-    size = layer.size or nominal_size(conv, pool)
-    fused, direct = (lowering_cost(item, layer, size, 4) for item in (found, plan.lowering))
-    before = conv_cost(conv, layer.weight_shape, size, 4)
+    size = layer.size or geometry.nominal_size(conv, pool)
+    fused, direct = (geometry.lowering_cost(item, layer, size, 4) for item in (found, plan.lowering))
+    before = geometry.conv_cost(conv, layer.weight_shape, size, 4)
     if fused.macs > ENOUGH * before.macs or by_cost and fused.time >= direct.time:
         return refuse("saves too little as fused", f"{fused.macs:,} multiply-adds", f"at most {ENOUGH:g} of {before.macs:,}")
     return found
@@ -169,8 +155,8 @@ def _with_macs(plan: LowerPlan) -> LowerPlan:
     if layer.size is None:
         return plan
     pool = plan.before if isinstance(plan.before, PoolSpec) else None
-    before = lowering_cost(Lowering("direct", pool, plan.conv), layer, layer.size, 4).macs
-    after = lowering_cost(plan.lowering, layer, layer.size, 4).macs
+    before = geometry.lowering_cost(Lowering("direct", pool, plan.conv), layer, layer.size, 4).macs
+    after = geometry.lowering_cost(plan.lowering, layer, layer.size, 4).macs
     return replace(plan, lowering=replace(plan.lowering, macs_before=before, macs_after=after))
 
 
@@ -260,6 +246,6 @@ class _Writer:
 
         def fused() -> np.ndarray:
             array = np.moveaxis(weight.array(), -1, 1)
-            return fuse_kernel(array, *box).astype(array.dtype)
+            return geometry.fuse_kernel(array, *box).astype(array.dtype)
 
         return self._edit.shared((name, plan.conv, plan.before), fused, f"{name}_fused")
