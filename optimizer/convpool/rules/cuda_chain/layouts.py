@@ -35,7 +35,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from onnx import NodeProto, helper
 
-from convpool.algebra.parts import LAYOUTS, Affine, holds, keeps, to_channels_last
+from convpool.algebra.parts import LAYOUTS, holds, keeps, to_channels_last
 from convpool.ir import schema
 from convpool.ir.edit import Edit
 from convpool.ir.index import Dim, Scope
@@ -82,15 +82,15 @@ def joined(scope: Scope, index: int, to: To = to_channels_last) -> tuple[str, ..
     return tuple(names) if len(axes) == 1 and (axes.pop() or 0) > 2 else None
 
 
-def _norm(scope: Scope, index: int) -> Affine | None:
-    """A BatchNormalization as a map per channel by constants that its type has; None where it is no such map."""
+def _norm(scope: Scope, index: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """Scale and shift by channel of a BatchNormalization, in its type; None where it is no map by constants that this has."""
     node = scope.nodes[index]
     step = step_or_reject(scope, index, (rank_of(scope, node.input[0]) or 2) - 2)
     kind = scope.info(node.input[0]).elem_type or scope.info(node.input[1]).elem_type
     if not isinstance(step, Step) or step.affine is None or not kind:
         return None
-    dtype, factors = helper.tensor_dtype_to_np_dtype(kind), step.affine.scale.reshape(-1, 1)
-    return step.affine if keeps(factors, dtype) and holds(step.affine.shift, dtype) else None
+    dtype, scale, shift = helper.tensor_dtype_to_np_dtype(kind), step.affine.scale, step.affine.shift
+    return (scale.astype(dtype), shift.astype(dtype)) if keeps(scale.reshape(-1, 1), dtype) and holds(shift, dtype) else None
 
 
 def summed_axes(scope: Scope, index: int) -> tuple[int, ...] | None:
@@ -225,9 +225,7 @@ def _scale(edit: Edit, index: int, node: NodeProto) -> None:
     """Make a BatchNormalization Mul and Add along the last axis."""
     norm, y = _norm(edit.scope, index), node.output[0]
     assert norm is not None
-    kind = edit.scope.info(node.input[0]).elem_type or edit.scope.info(node.input[1]).elem_type
-    dtype = helper.tensor_dtype_to_np_dtype(kind)
-    names = [edit.constant(array.astype(dtype), f"{y}_{what}") for what, array in (("factor", norm.scale), ("shift", norm.shift))]
+    names = [edit.constant(array, f"{y}_{what}") for what, array in zip(("factor", "shift"), norm, strict=True)]
     product = edit.add("Mul", [node.input[0], names[0]], f"{y}_scaled", name=node.name or None)
     edit.nodes.append(helper.make_node("Add", [product, names[1]], [y]))
 

@@ -320,21 +320,18 @@ def _too_short(plan: ResizePlan) -> Reject | None:
 
 def as_operator(plan: ResizePlan, form: str) -> ResizePlan:
     """The plan with one node for upsampling and convolution, the kernels' multiply-adds, and what is not upsampled apart."""
-    leaf = plan.leaf
-    counts: tuple[int | None, int | None] = (None, None)
-    if leaf.size is not None:
-        large, out = leaf.size, leaf.conv.output_size(leaf.size)
-        after = 0
-        for group in plan.groups:
-            m, c = channels_out(leaf), len(group.channels)
-            up = group.resample.up if group.resample is not None else None
-            after += expand.kernel_macs(leaf.conv, up or UpsampleSpec((1,) * leaf.conv.rank), m, c, out)
-        before = expand.dense_cost(leaf.conv, channels_out(leaf), channels_in(leaf), large).macs
-        if is_pointwise(plan.scope, leaf.node):  # which is computed first
-            after = int(before / _copies(plan.groups))
-        counts = before, after
+    leaf, m = plan.leaf, channels_out(plan.leaf)
     groups = tuple(replace(group, form=form if group.resample is not None else "") for group in plan.groups)
-    return replace(plan, groups=groups, macs_before=counts[0], macs_after=counts[1])
+    if leaf.size is None:
+        return replace(plan, groups=groups)
+    after, out = 0, leaf.conv.output_size(leaf.size)
+    for group in plan.groups:
+        up = group.resample.up if group.resample is not None else None
+        after += expand.kernel_macs(leaf.conv, up or UpsampleSpec((1,) * leaf.conv.rank), m, len(group.channels), out)
+    before = expand.dense_cost(leaf.conv, m, channels_in(leaf), leaf.size).macs
+    if is_pointwise(plan.scope, leaf.node):  # which is computed first
+        after = int(before / _copies(plan.groups))
+    return replace(plan, groups=groups, macs_before=before, macs_after=after)
 
 
 def _forms(plan: ResizePlan, resample: Resample, up: UpsampleSpec) -> list[str]:
