@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../../.."
 tools=(memcheck racecheck)
-parts=$((($(nproc) + 1) / ${#tools[@]}))
+parts=$((($(env -u OMP_NUM_THREADS nproc) + 1) / ${#tools[@]}))
 logs=$(mktemp -d)
 for tool in "${tools[@]}"; do
   for part in $(seq 0 $((parts - 1))); do
