@@ -54,17 +54,18 @@ class Backend:
     def __call__(self, module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable:
         """A function that runs the graph with its pairs rewritten, the graph itself where nothing changes."""
         reason = getattr(module, "compile_subgraph_reason", None)
-        broken = reason is not None and getattr(reason, "graph_break", False)
-        seen = Captured(_described(module.graph), _where(reason) if broken else "")
+        seen = Captured(_described(module.graph), _where(reason) if getattr(reason, "graph_break", False) else "")
         self.captured.append(seen)
         if self.inner is not None:
             _rewrite_in_place(module.graph, self.options, seen)
             module.recompile()
             return self.inner(module, example_inputs)
-        _keep_checkpoints(module)
-        for child in module.modules():  # such as the body of a checkpoint of activations, and those in it
-            if isinstance(child, fx.GraphModule) and child is not module:
-                child.forward = self._rewritten(child, seen)
+        bodies = [child for child in module.modules() if isinstance(child, fx.GraphModule)]  # such as a checkpoint's
+        for body in bodies:
+            _keep_checkpoints(body)
+            _keep_derivatives(body)
+        for body in bodies[1:]:
+            body.forward = self._rewritten(body, seen)
         return self._rewritten(module, seen)
 
     def _rewritten(self, module: fx.GraphModule, seen: Captured) -> Callable:
@@ -162,9 +163,15 @@ def _keep_checkpoints(module: fx.GraphModule) -> None:
         node.target, node.args = _checkpointed, (body, [is_of_module(item) for item in inputs], *inputs)
     if nodes:
         module.recompile()
-    for child in module.children():
-        if isinstance(child, fx.GraphModule):
-            _keep_checkpoints(child)
+
+
+def _keep_derivatives(module: fx.GraphModule) -> None:
+    """Let backward passes of functions of autograd have derivatives, but of once_differentiable: TorchDynamo's have none."""
+    for node in module.graph.find_nodes(op="call_function", target=torch.ops.higher_order.autograd_function_apply):
+        body = getattr(module, node.args[1].target).graph
+        once = any("autograd/function.py" in (item.meta.get("stack_trace") or "") for item in body.nodes)
+        for switch in () if once else body.find_nodes(op="call_function", target=torch._C._set_grad_enabled):
+            body.erase_node(switch)
 
 
 def _checkpointed(body: Callable, own: Sequence[bool], *inputs: Any, **options: Any) -> Any:

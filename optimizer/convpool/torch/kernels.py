@@ -262,8 +262,7 @@ def few_channels_gradients(
 
     None where the library has no kernel.  geometry: as torch.convolution takes it.  The tensors are on the current device.
     """
-    strides, padding, dilations, groups = geometry
-    convolution = (tuple(strides), tuple(padding), tuple(dilations), groups)
+    convolution = (*map(tuple, geometry[:3]), geometry[3])
     key = (grad.shape, grad.stride(), grad.dtype, z.shape, z.dtype, weight.shape, weight.dtype, convolution)
     found = _weight_gradients.get(key, _NEW)
     if found is _NEW:

@@ -54,8 +54,7 @@ def _describe(rank: int, kernel: Ints, *arguments: Any) -> tuple[tuple, tuple, t
     if exact and all(2 * pad <= window for pad, window in zip(pool_pads, pool, strict=True)):  # more is PyTorch's to refuse
         conv = ConvSpec(kernel, strides, conv_pads(padding, kernel, strides, dilations), dilations, groups)
         first = pooled_first(conv, pool, pool_strides, pool_pads, shifted)
-    pooling = (pool, pool_strides, pool_pads, ceil_mode, count_include_pad)
-    return (strides, padding, dilations, groups), pooling, first
+    return (strides, padding, dilations, groups), (pool, pool_strides, pool_pads, ceil_mode, count_include_pad), first
 
 
 _kept = functools.lru_cache(4096)(_describe)  # torch.compile, which would ignore the cache, traces the function itself
@@ -65,10 +64,9 @@ def conv_avg_pool(rank: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.
     """The functions of all ranks; arguments: from stride to count_include_pad, in the functions' order."""
     asked = (rank, weight.shape[2:], *arguments, bias is not None)
     try:
-        described = (_describe if torch.compiler.is_compiling() else _kept)(*asked)
+        convolution, pooling, first = (_describe if torch.compiler.is_compiling() else _kept)(*asked)
     except TypeError:  # a list among the arguments
-        described = _describe(*asked)
-    convolution, pooling, first = described
+        convolution, pooling, first = _describe(*asked)
     wrong = x.dim() not in (rank + 1, rank + 2) or not x.is_floating_point()  # which PyTorch's own operators say best
     casts = torch.is_autocast_enabled(x.device.type)
     wrong = wrong or casts and rank == 3 and x.device.type == "cpu"  # which averages in float32
@@ -172,8 +170,7 @@ class ConvAvgPool2d(_ConvAvgPool, nn.Conv2d):
     """nn.Conv2d, then nn.AvgPool2d, as one layer.
 
     Arguments, parameters and state_dict are nn.Conv2d's; pool_size, pool_stride (None: pool_size), pool_padding, ceil_mode and
-    count_include_pad are nn.AvgPool2d's, by keyword.  What is computed, and how:
-    `convpool.torch.conv_avg_pool2d`.
+    count_include_pad are nn.AvgPool2d's, by keyword.  What is computed, and how: `convpool.torch.conv_avg_pool2d`.
     """
 
 

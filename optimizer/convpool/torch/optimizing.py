@@ -355,8 +355,7 @@ def export_onnx(module: torch.nn.Module, args: tuple, path: str | os.PathLike[st
     Returns the model.  Raises what torch.onnx.export raises.
     """
     program: Any = torch.onnx.export(module, args, dynamo=True, **options)
-    calls = module.__dict__.get(_NAME)
-    asked = calls.options if calls is not None else OptimizeOptions()
+    asked = getattr(module.__dict__.get(_NAME), "options", OptimizeOptions())
     model: ModelProto = rewrite(load(program.model_proto), replace(asked), {}).model
     onnx.checker.check_model(model)
     if path is not None:

@@ -97,8 +97,7 @@ def pooled_size(size: Ints, kernel: Ints, strides: Ints, pads: Ints, dilations: 
 def single(strides: Ints, padding: Ints, dilations: Ints, groups: int) -> tuple:
     """A convolution, as PyTorch takes it, as a pair: windows of one value; all but the ReLU."""
     ones = (1,) * len(strides)
-    window, convolution = (ones, ones, (0, 0) * len(ones), ones), (tuple(strides), tuple(padding) * 2, tuple(dilations), groups)
-    return (*window, *convolution)
+    return (ones, ones, (0, 0) * len(ones), ones, tuple(strides), tuple(padding) * 2, tuple(dilations), groups)
 
 
 def is_single(kernel: Ints, strides: Ints, pads: Ints) -> bool:
@@ -177,7 +176,6 @@ def pooled_conv(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *geometry: Any, mean: Callable[..., torch.Tensor] = box_mean
 ) -> torch.Tensor:
     """The operator convpool::pooled_conv: box mean by `mean`, then PyTorch's convolution."""
-    window = geometry[:4]
-    z = x if is_single(*window[:3]) else mean(x, *window)
+    z = x if is_single(*geometry[:3]) else mean(x, *geometry[:4])
     y = convolve(z, weight, bias, *geometry[4:8])
     return laid_out(torch.relu(y) if geometry[8] else y, result_format(x, weight))
