@@ -244,11 +244,13 @@ def test_sizes_whose_product_no_computer_holds(dims, raw):
     check_tensors(model)
 
 
-@pytest.mark.parametrize("place", ["x" * 300, "circle"])
-def test_data_files_whose_names_cannot_be_followed(tmp_path, place):
-    os.symlink("circle", tmp_path / "circle")
-    with pytest.raises(ModelError, match=r"^w: external data '.*': cannot be read; (File name too long|Too many levels|Symlink)"):
-        external._checked_stamp("w", tmp_path, place)
+@pytest.mark.parametrize(("folder", "place"), [("", "x" * 300), ("", "circle"), ("\udcff", "d")])
+def test_data_files_whose_names_cannot_be_followed(tmp_path, folder, place):
+    (folder := tmp_path / folder).mkdir(exist_ok=True)
+    os.symlink("circle", folder / "circle"), (folder / "d").touch()
+    told = "(: cannot be read; (File name too long|Too many levels|Symlink)|; got a folder whose name is no UTF-8)"
+    with pytest.raises(ModelError, match=f"^w: external data '.*'{told}"):
+        external._checked_stamp("w", folder, place)
 
 
 def test_data_that_are_gone_shorter_or_of_strings(tmp_path):

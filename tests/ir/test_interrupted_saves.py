@@ -223,20 +223,20 @@ def test_handlers_of_others_stay(number):
         signal.signal(number, before[number])
 
 
-ALPHABETS = {"a": 1, "é": 2, "中": 3, "😀": 4}
+ALPHABETS = {"a": 1, "\udcff": 1, "é": 2, "中": 3, "😀": 4}
 
 
 @pytest.mark.parametrize(("letter", "length"), list(product(ALPHABETS, (200, 232, 236, 240, 241, 245, 250, 255, 256, 300))))
 def test_names_near_the_limit(tmp_path, letter, length):
-    """Refused before the work, or saved in every layout, with a name taken too."""
+    """Refused before the work, or saved in every layout, with names taken too; also one that is no UTF-8."""
     name = (letter * (length // ALPHABETS[letter])).ljust(length - ALPHABETS[letter] * (length // ALPHABETS[letter]), "a")
     model = make(tmp_path / "in", 1.0)
-    result, fits = convpool.optimize(model, check=0, lowering="direct"), len(name.encode()) <= 240
+    result, fits = convpool.optimize(model, check=0, lowering="direct"), len(os.fsencode(name)) <= 240
     for layout in LAYOUTS:
         folder = tmp_path / layout
-        folder.mkdir()
+        (folder / "deep").mkdir(parents=True)
         if fits:
-            (folder / f"{name}.data").touch()
+            (folder / f"{name}.data").touch(), (folder / "deep/w.bin").touch()
             result.save(folder / name, external_data=layout)
             onnx.load(folder / name)
         else:

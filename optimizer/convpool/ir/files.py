@@ -254,8 +254,12 @@ def _checked_stamp(where: str, base_dir: Path, location: str) -> Stamp:
     probe = TensorProto(name="probe", data_type=TensorProto.UINT8, dims=[min(size, 1)])
     refer_to(probe, Place(location, 0, min(size, 1)))
     try:
+        str(base_dir).encode()
         if size:
             load_external_data_for_tensor(probe, str(base_dir))
+    except UnicodeEncodeError as error:
+        got = f"got a folder whose name is no UTF-8, which onnx {onnx.__version__} does not read"
+        raise ModelError(f"{what}; {got}; give the folder another name") from error
     except OSError as error:
         raise ModelError(f"{what}: cannot be read; {error.strerror or error}") from error
     except (onnx.checker.ValidationError, ValueError, RuntimeError) as error:
@@ -518,8 +522,8 @@ class _Placer:
 
 
 def _names(name: str) -> Iterator[str]:
-    """name.data, name.1.data, name.2.data, ..."""
-    yield name
+    """name.data, name.1.data, name.2.data, ..., with ? for what is no UTF-8, as names in a model are."""
+    yield (name := name.encode(errors="replace").decode())
     yield from (f"{name.removesuffix('.data')}.{number}.data" for number in count(1))
 
 
@@ -527,6 +531,7 @@ def _copies(location: str, stem: str) -> Iterator[str]:
     """folder/name, folder/stem-1-name, folder/stem-2-name, ..."""
     path = Path(location)
     yield location
+    stem = stem.encode(errors="replace").decode()  # names in a model are UTF-8
     yield from (str(path.parent / f"{stem}-{number}-{path.name}") for number in count(1))
 
 
