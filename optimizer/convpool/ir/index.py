@@ -591,6 +591,6 @@ def _value(scope: Scope, node: NodeProto, name: str) -> np.ndarray | None:
         return None
     kept = [0 if isinstance(n, str) and n == old else n for n, old in zip_longest(sizes, given[: len(sizes)])]
     rest = [n for n in kept if not isinstance(n, int)]
-    if len(rest) == 1 and -1 not in kept:
+    if len(rest) == 1 and -1 not in kept and scope.info(node.output[0]).shape != tuple(sizes):  # -1 would lose its name
         kept, rest = [n if isinstance(n, int) else -1 for n in kept], []
     return None if rest else np.array(kept, np.int64)

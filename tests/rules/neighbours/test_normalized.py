@@ -10,11 +10,12 @@ import convpool
 from convpool.ir import schema
 from convpool.ir.model import load
 from tests.support.models import graph, operators
-from tests.support.rewriting import PAIR, assert_close, assert_stable
+from tests.support.rewriting import PAIR, POOL, assert_close, assert_stable
 
 GROUPED = "f = Reshape(x, sizes)\ni = InstanceNormalization<epsilon=0.01>(f, e, d)\nt = Shape(x)\nq = Reshape(i, t)"
 BEHIND = f"m = Mul(q, k)\na = Add(m, j)\nr = LeakyRelu<alpha=0.25>(a)\n{PAIR.replace('(x,', '(r,')}"
 CONSTANTS = {
+    "v": (32, 16, 1, 1),
     "sizes": np.array([0, 4, -1]),
     "same": np.array([2, 16, 8, 8]),
     "all": np.array([1, 4, -1]),
@@ -54,10 +55,14 @@ def test_a_normalization_of_each_image_is_fused_with_what_stands_between(before,
     assert {entry.domain: entry.version for entry in result.opset_import}[schema.DOMAIN] == schema.NORMALIZING_VERSION
 
 
-def test_of_any_batch_and_size():
-    result, found = run(f"{GROUPED}\n{BEHIND}", inputs="float[N,16,H,8] x")
+@pytest.mark.parametrize("size", ["8", "H"])
+def test_of_any_batch_and_size(size):
+    """The batch keeps its name, by which the residual is known to have the result's shape."""
+    body = f"z = Identity(sizes)\n{GROUPED.replace('sizes', 'z')}\n{BEHIND.replace('y =', 'p =')}\ny = Add(p, l)"
+    result, found = run(f"u = {POOL}(x)\nl = Conv(u, v)\n{body}", inputs=f"float[N,16,{size},8] x")
     dims = load(result).inferred.graph.output[0].type.tensor_type.shape.dim
-    assert found == {KIND: 1} and (dims[0].dim_param, dims[1].dim_value, dims[3].dim_value) == ("N", 32, 4)
+    assert (dims[0].dim_param, dims[1].dim_value, dims[3].dim_value) == ("N", 32, 4)
+    assert found == {f"{KIND}Add": 1, "AveragePool": 1, "Conv": 1}
 
 
 def test_a_group_normalization_by_channel_is_fused():

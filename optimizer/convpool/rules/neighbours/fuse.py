@@ -317,7 +317,7 @@ def _fold(draft: Draft, plan: FusionPlan, step: Step) -> FusionPlan | Reject:
     own, other = _scaled(weights, step.affine), plan.scaled
     if plan.parts.residual and (step.affine.scale != 1).any():
         source = scope.producer.get(plan.residual or "")
-        giver = plan.scaled or (_giver(draft, source) if source is not None else None)
+        giver = plan.scaled or (_weights(scope, source) if source is not None and _is_bare(draft, source) else None)
         if giver is None:
             got, expected = "one that its convolution cannot fold", "a convolution with constant weights that nothing else reads"
             return reject(scope, step.node, "map behind a residual", got, expected)
@@ -350,28 +350,22 @@ def _residual(draft: Draft, plan: FusionPlan, taken: FusionPlan) -> FusionPlan |
         got, expected = (list(shape) if shape is not None else "unknown" for shape in reversed(shapes))
         return reject(scope, reader, "shape of the residual", got, f"provably the result's, {expected}")
     rival = scope.producer.get(other)
-    if rival is not None and schema.is_operator(scope.nodes[rival]) and scope.other_readers(other) is None:
-        parts = schema.parts_of(scope.nodes[rival])
-        able = not parts.epilogue and not parts.residual and not schema.layout_of(scope.nodes[rival])
-        able = able and not draft.context.excluded(label(scope.nodes[rival]))
-        if able and (_work(scope, rival), rival) > (_work(scope, plan.node), plan.node):
+    if rival is not None and schema.is_operator(scope.nodes[rival]) and _is_bare(draft, rival):
+        if (_work(scope, rival), rival) > (_work(scope, plan.node), plan.node):
             return None
+    reading = [scope.nodes[index] for index in scope.readers.get(taken.output, ())]
+    if any(schema.is_operator(item) and schema.parts_of(item).affine and taken.output in item.input[3:5] for item in reading):
+        return None  # an Add that a prologue made, of a number for each image and channel
     return replace(taken, residual=other, parts=replace(plan.parts, residual=True))
 
 
-def _giver(draft: Draft, index: int) -> Weights | None:
-    """Weights of the convolution that gives the residual, if they may be scaled."""
-    scope = draft.plan.scope
-    node = scope.nodes[index]
+def _is_bare(draft: Draft, index: int) -> bool:
+    """Return True if a convolution may change, with nothing fused behind it and one reader."""
+    scope, node = draft.plan.scope, draft.plan.scope.nodes[index]
     if scope.other_readers(node.output[0]) is not None or draft.context.excluded(label(node)):
-        return None
-    if schema.is_operator(node):
-        parts = schema.parts_of(node)
-        if parts.epilogue or parts.residual or schema.layout_of(node):
-            return None
-    elif not is_op(node, "Conv"):
-        return None
-    return _weights(scope, index)
+        return False
+    parts = schema.parts_of(node) if schema.is_operator(node) else None
+    return is_op(node, "Conv") if parts is None else not (parts.epilogue or parts.residual or schema.layout_of(node))
 
 
 def _weights(scope: Scope, index: int) -> Weights | None:
