@@ -282,7 +282,7 @@ def test_every_command_refuses_a_long_name_first(tmp_path, words, monkeypatch, c
 
 
 def test_a_name_with_a_zero_byte(tmp_path):
-    with pytest.raises(OutputError, match="no file name; got embedded null"):
+    with pytest.raises(OutputError, match=r"no file name; got (\w+: )?embedded null"):
         convpool.optimize(graph(PAIR), check=0).save(tmp_path / "a\0b")
 
 

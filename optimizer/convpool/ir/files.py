@@ -241,7 +241,8 @@ def _checked_stamp(where: str, base_dir: Path, location: str) -> Stamp:
     copy = f"copy it: cp -L -- {here} {there} && mv -- {there} {here}"
     try:
         inside = not os.path.isabs(location) and path.resolve().is_relative_to(base_dir.resolve())
-        path.is_file()
+        with suppress(FileNotFoundError, NotADirectoryError):
+            path.stat()
     except (OSError, RuntimeError) as error:  # a name too long, or links in a circle
         raise ModelError(f"{what}: cannot be read; {getattr(error, 'strerror', None) or error}") from error
     if not inside:
