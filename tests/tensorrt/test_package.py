@@ -2,6 +2,7 @@
 """TensorRT's package, its registry and its engines as convpool.tensorrt takes them, without TensorRT: versions, paths, types."""
 
 import sys
+from itertools import product
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -257,10 +258,9 @@ def test_lowerings_where_none_is_asked_for(monkeypatch, cc, trt_version, plain_c
     monkeypatch.setattr(prepare, "current_device", lambda: {"cc": cc})
     wide = {"width": 64, "max_width": 64} if network == "stargan_v2_small" else {}  # as plain convolutions on the plugin are
     model = load(generate(network, batch=2, **wide))
-    options = [
-        BuildOptions(precision=precision, plugin=plugin, plain_conv=plain_conv)
-        for precision in ("fp32", "tf32", "fp16", "bf16")
-        for plugin in (True, False)
-    ]
+    given = product(("fp32", "tf32", "fp16", "bf16"), (True, False))
+    options = [BuildOptions(precision=precision, plugin=plugin, plain_conv=plain_conv) for precision, plugin in given]
     found = [prepare.default_lowering(model, option, tensorrt(trt_version)) for option in options]
     assert found == ["convavgpool", "auto", in_tf32, "auto", *["convavgpool", "auto"] * 2]
+    bare = load(graph("y = my.ConvAvgPoolRelu(x, w)", imports=', "my": 1'))  # a node of a file, with no attribute
+    assert (prepare.default_lowering(bare, options[2], tensorrt("8.6.1")) == "fused") == (cc < 90 or not plain_conv)

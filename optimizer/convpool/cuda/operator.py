@@ -109,7 +109,7 @@ def conv_avg_pool(
         y_layout: The layout of out and residual.  Default: `layout`.
         out: The result, [N, M, out...] or [N, out..., M] in y_layout.
         workspace: Any GPU array; its bytes count.  Without `tactic`, a workspace given bounds the
-            choice; so does none, but with CuPy and PyTorch, which free one without waiting.
+            choice; so does none, except with CuPy and PyTorch, which free one without waiting.
         weights_prepared: True says that w is what it was in an earlier call with the same tactic
             and shapes, and that the workspace still holds what that call left there; both may be
             read before work queued earlier is done.

@@ -249,7 +249,7 @@ def default_lowering(model: LoadedModel, options: BuildOptions, trt: ModuleType 
     nodes = list(all_nodes(made.graph))
     left = sum(is_op(node, "Conv", "ConvTranspose") for node in nodes)
     saving = [node for node in nodes if is_plugin_node(node) and not _is_plain_conv(node)]
-    upsampled = sum(schema.parts_of(node).upsamples for node in saving)
+    upsampled = sum(schema.OPERATORS[node.op_type].upsamples for node in saving)
     return "convavgpool" if left <= len(saving) or 0 < len(saving) <= 2 * upsampled else "fused"
 
 

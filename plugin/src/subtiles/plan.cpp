@@ -19,7 +19,7 @@ std::string subtile_reason(const Problem &p, const Tactic &t, int32_t kernel, in
     if (channels_first && p.in[2] % p.per_chunk() != 0) return reject("width", std::to_string(p.in[2]), chunks);
     if (!channels_first && p.m % p.per_chunk() != 0) return reject("output channels", std::to_string(p.m), chunks);
     if (p.activation != Activation::kNone && p.activation != Activation::kRelu && p.activation != Activation::kLeakyRelu &&
-        p.activation != Activation::kClip)  // not what activate_transcendental computes
+        p.activation != Activation::kClip)  // tanh, sigmoid, silu: what activate_transcendental computes
         return reject("activation", std::to_string(static_cast<int>(p.activation)),
                       "0 (none), 1 (relu), 2 (leaky_relu) or 5 (clip)");
     for (int i = 1; i < kRank; ++i) {
