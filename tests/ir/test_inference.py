@@ -306,11 +306,13 @@ def test_sizes_behind_normalizations_that_onnx_does_not_infer(node, opset):
     pooled = "AveragePool<kernel_shape=[2,2], strides=[2,2]>"
     then = f"then_branch = t () => (float[a,b,c,d] i) {{ k = {node}\ni = {pooled}(k) }}"
     branches = f"{then}, else_branch = e () => (float[a,b,c,d] j) {{ j = Neg(c) }}"
-    body = f"n = {node}\nc = {pooled}(n)\ny = If(flag) <{branches}>"
-    model = graph(body, {"g": np.ones(16, np.float32)}, inputs="float[1,16,12,10] x, bool flag", opset=opset)
+    body = f"n = {node}\np = {pooled}(n)\nc = my.f(p, g)\ny = If(flag) <{branches}>"
+    model = graph(body, {"g": np.ones(16, np.float32)}, inputs="float[1,16,12,10] x, bool flag", opset=opset, imports=', "my": 1')
+    function = f'<domain: "my", opset_import: ["": {opset}]> f (x, g) => (y) {{ y = {node} }}'
+    model.functions.append(onnx.parser.parse_function(function))
     before = model.SerializeToString(deterministic=True)
     found = load(model).inferred
-    assert model.SerializeToString(deterministic=True) == before
+    assert model.SerializeToString(deterministic=True) == before and found.functions == model.functions
     assert [item.op_type for item in found.graph.node] == [item.op_type for item in model.graph.node]
     (branch,) = (item.g for item in found.graph.node[-1].attribute if item.name == "then_branch")
     assert branch.node[0].op_type == node.split("<")[0].split("(")[0]

@@ -57,7 +57,7 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
     probe = without_large_values(model)
     taken = take(probe)
     _complete(probe)
-    nodes = [node for graph, _ in taken for node in graph.node]
+    nodes = model_nodes(probe)
     for node in ops_of(nodes, *WITHOUT_INFERENCE):
         node.op_type = "Identity"
     for node in ops_of(nodes, "ConvTranspose"):  # to the sizes that SAME gives, onnx adds output_padding; runtimes do not
@@ -74,9 +74,11 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
             result = _infer(probe)
     except INFERENCE_ERRORS:
         pass  # without the notes that do not fit, or without shapes
-    for own, typed, _ in side_by_side(model, result) if result is not None else ():
-        for node, before in zip(typed.node, own.node, strict=True):
-            node.op_type = before.op_type
+    if result is not None:
+        refill(result.functions, model.functions)
+        for own, typed, _ in side_by_side(model, result):
+            for node, before in zip(typed.node, own.node, strict=True):
+                node.op_type = before.op_type
     return result
 
 
