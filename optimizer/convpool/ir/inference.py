@@ -75,7 +75,8 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
     except INFERENCE_ERRORS:
         pass  # without the notes that do not fit, or without shapes
     if result is not None:
-        refill(result.functions, model.functions)
+        result.ClearField("functions")
+        result.functions.extend(model.functions)
         for own, typed, _ in side_by_side(model, result):
             for node, before in zip(typed.node, own.node, strict=True):
                 node.op_type = before.op_type
