@@ -168,10 +168,11 @@ def _keep_checkpoints(module: fx.GraphModule) -> None:
 def _keep_derivatives(module: fx.GraphModule) -> None:
     """Let backward passes of functions of autograd have derivatives, but of once_differentiable: TorchDynamo's have none."""
     for node in module.graph.find_nodes(op="call_function", target=torch.ops.higher_order.autograd_function_apply):
-        body = getattr(module, node.args[1].target).graph
-        once = any("autograd/function.py" in (item.meta.get("stack_trace") or "") for item in body.nodes)
-        for switch in () if once else body.find_nodes(op="call_function", target=torch._C._set_grad_enabled):
-            body.erase_node(switch)
+        body = getattr(module, node.args[1].target)
+        once = any("autograd/function.py" in (item.meta.get("stack_trace") or "") for item in body.graph.nodes)
+        for switch in () if once else body.graph.find_nodes(op="call_function", target=torch._C._set_grad_enabled):
+            body.graph.erase_node(switch)
+        body.recompile()
 
 
 def _checkpointed(body: Callable, own: Sequence[bool], *inputs: Any, **options: Any) -> Any:
