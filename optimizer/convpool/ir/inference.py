@@ -29,7 +29,7 @@ from google.protobuf.message import EncodeError
 from onnx import GraphProto, ModelProto, TensorProto, TensorShapeProto, TypeProto, ValueInfoProto, helper
 
 from convpool.errors import ModelError
-from convpool.ir import inference_process
+from convpool.ir import inference_process, protos
 from convpool.ir.inference_process import GROWTH_BYTES
 from convpool.ir.process import EndedError, Shared
 from convpool.ir.protos import give, graphs_within, is_op, known_attributes, model_nodes, ops_of, opset_of, refill, subgraphs
@@ -58,7 +58,7 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
     taken = take(probe)
     _complete(probe)
     nodes = model_nodes(probe)
-    for node in ops_of(nodes, *WITHOUT_INFERENCE):
+    for node in (*ops_of(nodes, *WITHOUT_INFERENCE), *protos.of_onnxruntime(probe)):
         node.op_type = "Identity"
     for node in ops_of(nodes, "ConvTranspose"):  # to the sizes that SAME gives, onnx adds output_padding; runtimes do not
         if (known_attributes(node) or {}).get("auto_pad", b"").startswith(b"SAME"):

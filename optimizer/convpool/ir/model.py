@@ -379,9 +379,10 @@ def _shapeless(model: ModelProto) -> list[ValueInfoProto]:
 
 def _without_gaps(model: ModelProto, shaped: Mapping[str, ValueInfoProto]) -> ModelProto:
     """The model; or a copy, where only onnx's checker would refuse it: with `shaped` for values without shape, names of graphs,
-    and no metadata."""
+    onnxruntime's operators in a domain of their own, and no metadata."""
     keys = [entry.key for entry in model.metadata_props]
-    if not _shapeless(model) and len(keys) == len({*keys}) and all(graph.name for graph in protos.graphs_within(model.graph)):
+    whole = not _shapeless(model) and len(keys) == len({*keys}) and not protos.of_onnxruntime(model)
+    if whole and all(graph.name for graph in protos.graphs_within(model.graph)):
         return model
     copied = deepcopy(model)
     copied.ClearField("metadata_props")  # a key may be there twice
@@ -390,6 +391,10 @@ def _without_gaps(model: ModelProto, shaped: Mapping[str, ValueInfoProto]) -> Mo
         value.type.tensor_type.shape.SetInParent()
     for graph in protos.graphs_within(copied.graph):
         graph.name = graph.name or "graph"
+    for node in protos.of_onnxruntime(copied):
+        node.domain = "onnxruntime"
+    for holder in (copied, *copied.functions):
+        holder.opset_import.add(domain="onnxruntime", version=1)
     return copied
 
 

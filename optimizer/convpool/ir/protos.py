@@ -159,6 +159,16 @@ def opset_of(imports: Iterable[OperatorSetIdProto]) -> int:
     return max((entry.version for entry in imports if entry.domain in STANDARD_DOMAINS), default=0)
 
 
+ONNXRUNTIMES = {"LayerNormalization": 17, "SimplifiedLayerNormalization": 2**31}
+"""Operators that onnxruntime has and writes into models before the opset in which onnx has them; results have the shape of X."""
+
+
+def of_onnxruntime(model: ModelProto) -> list[NodeProto]:
+    """The nodes of standard operators that onnxruntime alone has at the model's opset."""
+    opset = opset_of(model.opset_import)
+    return ops_of(model_nodes(model), *(name for name, since in ONNXRUNTIMES.items() if opset < since))
+
+
 def value_names(model: ModelProto) -> set[str]:
     """Every tensor and node name anywhere in the model, functions included, also of tensors that are only noted."""
     names: set[str] = set()
