@@ -17,7 +17,7 @@ from convpool.cli.group import run
 from convpool.cli.verify import verify_command
 from convpool.ir.model import load
 from convpool.tensorrt import BuildOptions
-from convpool.tensorrt.prepare import default_lowering
+from convpool.tensorrt.prepare import with_default_lowering
 from models.generators import generate, random_inputs
 from tests.support.gpu import require_gpu
 
@@ -72,7 +72,7 @@ def test_builds_checks_and_reports(folder, tmp_path, capsys, precision):
     assert [output["name"] for output in content["verification"]["outputs"]] == ["score"]
     printed = capsys.readouterr()
     assert "agrees" in printed.out and f"written   {engine}" in printed.out and precision in printed.out
-    lowering = default_lowering(load(str(folder / "model.onnx")), BuildOptions(precision=precision))
+    lowering = with_default_lowering(load(str(folder / "model.onnx")), BuildOptions(precision=precision)).lowering
     assert (b"ConvAvgPool" in engine.read_bytes()) == (lowering == "convavgpool")
     assert verify(folder / "model.onnx", engine, "--precision", precision, "-q") == 0
 

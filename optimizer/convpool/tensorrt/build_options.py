@@ -40,7 +40,7 @@ class BuildOptions:
         plugin: Load the plugin and let it run the ConvAvgPool nodes.  Otherwise they become
             standard operators.
         lowering: As in `convpool.optimize`, or "none" for the model as it is.  Default:
-            `prepare.default_lowering`.  A model with ConvAvgPool nodes is not optimized again.
+            `prepare.with_default_lowering`.  A model with ConvAvgPool nodes is not optimized again.
         autotune: Build an engine for every lowering, time the engines on this GPU, and keep the
             fastest.
         stem: Let the plugin also run convolutions of images (the rule image_conv) where

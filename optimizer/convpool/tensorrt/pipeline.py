@@ -151,8 +151,7 @@ def build(model: object, options: BuildOptions | None = None, **keywords: Any) -
         timed = time_lowerings(loaded, options)
         engines = timed.engines
     else:
-        lowering = options.lowering or prepare.default_lowering(loaded, options)
-        engines = {lowering: _build_one(loaded, lowering, options)}
+        engines = _build_one(loaded, options)
     seconds = time.perf_counter() - started
     lowering, verification = next(iter(engines)), None
     left_out = dict(timed.left_out) if timed else {}
@@ -196,12 +195,17 @@ def check_can_run(options: BuildOptions, no_check: str = "check=0", no_autotune:
         raise TensorRTError(f"pycuda: not installed, but the engine is run to be {purpose}; pip install pycuda, or {without}")
 
 
-def _build_one(model: LoadedModel, lowering: str, options: BuildOptions) -> Engine:
+def _build_one(model: LoadedModel, options: BuildOptions) -> dict[str, Engine]:
+    """The engine of the lowering asked for, or of the default, by its name."""
     if options.lowering in ("direct", "fused") and prepare.has_plugin_nodes(model.proto):
-        raise OptionError(f"lowering: got {lowering} for a model with the operator's nodes already; expected the original model")
+        raise OptionError(
+            f"lowering: got {options.lowering} for a model with the operator's nodes already; expected the original model"
+        )
+    if options.lowering is None:
+        options = prepare.with_default_lowering(model, options)
     trt = options.trt or tensorrt_module()
-    keywords = prepare.optimize_keywords(options, trt)
-    return build_prepared(trt, prepare.lowered(model, lowering, layers=options.layers, **keywords), options)
+    lowering, keywords = str(options.lowering), prepare.optimize_keywords(options, trt)
+    return {lowering: build_prepared(trt, prepare.lowered(model, lowering, layers=options.layers, **keywords), options)}
 
 
 def _first_that_agrees(

@@ -14,6 +14,7 @@ plugin's nodes (`half_weights`), for strongly typed ones every tensor inside the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from numbers import Integral
 from types import ModuleType
 from typing import Any, cast
@@ -230,31 +231,36 @@ def _cast_ends(graph: GraphProto, kind: int) -> None:
     refill(graph.node, [*first, *graph.node, *last])
 
 
-def default_lowering(model: LoadedModel, options: BuildOptions, trt: ModuleType | None = None) -> str:
-    """The lowering where none is asked for: "convavgpool" with the plugin, "auto" without it.
+def with_default_lowering(model: LoadedModel, options: BuildOptions, trt: ModuleType | None = None) -> BuildOptions:
+    """The options with the lowering where none is asked for: "convavgpool" with the plugin, "auto" without it.
 
-    In "tf32" with the plugin it is "fused", unless the pairs and upsampled convolutions on the plugin are as many as the
-    convolutions that TensorRT keeps, or half of them are upsampled ones.  TensorRT 8.6 keeps float tensors channels first around
-    convolutions of its own.  Between those upsampled convolutions are faster on the plugin, fused convolutions of 3x3 pairs about
-    as fast, and plain convolutions slower: docs/decisions/016.  1x1 pairs have no fused form that saves anything, so they stay.
+    In "tf32" with the plugin it is "fused", but for two cases.  TensorRT 8.6 keeps float tensors channels first around
+    convolutions of its own.  Between those upsampled convolutions and 1x1 pairs are faster on the plugin, fused convolutions of
+    3x3 pairs about as fast, and plain convolutions slower: docs/decisions/016.  So the plugin runs all it can where its pairs and
+    upsampled convolutions are as many as the convolutions that TensorRT keeps, or where half of them are upsampled ones.  Where
+    1x1 pairs make up the half, which have no fused form that saves anything, it runs these without plain convolutions.
     """
     if not options.plugin:
-        return "auto"
+        return replace(options, lowering="auto")
     if options.precision != "tf32":
-        return "convavgpool"
+        return replace(options, lowering="convavgpool")
     trt = trt or options.trt or tensorrt_module()
     if not offloaded_convs(options, trt)["plain_conv"]:
-        return "fused"
-    made = lowered(model, "convavgpool", **optimize_keywords(options, trt))
-    nodes = list(all_nodes(made.graph))
+        return replace(options, lowering="fused")
+    nodes = list(all_nodes(lowered(model, "convavgpool", **optimize_keywords(options, trt)).graph))
     left = sum(is_op(node, "Conv", "ConvTranspose") for node in nodes)
-    saving = [node for node in nodes if is_plugin_node(node) and not _is_plain_conv(node)]
+    saving = [node for node in nodes if is_plugin_node(node) and not _has_ones(node, "pool_kernel_shape")]
     upsampled = sum(schema.OPERATORS[node.op_type].upsamples for node in saving)
-    return "convavgpool" if left <= len(saving) or 0 < len(saving) <= 2 * upsampled else "fused"
+    pointwise = sum(_has_ones(node, "kernel_shape") for node in saving if not schema.OPERATORS[node.op_type].upsamples)
+    if left <= len(saving) or 0 < len(saving) <= 2 * upsampled:
+        return replace(options, lowering="convavgpool")
+    if 0 < len(saving) <= 2 * (upsampled + pointwise):
+        return replace(options, lowering="convavgpool", plain_conv=False)
+    return replace(options, lowering="fused")
 
 
-def _is_plain_conv(node: NodeProto) -> bool:
-    sizes = (known_attributes(node) or {}).get("pool_kernel_shape")
+def _has_ones(node: NodeProto, name: str) -> bool:
+    sizes = (known_attributes(node) or {}).get(name)
     return isinstance(sizes, list) and all(size == 1 for size in sizes)
 
 
