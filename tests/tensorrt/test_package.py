@@ -209,11 +209,8 @@ def test_convolutions_that_the_plugin_takes_by_compute_capability(monkeypatch, c
     trt = tensorrt("8.6.1")
     assert prepare.offloaded_convs(BuildOptions(precision="fp16"), trt) == {"image_conv": stem, "plain_conv": plain}
     assert prepare.offloaded_convs(BuildOptions(precision="bf16", stem=False), trt) == {"image_conv": False, "plain_conv": plain}
-    assert prepare.offloaded_convs(BuildOptions(precision="fp16", plain_conv=False), trt) == {
-        "image_conv": stem,
-        "plain_conv": False,
-    }
     none = {"image_conv": False, "plain_conv": False}
+    assert prepare.offloaded_convs(BuildOptions(precision="fp16", plain_conv=False), trt) == none | {"image_conv": stem}
     for options in (BuildOptions(), BuildOptions(precision="fp16", plugin=False), BuildOptions(precision="tf32", plugin=False)):
         assert prepare.offloaded_convs(options, trt) == none
     assert prepare.offloaded_convs(BuildOptions(precision="tf32"), trt) == {"image_conv": plain, "plain_conv": plain}
@@ -246,9 +243,8 @@ def test_convolutions_that_the_plugin_takes_on_a_gpu_that_is_unknown(monkeypatch
     [
         (90, "8.6.1", True, "wgan_gp", "convavgpool"),
         (90, "8.6.1", True, "stargan_v2_small", "convavgpool"),  # TensorRT keeps the last convolution
-        (90, "8.6.1", True, "mobilenet_v1_small", "fused"),  # and here most of them
-        (90, "8.6.1", True, "densenet_small", "convavgpool, pairs alone"),  # and here too, but the pairs are 1x1 ones
-        (90, "8.6.1", True, "darknet19", "convavgpool, pairs alone"),  # here a third, but the plugin would have only one pair
+        (90, "8.6.1", True, "densenet_small", "convavgpool, pairs alone"),  # and here most, but its pairs are 1x1 ones
+        (90, "8.6.1", True, "darknet19", "fused"),  # and here a third, but the plugin would have only one pair
         (90, "8.6.1", True, "unet_nearest", "convavgpool"),  # here nearly all, but the plugin has upsampled ones
         (90, "8.6.1", False, "wgan_gp", "fused"),
         (90, "10.0.0", True, "wgan_gp", "fused"),
@@ -261,7 +257,7 @@ def test_lowerings_where_none_is_asked_for(monkeypatch, cc, trt_version, plain_c
     model = load(generate(network, batch=2, **wide))
     given = product(("fp32", "tf32", "fp16", "bf16"), (True, False))
     options = [BuildOptions(precision=precision, plugin=plugin, plain_conv=plain_conv) for precision, plugin in given]
-    made = [prepare.with_default_lowering(model, option, tensorrt(trt_version)) for option in options]
+    made = (prepare.with_default_lowering(model, option, tensorrt(trt_version)) for option in options)
     found = [f"{one.lowering}{', pairs alone' * (one.plain_conv != plain_conv)}" for one in made]
     assert found == ["convavgpool", "auto", in_tf32, "auto", *["convavgpool", "auto"] * 2]
     bare = load(graph("y = my.ConvAvgPoolRelu(x, w)", imports=', "my": 1'))  # a node of a file, with no attribute

@@ -235,10 +235,10 @@ def with_default_lowering(model: LoadedModel, options: BuildOptions, trt: Module
     """The options with the lowering where none is asked for: "convavgpool" with the plugin, "auto" without it.
 
     In "tf32" with the plugin it is "fused", but for two cases.  TensorRT 8.6 keeps float tensors channels first around
-    convolutions of its own.  Between those upsampled convolutions and 1x1 pairs are faster on the plugin, fused convolutions of
-    3x3 pairs about as fast, and plain convolutions slower: docs/decisions/016.  So the plugin runs all it can where its pairs and
-    upsampled convolutions are as many as the convolutions that TensorRT keeps, or where half of them are upsampled ones.  Where
-    1x1 pairs make up the half, which have no fused form that saves anything, it runs these without plain convolutions.
+    convolutions of its own.  Between those upsampled convolutions and 1x1 pairs behind a normalization are faster on the plugin,
+    other pairs about as fast as fused convolutions, and plain convolutions slower: docs/decisions/016.  So the plugin runs all it
+    can where its pairs and upsampled convolutions are as many as the convolutions that TensorRT keeps, or where half of them are
+    upsampled ones.  Where 1x1 pairs behind a normalization make up the half, it runs no plain convolutions beside them.
     """
     if not options.plugin:
         return replace(options, lowering="auto")
@@ -251,10 +251,10 @@ def with_default_lowering(model: LoadedModel, options: BuildOptions, trt: Module
     left = sum(is_op(node, "Conv", "ConvTranspose") for node in nodes)
     saving = [node for node in nodes if is_plugin_node(node) and not _has_ones(node, "pool_kernel_shape")]
     upsampled = sum(schema.OPERATORS[node.op_type].upsamples for node in saving)
-    pointwise = sum(_has_ones(node, "kernel_shape") for node in saving if not schema.OPERATORS[node.op_type].upsamples)
+    normalized = sum(_has_ones(node, "kernel_shape") and schema.OPERATORS[node.op_type].affine for node in saving)
     if left <= len(saving) or 0 < len(saving) <= 2 * upsampled:
         return replace(options, lowering="convavgpool")
-    if 0 < len(saving) <= 2 * (upsampled + pointwise):
+    if 0 < len(saving) <= 2 * (upsampled + normalized):
         return replace(options, lowering="convavgpool", plain_conv=False)
     return replace(options, lowering="fused")
 
