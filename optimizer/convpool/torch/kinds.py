@@ -5,19 +5,20 @@ Parameters become inputs of the model, so that no rule takes them for constants:
 PyTorch's functions and methods become operators of ONNX: one translation for each kind, then the table of all.  What has no such
 operator becomes a node of the domain `DOMAIN`, of which the rules know only what it reads and gives.
 
-A translation gives the nodes, the last one with the result.  It raises Unknown, or OptionError for sizes that are no numbers,
-where ONNX has no operator for these arguments.
-It may pin the node: then the rules see it, and leave it as it is.
+A translation gives a node.  It raises Unknown, or OptionError for sizes that are no numbers, where ONNX has no operator for these
+arguments.  It may pin the node: then the rules see it, and leave it as it is.
 """
 
 from __future__ import annotations
 
 import inspect
+import itertools
 import operator
 import re
 import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -38,7 +39,7 @@ OPSET = 22
 """The first whose Conv and AveragePool take bfloat16."""
 IR_VERSION = 10
 BATCH = 55440 * 13
-"""The size that stands for an open batch: it has many divisors."""
+"""The size that stands for an open batch: no other is likely to be that, and it has many divisors."""
 RESULT = "what forward gives"
 """The name of the node and of the tensor behind all that the graph gives; no variable of forward has it."""
 ELEM_TYPES = {
@@ -93,17 +94,25 @@ class Skeleton:
         casts = self._casts or value.device.type != "meta" and torch.is_autocast_enabled(value.device.type)
         return torch.float32 if casts and value.dtype in HALF_TYPES else value.dtype
 
-    def _size(self, n: Any) -> Dim:
-        """A size; an open batch is a number here, which no other size is likely to be."""
+    def _size(self, n: Any, axis: int) -> Dim:
+        """A size.  An open batch is a number as the first: behind it a rule would take it for the size of a window."""
         if type(n) is int:
             return n
         expression = n.node.expr
-        return int(expression.subs(self._batches)) if expression.free_symbols <= self._batches.keys() else str(n)
+        return int(expression.subs(self._batches)) if not axis and expression.free_symbols <= self._batches.keys() else str(n)
 
     def shape(self, node: Any) -> tuple[Dim, ...] | None:
         """The shape of a node's tensor, with names for open sizes; None where it is none."""
         value = value_of(node)
-        return tuple(map(self._size, value.shape)) if isinstance(value, torch.Tensor) else None
+        return tuple(map(self._size, value.shape, itertools.count())) if isinstance(value, torch.Tensor) else None
+
+    def turns_batch(self, node: fx.Node) -> bool:
+        """Return True if the open batch in front of an input is another size of the result, which onnx would count."""
+        y, shape = value_of(node), self.shape(node) or ()
+        behind = [n.node.expr.free_symbols & self._batches.keys() for n in y.shape[1:] if type(n) is not int] if shape else []
+        found = [(self.shape(item), value_of(item)) for item in node.all_input_nodes] if any(behind) else []
+        opened = [given for given, x in found if given and type(x.shape[0]) is not int]
+        return any((given[0], len(given)) != (shape[0], len(shape)) for given in opened)
 
     def number(self, array: Any, dtype: Any = np.int64) -> str:
         """The name of a constant."""
@@ -142,27 +151,25 @@ class Skeleton:
         """A node of the graph that computes nothing."""
         self._inputs.append(self._info(node.name, node))
 
-    def add(self, node: fx.Node, label: str, protos: Sequence[NodeProto] | None) -> None:
-        """Take what stands for a node, the last one giving its tensor.  protos: None for one of which the rules know nothing."""
-        if protos is None:
+    def add(self, node: fx.Node, label: str, proto: NodeProto | None) -> None:
+        """Take what stands for a node.  proto: None for one of which the rules know nothing."""
+        if proto is None:
             kind = re.sub(r"\W", "_", getattr(node.target, "__name__", None) or str(node.target))
-            names = [other.name for other in node.all_input_nodes]
-            protos = [helper.make_node(kind, names, [node.name], domain=DOMAIN)]
+            proto = one(kind, node, *node.all_input_nodes, domain=DOMAIN)
         for other in node.all_input_nodes:
             if self.contexts[other] != self.contexts[node] and other.op not in ("placeholder", "get_attr"):
-                self._cross(other, node, protos)
+                self._cross(other, node, proto)
         x, y = (value_of(item) for item in ([*node.all_input_nodes, None][0], node))
-        if protos[-1].op_type in _AVERAGES and isinstance(x, torch.Tensor) and x.dtype != y.dtype:  # autocast's on a CPU
+        if proto.op_type in _AVERAGES and isinstance(x, torch.Tensor) and x.dtype != y.dtype:  # autocast's on a CPU
             self.pin(label, refuse("type of the averages", y.dtype, x.dtype))
         if TRANSFORM in self.contexts[node]:
             self.pin(label, refuse("transform of torch.func in forward", "one", "none"))
-        for number, proto in enumerate(protos, 1):
-            proto.name = label if number == len(protos) else f"{label}/{number}"
-            self.protos[proto.name] = proto
+        proto.name = label
+        self.protos[label] = proto
         if self.dtype(node) in ELEM_TYPES:
             self._infos[node.name] = self._info(node.name, node)
 
-    def _cross(self, made: fx.Node, read: fx.Node, protos: Sequence[NodeProto]) -> None:
+    def _cross(self, made: fx.Node, read: fx.Node, proto: NodeProto) -> None:
         """Let a node read another one's tensor through an Identity, which stays: no rule moves anything across contexts."""
         name = f"{made.name} of {read.name}"
         self.crossings[name] = made.name
@@ -171,8 +178,7 @@ class Skeleton:
             self._infos[name] = self._info(name, made)
         why = [", ".join(sorted(set(self.contexts[a]) - set(self.contexts[b]))) for a, b in ((made, read), (read, made))]
         self.pin(name, refuse("context in forward", why[0] or "none", why[1] or "none"))
-        for proto in protos:
-            proto.input[:] = [name if item == made.name else item for item in proto.input]
+        proto.input[:] = [name if item == made.name else item for item in proto.input]
 
     def _info(self, name: str, node: fx.Node) -> onnx.ValueInfoProto:
         """A name with the type and shape of a node's tensor; a number where it is none."""
@@ -204,7 +210,6 @@ def _place(node: fx.Node) -> tuple[str, type | None]:
 
 # ---- translations ----
 
-Translated = list[NodeProto]
 Arguments = dict[str, Any]
 
 
@@ -225,109 +230,90 @@ def shape_of(s: Skeleton, value: Any) -> tuple[Dim, ...]:
     return shape or ()
 
 
-def one(op_type: str, node: fx.Node, *inputs: Any, **values: Any) -> Translated:
+def one(op_type: str, node: fx.Node, *inputs: Any, **values: Any) -> NodeProto:
     """One operator that gives a node's result.  inputs: nodes of the graph, or names."""
     names = [item.name if isinstance(item, fx.Node) else item for item in inputs]
-    return [helper.make_node(op_type, names, [node.name], **values)]
+    return helper.make_node(op_type, names, [node.name], **values)
 
 
-def conv(rank: int) -> Callable:
+def conv(rank: int, s: Skeleton, label: str, node: fx.Node, a: Arguments) -> NodeProto:
     """A Conv of `rank` spatial axes."""
-
-    def translate(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Translated:
-        shape, (strides, dilations) = shape_of(s, a["weight"]), (sizes(name, a[name], rank, 1) for name in ("stride", "dilation"))
-        kernel = tuple(n for n in shape[2:] if isinstance(n, int))
-        need(len(shape) == rank + 2 == len(kernel) + 2 and type(a["groups"]) is int)
-        pads = conv_pads(a["padding"], kernel, strides, dilations)
-        given = s.shape(a["input"])
-        if given is not None and len(given) != rank + 2:
-            s.pin(label, refuse("dimensions of the input", len(given), f"{rank + 2}, with a batch"))
-        bias = [a["bias"]] if isinstance(a["bias"], fx.Node) else []
-        values: dict[str, Any] = dict(kernel_shape=kernel, strides=strides, pads=pads, dilations=dilations, group=a["groups"])
-        return one("Conv", node, a["input"], a["weight"], *bias, **values)
-
-    return translate
+    shape, (strides, dilations) = shape_of(s, a["weight"]), (sizes(name, a[name], rank, 1) for name in ("stride", "dilation"))
+    kernel = tuple(n for n in shape[2:] if isinstance(n, int))
+    need(len(shape) == rank + 2 == len(kernel) + 2 and type(a["groups"]) is int)
+    pads = conv_pads(a["padding"], kernel, strides, dilations)
+    given = s.shape(a["input"])
+    if given is not None and len(given) != rank + 2:
+        s.pin(label, refuse("dimensions of the input", len(given), f"{rank + 2}, with a batch"))
+    bias = [a["bias"]] if isinstance(a["bias"], fx.Node) else []
+    values: dict[str, Any] = dict(kernel_shape=kernel, strides=strides, pads=pads, dilations=dilations, group=a["groups"])
+    return one("Conv", node, a["input"], a["weight"], *bias, **values)
 
 
-def average(rank: int) -> Callable:
+def average(rank: int, s: Skeleton, label: str, node: fx.Node, a: Arguments) -> NodeProto:
     """AvgPool1d, AvgPool2d or AvgPool3d."""
-
-    def translate(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Translated:
-        kernel, shape = sizes("kernel_size", a["kernel_size"], rank, 1), s.shape(a["input"])
-        strides = kernel if a["stride"] in (None, [], ()) else sizes("stride", a["stride"], rank, 1)
-        pads = sizes("padding", a["padding"], rank, 0) * 2
-        need(shape is None or len(shape) == rank + 2)
-        if a.get("divisor_override"):
-            s.pin(label, refuse("divisor_override", a["divisor_override"], "none"))
-        values = {name: int(a[name]) for name in ("ceil_mode", "count_include_pad")}
-        return one("AveragePool", node, a["input"], kernel_shape=kernel, strides=strides, pads=pads, **values)
-
-    return translate
+    kernel, shape = sizes("kernel_size", a["kernel_size"], rank, 1), s.shape(a["input"])
+    strides = kernel if a["stride"] in (None, [], ()) else sizes("stride", a["stride"], rank, 1)
+    pads = sizes("padding", a["padding"], rank, 0) * 2
+    need(shape is None or len(shape) == rank + 2)
+    if a.get("divisor_override"):
+        s.pin(label, refuse("divisor_override", a["divisor_override"], "none"))
+    values = {name: int(a[name]) for name in ("ceil_mode", "count_include_pad")}
+    return one("AveragePool", node, a["input"], kernel_shape=kernel, strides=strides, pads=pads, **values)
 
 
-def adaptive_average(rank: int) -> Callable:
+def adaptive_average(rank: int, s: Skeleton, label: str, node: fx.Node, a: Arguments) -> NodeProto:
     """AdaptiveAvgPool1d, 2d or 3d: windows where the sizes are multiples."""
-
-    def translate(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Translated:
-        given, shape = a["output_size"], s.shape(a["input"])
-        wanted = tuple(given) if isinstance(given, (tuple, list)) else (given,) * rank
-        need(shape is None or len(shape) == rank + 2)
-        if all(n == 1 for n in wanted):
-            return one("GlobalAveragePool", node, a["input"])
-        kernel = []
-        for size, n in zip(shape_of(s, a["input"])[2:], wanted, strict=True):
-            n = size if n is None else n
-            need(isinstance(size, int) and isinstance(n, int) and n > 0 and size % n == 0)
-            kernel.append(size // n)  # type: ignore[operator]
-        return one("AveragePool", node, a["input"], kernel_shape=kernel, strides=kernel)
-
-    return translate
+    given, shape = a["output_size"], s.shape(a["input"])
+    wanted = tuple(given) if isinstance(given, (tuple, list)) else (given,) * rank
+    need(shape is None or len(shape) == rank + 2)
+    if all(n == 1 for n in wanted):
+        return one("GlobalAveragePool", node, a["input"])
+    kernel = []
+    for size, n in zip(shape_of(s, a["input"])[2:], wanted, strict=True):
+        n = size if n is None else n
+        need(isinstance(size, int) and isinstance(n, int) and n > 0 and size % n == 0)
+        kernel.append(size // n)  # type: ignore[operator]
+    return one("AveragePool", node, a["input"], kernel_shape=kernel, strides=kernel)
 
 
-def plain(op_type: str) -> Callable:
+def plain(op_type: str, s: Skeleton, label: str, node: fx.Node, a: Arguments) -> NodeProto:
     """An operator of one tensor, of which the rules need not know more: a node that moves keeps its arguments."""
-
-    def translate(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Translated:
-        need(node.all_input_nodes == [a["input"]])
-        return one(op_type, node, a["input"])
-
-    return translate
+    need(node.all_input_nodes == [a["input"]])
+    return one(op_type, node, a["input"])
 
 
-def dropout(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Translated:
+def dropout(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> NodeProto:
     """Dropout of single numbers or of channels."""
     need(isinstance(a["p"], (int, float)) and isinstance(a["training"], bool))
     return one("Dropout", node, a["input"], s.number(a["p"], "float32"), s.number(a["training"] and a["p"] > 0, "bool"))
 
 
-def batch_norm(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Translated:
+def batch_norm(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> NodeProto:
     given = [a[name] for name in ("weight", "bias", "running_mean", "running_var")]
     need(all(isinstance(value, fx.Node) for value in given) and isinstance(a["training"], bool))
     values: dict[str, Any] = dict(epsilon=float(a["eps"]), training_mode=int(a["training"]))
     return one("BatchNormalization", node, a["input"], *given, **values)
 
 
-def binary(op_type: str) -> Callable:
-    def translate(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Translated:
-        need(a["alpha"] == 1 and a["rounding_mode"] is None and a["out"] is None)
-        given = [a["input"], a["other"]]
-        tensors = [value for value in given if isinstance(value, fx.Node)]
-        types = {s.dtype(value) for value in tensors}
-        # Not of numbers alone, or tuples that are joined.
-        need(len(types) == 1 and all(dtype is not None and dtype.is_floating_point for dtype in types))
-        need(all(isinstance(v, fx.Node) or isinstance(v, (int, float)) and not isinstance(v, bool) for v in given))
-        return one(op_type, node, *(v if isinstance(v, fx.Node) else s.scalar(v, tensors[0]) for v in given))
-
-    return translate
+def binary(op_type: str, s: Skeleton, label: str, node: fx.Node, a: Arguments) -> NodeProto:
+    need(a["alpha"] == 1 and a["rounding_mode"] is None and a["out"] is None)
+    given = [a["input"], a["other"]]
+    tensors = [value for value in given if isinstance(value, fx.Node)]
+    types = {s.dtype(value) for value in tensors}
+    # Not of numbers alone, or tuples that are joined.
+    need(len(types) == 1 and all(dtype is not None and dtype.is_floating_point for dtype in types))
+    need(all(isinstance(v, fx.Node) or isinstance(v, (int, float)) and not isinstance(v, bool) for v in given))
+    return one(op_type, node, *(v if isinstance(v, fx.Node) else s.scalar(v, tensors[0]) for v in given))
 
 
-def concat(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Translated:
+def concat(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> NodeProto:
     tensors, axis = a["tensors"], a["dim"]
     need(isinstance(tensors, (tuple, list)) and all(isinstance(t, fx.Node) for t in tensors) and type(axis) is int)
     return one("Concat", node, *tensors, axis=axis)
 
 
-def pad(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Translated:
+def pad(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> NodeProto:
     pads, shape = a["pad"], s.shape(a["input"])
     need(isinstance(pads, (tuple, list)) and all(type(n) is int for n in pads) and a["mode"] in ("constant", "reflect"))
     need(shape is not None or not any(pads))
@@ -336,7 +322,7 @@ def pad(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Translated:
     return one("Pad", node, a["input"], sides, s.scalar(a["value"] or 0.0, a["input"]), axes, mode=a["mode"])
 
 
-def interpolate(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Translated:
+def interpolate(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> NodeProto:
     before, after = shape_of(s, a["input"]), shape_of(s, node)
     need(len(before) > 2)
     pairs: list[Any] = list(zip(before[2:], after[2:], strict=True))
@@ -356,7 +342,7 @@ def interpolate(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Transla
     return one("Resize", node, a["input"], "", s.number([1, 1, *(m / n for n, m in pairs)], "float32"), **values)
 
 
-def same(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Translated:
+def same(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> NodeProto:
     """A call that changes no number, but the type of floats or the order in memory, which `plan` gives the result."""
     x, y, others = value_of(a["input"]), value_of(node), node.all_input_nodes[1:]
     need(isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor) and x.device == y.device)
@@ -370,7 +356,7 @@ def same(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Translated:
 # ---- reductions, slices, and functions that only rearrange ----
 
 
-def getitem(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Translated:
+def getitem(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> NodeProto:
     index, shape = a["other"] if isinstance(a["other"], tuple) else (a["other"],), shape_of(s, a["input"])
     if Ellipsis in [item for item in index if not isinstance(item, fx.Node)]:
         place = [item is Ellipsis for item in index].index(True)
@@ -384,17 +370,14 @@ def getitem(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Translated:
     return one("Slice" if names else "Identity", node, a["input"], *names)
 
 
-def reduction(op_type: str) -> Callable:
-    def translate(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Translated:
-        dims, shape = (a["dim"],) if type(a["dim"]) is int else a["dim"], s.shape(a["input"])
-        need(isinstance(dims, (tuple, list)) and dims and a["dtype"] is None and all(type(d) is int for d in dims))
-        axes = list(dims) if shape is None else [d % len(shape) for d in dims]
-        return one(op_type, node, a["input"], s.number(axes), keepdims=int(a["keepdim"]))
-
-    return translate
+def reduction(op_type: str, s: Skeleton, label: str, node: fx.Node, a: Arguments) -> NodeProto:
+    dims, shape = (a["dim"],) if type(a["dim"]) is int else a["dim"], s.shape(a["input"])
+    need(isinstance(dims, (tuple, list)) and dims and a["dtype"] is None and all(type(d) is int for d in dims))
+    axes = list(dims) if shape is None else [d % len(shape) for d in dims]
+    return one(op_type, node, a["input"], s.number(axes), keepdims=int(a["keepdim"]))
 
 
-def reshape(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> Translated:
+def reshape(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> NodeProto:
     before, after = shape_of(s, a["input"]), shape_of(s, node)
     need(s.dtype(a["input"]) == s.dtype(node))
     sizes = [n if isinstance(n, int) else 0 if i == 0 and before and before[0] == n else -1 for i, n in enumerate(after)]
@@ -412,30 +395,30 @@ _NORM = "input, running_mean, running_var, weight=None, bias=None, training=Fals
 _RESIZE = "input, size=None, scale_factor=None, mode='nearest', align_corners=None, recompute_scale_factor=None, antialias=False"
 _REDUCE, _ANY = "input, dim=None, keepdim=False, dtype=None", "input, *sizes, **others"
 _LINES: list[tuple[str, str, Callable]] = [
-    *((f"conv{r}d", _CONV, conv(r)) for r in (1, 2, 3)),
-    *((f"avg_pool{r}d", _POOL, average(r)) for r in (1, 2, 3)),
-    *((f"adaptive_avg_pool{r}d", "input, output_size", adaptive_average(r)) for r in (1, 2, 3)),
+    *((f"conv{r}d", _CONV, partial(conv, r)) for r in (1, 2, 3)),
+    *((f"avg_pool{r}d", _POOL, partial(average, r)) for r in (1, 2, 3)),
+    *((f"adaptive_avg_pool{r}d", "input, output_size", partial(adaptive_average, r)) for r in (1, 2, 3)),
     *(
-        (f"{name} {name}_".lower(), "input, inplace=False", plain(name))
+        (f"{name} {name}_".lower(), "input, inplace=False", partial(plain, name))
         for name in ("Relu", "Sigmoid", "Tanh", "Selu", "HardSwish", "Mish", "Softsign", "Abs", "Neg", "Exp", "Sqrt")
     ),
-    ("leaky_relu leaky_relu_", "input, negative_slope=0.01, inplace=False", plain("LeakyRelu")),
-    ("elu", "input, alpha=1.0, inplace=False", plain("Elu")),
-    ("gelu", "input, *, approximate='none'", plain("Gelu")),
-    ("softplus", "input, beta=1, threshold=20", plain("Softplus")),
+    ("leaky_relu leaky_relu_", "input, negative_slope=0.01, inplace=False", partial(plain, "LeakyRelu")),
+    ("elu", "input, alpha=1.0, inplace=False", partial(plain, "Elu")),
+    ("gelu", "input, *, approximate='none'", partial(plain, "Gelu")),
+    ("softplus", "input, beta=1, threshold=20", partial(plain, "Softplus")),
     ("dropout dropout1d dropout2d dropout3d alpha_dropout", "input, p=0.5, training=True, inplace=False", dropout),
     ("batch_norm", _NORM, batch_norm),
-    ("add iadd add_", _BINARY, binary("Add")),
-    ("sub isub sub_", _BINARY, binary("Sub")),
-    ("mul imul mul_", _BINARY, binary("Mul")),
-    ("div true_divide truediv itruediv div_", _BINARY, binary("Div")),
+    ("add iadd add_", _BINARY, partial(binary, "Add")),
+    ("sub isub sub_", _BINARY, partial(binary, "Sub")),
+    ("mul imul mul_", _BINARY, partial(binary, "Mul")),
+    ("div true_divide truediv itruediv div_", _BINARY, partial(binary, "Div")),
     ("contiguous clone to type type_as float double half bfloat16", "input, *rest, **others", same),
     ("cat concat concatenate", "tensors, dim=0", concat),
     ("pad", "input, pad, mode='constant', value=None", pad),
     ("interpolate upsample upsample_nearest", _RESIZE, interpolate),
     ("getitem", "input, other", getitem),
-    ("mean", _REDUCE, reduction("ReduceMean")),
-    ("sum", _REDUCE, reduction("ReduceSum")),
+    ("mean", _REDUCE, partial(reduction, "ReduceMean")),
+    ("sum", _REDUCE, partial(reduction, "ReduceSum")),
     ("reshape view flatten unflatten", _ANY, reshape),
 ]
 """Names of functions and methods, their parameters, and the translation."""
@@ -466,8 +449,8 @@ NUMBERS = ("eps", "value", "scale_factor", "ceil_mode", "divisor_override")
 """Arguments that a translation reads; torch.compile may leave them open."""
 
 
-def translate_call(s: Skeleton, label: str, node: fx.Node) -> Translated | None:
-    """The nodes of a function or method, None where there are none."""
+def translate_call(s: Skeleton, label: str, node: fx.Node) -> NodeProto | None:
+    """The node of a function or method, None where there is none."""
     given = arguments(node)
     if given is None or "input" in given and not isinstance(given["input"], (fx.Node, int, float)):
         return None
@@ -475,6 +458,8 @@ def translate_call(s: Skeleton, label: str, node: fx.Node) -> Translated | None:
         return None
     if max(getattr(value_of(item), "ndim", 0) for item in (node, *node.all_input_nodes)) == 1:
         return None  # no part of a pair, and onnx would follow each value, as those of a shape, of all images in a batch
+    if s.turns_batch(node):
+        return None
     try:
         return FUNCTIONS[node.target][1](s, label, node, given)
     except (Unknown, OptionError):
