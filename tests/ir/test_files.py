@@ -258,15 +258,15 @@ def test_data_that_are_gone_shorter_or_of_strings(tmp_path):
     for key, value in (("location", "data"), ("offset", "0"), ("length", "8")):
         tensor.external_data.add(key=key, value=value)
     with pytest.raises(ModelError, match="^external data 'data': cannot be read; No such file or directory$"):
-        external.external_bytes(tensor, tmp_path)
+        external.read_in(tensor, tmp_path)
     (tmp_path / "data").write_bytes(bytes(8))
-    assert external.external_bytes(tensor, tmp_path) == bytes(8)
+    assert LoadedModel(onnx.ModelProto(), tmp_path, 0).read(tensor).tobytes() == bytes(8)
     (tmp_path / "data").write_bytes(bytes(7))
     with pytest.raises(ModelError, match="'data': got shorter since the model was loaded"):
-        external.external_bytes(tensor, tmp_path)
+        external.read_in(tensor, tmp_path)
     tensor.data_type = TensorProto.STRING
     with pytest.raises(ModelError, match="^tensor 'w': external data; got strings, expected numbers$"):
-        external.external_bytes(tensor, tmp_path)
+        external.read_in(tensor, tmp_path)
 
 
 def test_data_that_cannot_be_read(tmp_path, monkeypatch):

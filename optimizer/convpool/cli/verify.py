@@ -17,7 +17,7 @@ from convpool.cli.group import DATA, SHAPE, SectionedCommand, comparison_options
 from convpool.cli.table import make_console, show_verification
 from convpool.errors import OptionError, VerificationError
 from convpool.ir.files import check_output, referred
-from convpool.onnxruntime.session import open_on_cuda
+from convpool.onnxruntime.session import CudaRunner
 from convpool.report import json_text
 from convpool.tensorrt import PRECISIONS
 from convpool.tensorrt.engine import Engine, EngineRunner, is_engine
@@ -104,7 +104,7 @@ def open_runner(path: str, provider: str = "cpu", *, layers: bool = False) -> Ru
         raise OptionError(f"--provider: got cuda, expected a model to run by it; {path} is an engine")
     if is_engine(path):
         return EngineRunner(Engine.load(path))
-    return (open_model if provider == "cpu" else open_on_cuda)(load_model(path), path, layers=layers)
+    return (open_model if provider == "cpu" else CudaRunner)(load_model(path), path, layers=layers)
 
 
 def main() -> None:

@@ -221,16 +221,6 @@ def check_external_data(model: ModelProto, base_dir: Path | None) -> dict[str, S
     return stamps
 
 
-def check_unchanged(base_dir: Path, stamps: Mapping[str, Stamp]) -> None:
-    """Raise ModelError for a data file that has been written since: old and new weights may not stand beside one another."""
-    for location, stamp in stamps.items():
-        with suppress(OSError):  # whoever reads it has an error of its own
-            status = (base_dir / location).stat()
-            if (status.st_size, status.st_mtime_ns) != stamp:
-                got = "got shorter" if status.st_size < stamp[0] else "has changed"
-                raise ModelError(f"external data {location!r}: {got} since the model was loaded")
-
-
 def _checked_stamp(where: str, base_dir: Path, location: str) -> Stamp:
     """The stamp of a data file that onnx reads too: a result that it does not load would be of no use."""
     what = f"{where}: external data {location!r}"
@@ -271,8 +261,8 @@ def _checked_stamp(where: str, base_dir: Path, location: str) -> Stamp:
     return size, status.st_mtime_ns
 
 
-def external_bytes(tensor: TensorProto, base_dir: Path) -> bytes:
-    """The bytes of an external tensor, from its file.  Raises ModelError."""
+def read_in(tensor: TensorProto, base_dir: Path) -> None:
+    """Make an external tensor one that holds its bytes itself.  Raises ModelError."""
     place = place_of(tensor)
     try:
         with open(base_dir / place.location, "rb") as file:
@@ -282,12 +272,7 @@ def external_bytes(tensor: TensorProto, base_dir: Path) -> bytes:
         raise ModelError(f"external data {place.location!r}: cannot be read; {error.strerror or error}") from error
     if len(data) != place.length:
         raise ModelError(f"external data {place.location!r}: got shorter since the model was loaded")
-    return data
-
-
-def read_in(tensor: TensorProto, base_dir: Path) -> None:
-    """Make an external tensor one that holds its bytes itself.  Raises ModelError."""
-    tensor.raw_data = external_bytes(tensor, base_dir)
+    tensor.raw_data = data
     tensor.ClearField("data_location")
     del tensor.external_data[:]
 

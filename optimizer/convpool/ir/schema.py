@@ -344,12 +344,11 @@ def complete_functions(model: ModelProto, opset: int, *, for_sizes: bool = False
     """Give a model the functions of the operators that it uses, which are returned, and no other of these; nodes get the
     permutations that their functions need.  for_sizes: see `function_proto`; then none stays that is there."""
     nodes = list(filter(is_operator, model_nodes(model)))
-    used, permuting = {node.op_type for node in nodes}, {node.op_type for node in nodes if layout_of(node)}
+    used, permuting = {node.op_type for node in nodes}, complete_layouts(nodes)  # before nodes in functions are copied
     there = {function.name: function for function in model.functions if function.domain == DOMAIN and function.name in OP_TYPES}
     stay = {name for name in used & there.keys() if not for_sizes and permutes(there[name]) == (name in permuting)}
     kept = [part for part in model.functions if part.domain != DOMAIN or part.name in stay or part.name not in OP_TYPES]
     new = functions_for(used - stay, opset, permuting, for_sizes=for_sizes)
-    complete_layouts(nodes)  # before functions, and the nodes in them, are copied
     refill(model.functions, [*kept, *new])
     return used
 

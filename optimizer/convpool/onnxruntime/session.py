@@ -186,18 +186,18 @@ def require_cuda(runtime: Any) -> None:
 
 class CudaRunner(Runner):
     """A model in onnxruntime on the CUDA provider, the operators by the library; a `convpool.check.session.Runner`.  what: the
-    model, in messages.  precision: by the model's types, "tf32" where it is float32.  arguments: those of
-    `convpool.onnxruntime.session`.  Raises OnnxruntimeError if the model cannot be loaded."""
+    model, in messages.  layers: inner tensors become outputs too.  precision: by the model's types, "tf32" where it is float32.
+    arguments: those of `convpool.onnxruntime.session`.  Raises OnnxruntimeError if the model cannot be loaded."""
 
     runtime = "onnxruntime's CUDA provider"
 
-    def __init__(self, model: LoadedModel, what: str, **arguments: Any) -> None:
+    def __init__(self, model: LoadedModel, what: str, *, layers: bool = False, **arguments: Any) -> None:
         self.what, self.model = what, model.proto
         types = model.float_types
         narrow = types - {TensorProto.FLOAT, TensorProto.DOUBLE}
         tf32 = not narrow and arguments.get("use_tf32", True)
         self.precision = "tf32" if tf32 else precision_of(map(helper.tensor_dtype_to_np_dtype, types))
-        self.session = session(model, **arguments)
+        self.session = session(with_layers(model) if layers else model, **arguments)
         self.input_names = [value.name for value in self.session.get_inputs()]
         self.output_names = [value.name for value in self.session.get_outputs()]
 
@@ -208,10 +208,3 @@ class CudaRunner(Runner):
         except Exception as error:  # onnxruntime's exceptions share no base class
             raise OnnxruntimeError(f"onnxruntime cannot run {self.what}: {first_line(error)}") from error
         return dict(zip(self.output_names, values, strict=True))
-
-
-def open_on_cuda(model: LoadedModel, what: str, *, layers: bool = False) -> CudaRunner:
-    """A runner on the CUDA provider.  layers: intermediate tensors become outputs too.  Raises OnnxruntimeError."""
-    runner = CudaRunner(with_layers(model) if layers else model, what)
-    runner.model = model.proto
-    return runner

@@ -150,14 +150,19 @@ class ImageConv(PairRule):
             with suppress(AttributeReference):
                 if isinstance(plan := FusePoolConv().check(pooled, context), PairPlan):
                     return replace(plan, pattern=site.pattern)
-        leaf = convs.with_pads_in_front(scope, leaf)
-        for where, pad, _ in convs.pads_upstream(scope, leaf.input):
-            if pad is None:
-                return reject(scope, index, "input of the function", "what a call gives", "a tensor that is known")
-            name = label(where.nodes[pad])
-            return reject(scope, index, f"Pad '{name}' in front", "pads that the convolution cannot take", "none")
-        pooling = convs.Pooling(index, (), leaf.input, scope.nodes[index].output[0], site.pattern, convs.WINDOW)
-        return node_plan(scope, pooling, leaf)
+        return alone(scope, leaf, site.pattern)
+
+
+def alone(scope: Scope, leaf: convs.ConvLeaf, pattern: str) -> PairPlan | Reject:
+    """A convolution as a node whose pooling window is one element: condition (14)."""
+    leaf = convs.with_pads_in_front(scope, leaf)
+    for where, pad, _ in convs.pads_upstream(scope, leaf.input):
+        if pad is None:
+            return reject(scope, leaf.node, "input of the function", "what a call gives", "a tensor that is known")
+        condition = f"Pad '{label(where.nodes[pad])}' in front"
+        return reject(scope, leaf.node, condition, "pads that the convolution cannot take", "none")
+    output = scope.nodes[leaf.node].output[0]
+    return node_plan(scope, convs.Pooling(leaf.node, (), leaf.input, output, pattern, convs.WINDOW), leaf)
 
 
 def _kind(scope: Scope, node: NodeProto, context: Context) -> str:

@@ -13,7 +13,7 @@ from typing import Any, get_args
 import numpy as np
 
 from convpool.errors import OptionError, OutputError
-from convpool.options import check_choice
+from convpool.options import check_arguments, check_choice
 from convpool.types import Accumulation
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
@@ -108,9 +108,7 @@ class BuildOptions:
             raise OptionError("accumulation: got packed with precision tf32, expected precision fp16 or bf16")
         if packed and self.lowering not in (None, "convavgpool"):
             raise OptionError(f"accumulation: got packed with lowering {self.lowering}, expected lowering convavgpool")
-        for name in ("check", "seed"):
-            if getattr(self, name) < 0:
-                raise OptionError(f"{name}: got {getattr(self, name)}, expected 0 or more")
+        check_arguments(check=self.check, seed=self.seed, rtol=self.rtol, atol=self.atol)
         for name, shapes in (item for profile in self.profile_list for item in profile.items()):
             where, expected = f"profile: input '{name}'; got", "expected its smallest, typical and largest"
             if not (np.iterable(shapes) and all(map(np.iterable, shapes))):

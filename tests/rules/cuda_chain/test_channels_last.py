@@ -297,7 +297,7 @@ def test_reasons_of_convolutions_that_stay(reason):
 def test_a_pad_that_crops_in_front_of_a_convolution_that_stays():
     text = f"{TAIL}\nq = Pad(p, o)\nt = Conv<pads=[1,1,1,1]>(q, k)\ny = Conv(t, v)"
     sites = for_cuda(wide(text, {"o": [0, 0, -1, -1, 0, 0, -1, -1], "v": (16, 16, 3, 3)})).report.sites
-    reason = "Conv 't': Pad in front; got pads that the convolution cannot take, expected none"
+    reason = "Conv 't': Pad 'q' in front; got pads that the convolution cannot take, expected none"
     assert [site.reason for site in sites if site.status == "rejected"] == [reason]
 
 

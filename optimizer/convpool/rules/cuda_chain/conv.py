@@ -43,8 +43,8 @@ from convpool.rules import convs
 from convpool.rules.base import Context, NodesPlan, Reject, Rule, Site, reject, rejection
 from convpool.rules.cuda_chain.layouts import VIEWS, Ports, channels_last, ports_of, summed_axes
 from convpool.rules.neighbours.patterns import mapped_by
-from convpool.rules.offloaded import whole_windows
-from convpool.rules.pool_first.pairs import PairPlan, PairRule, PairSite, node_plan
+from convpool.rules.offloaded import alone, whole_windows
+from convpool.rules.pool_first.pairs import PairPlan, PairRule, PairSite
 from convpool.rules.resampling.resize import Resample, recognise
 from convpool.rules.resampling.rule import has_fast_kernel
 
@@ -82,11 +82,7 @@ class ChainConv(PairRule):
             return leaf
         if site.first:
             return reject(scope, index, "layout", "other nodes before and behind it", "nodes of the operator")
-        leaf = convs.with_pads_in_front(scope, leaf)
-        if any(True for _ in convs.pads_upstream(scope, leaf.input)):
-            return reject(scope, index, "Pad in front", "pads that the convolution cannot take", "none")
-        pooling = convs.Pooling(index, (), leaf.input, scope.nodes[index].output[0], PATTERN, convs.WINDOW)
-        return node_plan(scope, pooling, leaf)
+        return alone(scope, leaf, PATTERN)
 
 
 @dataclass(frozen=True)

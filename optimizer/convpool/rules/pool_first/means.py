@@ -35,7 +35,8 @@ import math
 from dataclasses import dataclass
 from itertools import product
 
-from onnx import TensorProto, numpy_helper
+import numpy as np
+from onnx import numpy_helper
 
 from convpool.algebra.geometry import Ints, PoolSpec
 from convpool.ir.index import Constant, Scope
@@ -214,16 +215,12 @@ def _computed_zeros(scope: Scope, name: str) -> set[int] | None:
     source = scope.made_by(shape, "Shape")
     if source is None or scope.nodes[source].attribute or scope.made_by(scope.nodes[source].input[0], "Slice") is None:
         return None
-    fill = values.get("value") if value is None else scope.constant(value)
-    return {index, source} if value is None and fill is None or _scalar(fill) == 0 else None
-
-
-def _scalar(value: Constant | TensorProto | None) -> float | None:
-    """The one element of a Constant or TensorProto, None if there is not exactly one."""
     if value is None:
-        return None
-    array = value.array() if isinstance(value, Constant) else numpy_helper.to_array(value)
-    return float(array.reshape(-1)[0]) if array.size == 1 else None
+        fill = numpy_helper.to_array(values["value"]) if "value" in values else np.zeros(1)
+    else:
+        constant = scope.constant(value)
+        fill = np.ones(1) if constant is None else constant.array()
+    return {index, source} if fill.size == 1 and not fill.any() else None
 
 
 def _slice_base(scope: Scope, name: str) -> str | None:

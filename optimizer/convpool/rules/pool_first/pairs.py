@@ -370,7 +370,7 @@ class Emitter:
     def _leaf(self, leaf: convs.ConvLeaf, lowering: Lowering) -> str:
         old = self._scope.nodes[leaf.node]
         x, (weight, bias) = leaf.input, self._weights(leaf, lowering)
-        output = self._fresh_output(old)
+        output = self._edit.fresh(f"{old.output[0]}_pooled")
         if lowering.name == "convavgpool":
             assert lowering.pool is not None
             bias = bias or self._zero_bias(old)
@@ -440,7 +440,7 @@ class Emitter:
         inputs = [self._tree(child) for child in tree.children]
         node = deepcopy(self._scope.nodes[tree.node])
         node.input[:] = inputs
-        node.output[0] = self._fresh_output(node)
+        node.output[0] = self._edit.fresh(f"{node.output[0]}_pooled")
         self._edit.nodes.append(node)
         return node.output[0]
 
@@ -471,6 +471,3 @@ class Emitter:
             stand_for(self._edit.nodes[-1], self._root)
             self._root = NodeProto()
         return output
-
-    def _fresh_output(self, node: NodeProto) -> str:
-        return self._edit.fresh(f"{node.output[0]}_pooled")
