@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -215,10 +214,9 @@ class _Writer:
         """Write mean 0 and variance 1 in groups of channels like the operator's function; shift tells the type."""
         groups, dtype = self._plan.parts.norm_groups, helper.tensor_dtype_to_np_dtype(self._plan.scope.info(shift).elem_type)
         shape = self._edit.shared(("groups", groups), lambda: np.array([0, groups, -1]), f"{self._old.output[0]}_groups")
-        values = []
-        for what, fill in (("ones", np.ones), ("zeros", np.zeros)):
-            values.append(self._edit.shared((what, dtype, groups), partial(fill, groups, dtype), f"{shift}_{what}"))
-        inputs = [self._add("Reshape", [x, shape], "grouped"), *values]
+        ones = self._edit.shared(("ones", dtype, groups), lambda: np.ones(groups, dtype), f"{shift}_ones")
+        zeros = self._edit.shared(("zeros", dtype, groups), lambda: np.zeros(groups, dtype), f"{shift}_zeros")
+        inputs = [self._add("Reshape", [x, shape], "grouped"), ones, zeros]
         normal = self._add("InstanceNormalization", inputs, "normal", epsilon=self._plan.parts.epsilon)
         return self._add("Reshape", [normal, self._add("Shape", [x], "shape")], "normalized")
 
@@ -226,12 +224,10 @@ class _Writer:
         """Write the map like the operator's function: a BatchNormalization, mean 0, variance 1."""
         info = self._plan.scope.info(shift)
         assert info.shape is not None and isinstance(info.shape[0], int)
-        zeros = np.zeros(info.shape[0], helper.tensor_dtype_to_np_dtype(info.elem_type))
-        values = []
-        for what, array in (("mean", zeros), ("variance", np.ones_like(zeros))):
-            key = (what, info.elem_type, info.shape)
-            values.append(self._edit.shared(key, partial(np.copy, array), f"{shift}_{what}"))
-        return self._add("BatchNormalization", [x, scale, shift, *values], "scaled", epsilon=0.0)
+        count, dtype = info.shape[0], helper.tensor_dtype_to_np_dtype(info.elem_type)
+        mean = self._edit.shared(("mean", dtype, count), lambda: np.zeros(count, dtype), f"{shift}_mean")
+        variance = self._edit.shared(("variance", dtype, count), lambda: np.ones(count, dtype), f"{shift}_variance")
+        return self._add("BatchNormalization", [x, scale, shift, mean, variance], "scaled", epsilon=0.0)
 
     def _weight(self) -> str:
         """Weights [M, C/group, kernel...]: a constant, or a Transpose of computed ones."""
@@ -242,10 +238,9 @@ class _Writer:
         if plan.lowering.name != "fused":
             return self._edit.shared((name,), lambda: np.moveaxis(weight.array(), -1, 1), f"{name}_channels_first")
         assert plan.box is not None
-        box = plan.box
-
-        def fused() -> np.ndarray:
-            array = np.moveaxis(weight.array(), -1, 1)
-            return geometry.fuse_kernel(array, *box).astype(array.dtype)
-
-        return self._edit.shared((name, plan.conv, plan.before), fused, f"{name}_fused")
+        box, dtype = plan.box, helper.tensor_dtype_to_np_dtype(weight.data_type)
+        return self._edit.shared(
+            (name, plan.conv, plan.before),
+            lambda: geometry.fuse_kernel(np.moveaxis(weight.array(), -1, 1), *box).astype(dtype),
+            f"{name}_fused",
+        )

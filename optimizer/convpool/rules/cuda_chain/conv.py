@@ -114,12 +114,9 @@ class ChainPool(Rule):
     def apply(self, plan: PoolPlan, edit: Edit) -> None:
         old, channels = plan.scope.nodes[plan.node], plan.channels
         dtype = helper.tensor_dtype_to_np_dtype(plan.elem_type)
-        key = (plan.elem_type, channels)
-
-        def eye() -> np.ndarray:
-            return np.eye(channels).reshape(channels, *(1,) * convs.RANK, channels).astype(dtype)
-
-        identity = edit.shared(("identity", *key), eye, f"{old.output[0]}_identity")
+        key, shape = (plan.elem_type, channels), (channels, *(1,) * convs.RANK, channels)
+        wanted = f"{old.output[0]}_identity"
+        identity = edit.shared(("identity", *key), lambda: np.eye(channels, dtype=dtype).reshape(shape), wanted)
         zeros = edit.shared(("zeros", *key), lambda: np.zeros(channels, dtype), f"{old.output[0]}_bias")
         edit.nodes.append(schema.make_node([old.input[0], identity, zeros], old.output[0], plan.window, convs.POINT))
         stand_for(edit.nodes[-1], old)
