@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from convpool.check import inputs as module
-from convpool.check.inputs import HARDER, OPEN_SIZES, SCALES, InputMaker, input_sets, noisy, random_array, typed_inputs
+from convpool.check.inputs import HARDER, OPEN_SIZES, SCALES, InputMaker, noisy, random_array, typed_inputs
 from convpool.errors import ModelError, OptionError
 from convpool.ir.model import feeds
 from tests.support.models import graph, sparse_of
@@ -114,7 +114,7 @@ def test_the_largest_scale_at_which_most_is_finite_stays():
     plain = maker(("x", TensorProto.FLOAT, [64]), FLAG).runnable(0, lambda arrays: [])[0]
     np.testing.assert_allclose(arrays["x"], plain["x"] * np.float32(found.scale), rtol=1e-6)
     np.testing.assert_array_equal(arrays["flag"], plain["flag"])
-    sets = [given for given, *_ in input_sets(maker(NUMBER), 1, None, lambda _: [np.zeros(0)], lambda: False)]
+    sets = [given for given, *_ in maker(NUMBER).sets(1, lambda _: [np.zeros(0)], lambda: False)]
     assert len(sets) == 1 + len(HARDER)
     for given in (*sets, arrays, noisy(arrays, 0.1, np.random.default_rng(0))):
         assert isinstance(given["b"], np.ndarray)  # onnxruntime takes no numbers of numpy

@@ -22,6 +22,8 @@ from convpool.ir.model import at_shapes, check_shape, dims_of, feeds, fit_shapes
 from convpool.ir.protos import graphs_within, known_attributes, model_nodes, named, ops_of
 
 Arrays = dict[str, np.ndarray]
+Run = Callable[[Arrays], list[object]]
+"""Gives what a model makes of inputs by name.  Raises ModelError where it takes none such."""
 Ranges = Mapping[str, Sequence[Sequence[int]]]
 """The least, the typical and the largest shape of inputs, by name."""
 MAX_INPUT_BYTES = 2**30
@@ -40,6 +42,10 @@ Never smaller, so that the windows of poolings fit as before, unless an engine t
 """
 SCALES = (1.0, 2.0**-4, 2.0**-8, 2.0**-12)
 """Tried in turn for random floats until every value given is finite.  Not smaller: biases would hide everything else."""
+HARDER = (1, 4, 16, 64, 256, 2.0**-4)
+"""Random floats are multiplied by these where no output had a value: something behind a threshold may then."""
+NOISE = 0.5
+"""Relative change of given floats that an output which depends on them does not overlook."""
 
 
 def load_arrays(data: Mapping[str, np.ndarray] | str | os.PathLike[str] | None) -> Arrays | None:
@@ -78,7 +84,7 @@ class InputMaker:
         """Names of first sizes that are no batch's alone: of a side of a map too, or of another size of the same input."""
         self._named = self._named_sizes()
 
-    def runnable(self, number: int, run: Callable[[Arrays], list[object]]) -> tuple[Arrays, list[object]]:
+    def runnable(self, number: int, run: Run) -> tuple[Arrays, list[object]]:
         """Set `number` of inputs, and what `run` gives for it.  Random floats are made smaller where that makes more of the
         outputs finite, by the same of SCALES from then on."""
         if self._data is not None:
@@ -96,7 +102,7 @@ class InputMaker:
         return arrays, outputs
 
     def elsewhere(
-        self, arrays: Arrays, other: ModelProto | None, run: Callable[[Arrays], list[object]], ranges: Sequence[Ranges] = ()
+        self, arrays: Arrays, other: ModelProto | None, run: Run, ranges: Sequence[Ranges] = ()
     ) -> tuple[Arrays, list[object]] | None:
         """Inputs of other sizes than `arrays`, and what `run` gives for them; None where it takes none.  Sizes change that the
         model and `other` leave open, within all `ranges`.  Values are drawn from those of `arrays`; an input of the same shape
@@ -118,6 +124,39 @@ class InputMaker:
                 drawn = {name: arrays[name].reshape(-1)[rng.integers(arrays[name].size, size=shapes[name])] for name in changed}
                 return {**arrays, **drawn}, run({**arrays, **drawn})
         return None
+
+    def sets(
+        self, count: int, run: Run, compared: Callable[[], bool], progress: Callable[[int, int, str], None] | None = None
+    ) -> Iterator[tuple[Arrays, list[object], str]]:
+        """The sets of inputs, what `run` gives, and a remark; then more, with other floats, until something is `compared`."""
+        count = count if self._data is None else 1
+        for number in range(count):
+            if progress is not None:
+                progress(number + 1, count, "checking")
+            arrays, outputs = self.runnable(number, run)
+            yield arrays, outputs, ""
+        for step, factor in enumerate(HARDER if self._data is None and arrays else ()):
+            if compared():
+                return
+            try:
+                arrays, outputs = self.runnable(count + step, run)
+                if factor != 1:
+                    arrays = {name: _times(array, factor) for name, array in arrays.items()}
+                    outputs = run(arrays)
+            except ModelError:
+                continue
+            yield arrays, outputs, f"random inputs {factor:g} times as large, since outputs were empty before"
+
+    def outputs_of_others(self, number: int, run: Run) -> list[object] | None:
+        """Run on inputs unlike the sets before `number` and the data; None where `run` takes none."""
+        try:
+            if self._data is None:
+                return self.runnable(number, run)[1]
+            others = noisy(self._data, NOISE, np.random.default_rng(number))
+            same = all(np.array_equal(array, others[name]) for name, array in self._data.items())
+            return None if same else run(others)
+        except ModelError:
+            return None
 
     def _other_shapes(
         self, arrays: Arrays, dims: Mapping[str, Sequence[Dim]], batch: int, step: int
@@ -145,7 +184,7 @@ class InputMaker:
         """The factor of random floats."""
         return 1.0 if self._scale is None else self._scale
 
-    def _sized(self, number: int, scale: float, run: Callable[[Arrays], list[object]]) -> tuple[Arrays, list[object]]:
+    def _sized(self, number: int, scale: float, run: Run) -> tuple[Arrays, list[object]]:
         """Do `runnable` for one scale, at the first of OPEN_SIZES that runs, from then on; else raise its first ModelError."""
         sizes = self._open_sizes() if self._open_size is None else [self._open_size]
         failure: ModelError | None = None
@@ -280,40 +319,6 @@ class Given:
         return InputMaker(model, self.arrays, self.shapes, self.seed)
 
 
-HARDER = (1, 4, 16, 64, 256, 2.0**-4)
-"""Random floats are multiplied by these where no output had a value: something behind a threshold may then."""
-NOISE = 0.5
-"""Relative change of given floats that an output which depends on them does not overlook."""
-
-
-def input_sets(
-    maker: InputMaker,
-    count: int,
-    data: Arrays | None,
-    run: Callable[[Arrays], list[object]],
-    compared: Callable[[], bool],
-    progress: Callable[[int, int, str], None] | None = None,
-) -> Iterator[tuple[Arrays, list[object], str]]:
-    """The sets of inputs, what `run` gives, and a remark; more sets follow, with other floats, until something is `compared`."""
-    count = count if data is None else 1
-    for number in range(count):
-        if progress is not None:
-            progress(number + 1, count, "checking")
-        arrays, outputs = maker.runnable(number, run)
-        yield arrays, outputs, ""
-    for step, factor in enumerate(HARDER if data is None and arrays else ()):
-        if compared():
-            return
-        try:
-            arrays, outputs = maker.runnable(count + step, run)
-            if factor != 1:
-                arrays = {name: _times(array, factor) for name, array in arrays.items()}
-                outputs = run(arrays)
-        except ModelError:
-            continue
-        yield arrays, outputs, f"random inputs {factor:g} times as large, since outputs were empty before"
-
-
 def noisy(arrays: Arrays, share: float, rng: np.random.Generator) -> Arrays:
     """The arrays with floats that differ by up to a share of theirs."""
     changed = {}
@@ -323,20 +328,6 @@ def noisy(arrays: Arrays, share: float, rng: np.random.Generator) -> Arrays:
             array = np.asarray(wide * (1 + share * rng.uniform(-1, 1, array.shape)).astype(wide.dtype))
         changed[name] = array
     return changed
-
-
-def outputs_of_others(
-    maker: InputMaker, number: int, data: Arrays | None, run: Callable[[Arrays], list[object]]
-) -> list[object] | None:
-    """Run on inputs unlike the sets before `number` and the data; None where `run` takes none."""
-    try:
-        if data is None:
-            return maker.runnable(number, run)[1]
-        others = noisy(maker.runnable(0, lambda arrays: [])[0], NOISE, np.random.default_rng(number))
-        same = all(np.array_equal(array, others[name]) for name, array in data.items())
-        return None if same else run(others)
-    except ModelError:
-        return None
 
 
 def _finite_share(output: object) -> float:

@@ -117,7 +117,7 @@ def compare_runners(
     def run(arrays: inputs.Arrays) -> list[object]:
         return list(_numbers(names, first.run(arrays)))
 
-    for arrays, wanted, note in inputs.input_sets(maker, check, data, run, lambda: judging.compared):
+    for arrays, wanted, note in maker.sets(check, run, lambda: judging.compared):
         given = _numbers(names, second.run(arrays))
         judging.add(wanted, given)
         for name, r, y in zip(names, wanted, given, strict=True) if rtol is None and atol is None else ():
@@ -132,7 +132,7 @@ def compare_runners(
         except ConvpoolError as error:
             raise VerificationError(f"verification: the first runs {where}, but not the second: {error}") from error
         judging.add(elsewhere[1], _numbers(names, result), how=where)
-    others = inputs.outputs_of_others(maker, done, data, run) if arrays else None
+    others = maker.outputs_of_others(done, run) if arrays else None
     if others is not None:
         judging.vary(wanted, others)
     notes += [*small.values(), *(getattr(runner, "note", "") for runner in (first, second))]
@@ -323,14 +323,14 @@ def compare_models(original: LoadedModel, optimized: LoadedModel, given: inputs.
         judging.add(wanted, result, own, again, nudge, how.strip())
         return wanted, own, again, nudge
 
-    for arrays, found, note in inputs.input_sets(maker, given.check, given.arrays, run, lambda: judging.compared, given.progress):
+    for arrays, found, note in maker.sets(given.check, run, lambda: judging.compared, given.progress):
         done, notes = done + 1, [note]
         wanted, own, again, nudge = add(arrays, found)
     elsewhere = maker.elsewhere(arrays, optimized.proto, run) if arrays else None
     if elsewhere is not None:
         add(*elsewhere, f" at {judge.shapes_text(inputs.shapes_of(elsewhere[0]))}")
     by_itself = not native.optimize  # other inputs may change that
-    others = inputs.outputs_of_others(maker, done, given.arrays, reference.values) if arrays else None
+    others = maker.outputs_of_others(done, reference.values) if arrays else None
     if others is not None:
         judging.vary(wanted, others)
     both = with_optimisations(original, optimized, arrays) if by_itself else None
