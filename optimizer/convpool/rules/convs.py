@@ -199,9 +199,12 @@ def channel_count(scope: Scope, name: str) -> int | None:
     return shape[1] if shape is not None and len(shape) > 1 and isinstance(shape[1], int) else None
 
 
-def conv_leaf(scope: Scope, index: int, rank: int) -> ConvLeaf | Reject:
-    """Attributes, weights and sizes of convolution `index`, or why they cannot be known."""
+def conv_leaf(scope: Scope, index: int, axes: int | None = None) -> ConvLeaf | Reject:
+    """Attributes, weights and sizes of convolution `index`, or why they cannot be known.  axes: spatial ones; default its own."""
     node = scope.nodes[index]
+    rank = conv_rank(scope, index) if axes is None else axes
+    if isinstance(rank, Reject):
+        return rank
     values = attributes(node)
     weight_shape = scope.info(node.input[1]).shape
     kernel = tuple(values.get("kernel_shape") or (weight_shape[2:] if weight_shape else ()))
@@ -237,9 +240,8 @@ def conv_leaf(scope: Scope, index: int, rank: int) -> ConvLeaf | Reject:
 
 def macs(scope: Scope, index: int) -> int | None:
     """Multiply-adds of convolution `index` for one sample, None where its sizes are unknown."""
-    rank = conv_rank(scope, index)
     try:
-        leaf = conv_leaf(scope, index, rank) if isinstance(rank, int) else None
+        leaf = conv_leaf(scope, index)
     except AttributeReference:
         return None
     if not isinstance(leaf, ConvLeaf) or leaf.size is None:

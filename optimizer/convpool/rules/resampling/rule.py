@@ -151,12 +151,10 @@ def _skip_is_node(plan: plans.ResizePlan, context: Context) -> bool:
 
 def _exact(site: plans.ResizeSite, context: Context) -> plans.ResizePlan | Reject | None:
     """The plan without forms: conditions (1) to (7)."""
-    scope, rank = site.scope, convs.conv_rank(site.scope, site.root)
-    if isinstance(rank, Reject):
-        return rank
-    leaf = convs.conv_leaf(scope, site.root, rank)
+    scope, leaf = site.scope, convs.conv_leaf(site.scope, site.root)
     if isinstance(leaf, Reject):
         return leaf
+    rank = leaf.conv.rank
     name, pads, passed = convs.zero_pads(scope, leaf.input, rank)
     walk = Walk(scope, rank, whole=True)
     found = walk.map(name)
@@ -248,8 +246,7 @@ class ResizeLast(MovingRule):
 
 def _pointwise(scope: Scope, index: int) -> convs.ConvLeaf | Reject:
     """Condition (2)."""
-    rank = convs.conv_rank(scope, index)
-    leaf = convs.conv_leaf(scope, index, rank) if isinstance(rank, int) else rank
+    leaf = convs.conv_leaf(scope, index)
     if isinstance(leaf, Reject):
         return leaf
     if any(stride != 1 for stride in leaf.conv.strides):
