@@ -40,9 +40,10 @@ rewrite that pays does so by factors.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -118,6 +119,17 @@ class PoolSpec(Windows):
     def is_idle(self) -> bool:
         """True if it returns its input: the window is one element at every position."""
         return self.taps == 1 and not any(self.pads) and all(stride == 1 for stride in self.strides)
+
+
+def windows(values: Mapping[str, Any], rank: int) -> PoolSpec | Refusal:
+    """The windows that a node's attributes `values` give on `rank` axes, which onnx's checker does not look at; no pads where
+    `auto_pad` adds them."""
+    for name, count, least in (("kernel_shape", rank, 1), ("strides", rank, 1), ("dilations", rank, 1), ("pads", 2 * rank, 0)):
+        if (got := values.get(name)) and (len(got) != count or min(got) < least):
+            return refuse(name, list(got), f"{count} numbers of at least {least}")
+    pads = values.get("pads") if values.get("auto_pad", b"NOTSET") == b"NOTSET" else None
+    kernel, strides, dilations = (tuple(values.get(name) or (1,) * rank) for name in ("kernel_shape", "strides", "dilations"))
+    return PoolSpec(kernel, strides, tuple(pads or (0,) * (2 * rank)), dilations)
 
 
 def whole_map(size: Ints) -> PoolSpec:

@@ -28,6 +28,7 @@ import onnx
 from google.protobuf.message import EncodeError
 from onnx import GraphProto, ModelProto, TensorProto, TensorShapeProto, TypeProto, ValueInfoProto, helper
 
+from convpool.algebra.geometry import Refusal, windows
 from convpool.errors import ModelError
 from convpool.ir import inference_process, protos
 from convpool.ir.inference_process import GROWTH_BYTES
@@ -197,20 +198,18 @@ def drop_windows(model: ModelProto, inferred: ModelProto) -> bool:
             if not values or not values.get("ceil_mode") or values.get("auto_pad", b"").startswith(b"SAME"):
                 continue
             dims = known.get(node.input[0], TypeProto()).tensor_type.shape.dim[2:]
-            rank, ends, dropped = len(dims), [], False
-            whole = {attribute.name: list(attribute.ints) for attribute in node.attribute}
-            ones, pads = [1] * rank, whole.get("pads") or [0] * (2 * rank)
-            rows = [whole.get(name) or ones for name in ("kernel_shape", "strides", "dilations")]
-            if [*map(len, (*rows, pads))] != [rank] * 3 + [2 * rank] or min([*pads, 0]) < 0 or min([*sum(rows, []), 1]) < 1:
-                continue  # malformed
-            for dim, kernel, stride, dilation, begin, end in zip(dims, *rows, pads, pads[rank:], strict=False):
-                size, extent = dim.dim_value + begin, dilation * (kernel - 1) + 1
+            spec, ends, dropped = windows({a.name: list(a.ints) for a in node.attribute if a.ints}, len(dims)), [], False
+            if isinstance(spec, Refusal):
+                continue
+            begins, own_ends = spec.pads[: spec.rank], spec.pads[spec.rank :]
+            for dim, extent, stride, begin, end in zip(dims, spec.extents, spec.strides, begins, own_ends, strict=True):
+                size = dim.dim_value + begin
                 last = -(-(size + end - extent) // stride) * stride
                 if dim.HasField("dim_value") and last >= size:
                     last, dropped = last - stride, True
                 ends.append(max(last + extent - size, 0) if dim.HasField("dim_value") else end)
             if dropped:
-                give(node, {"pads": [*pads[:rank], *ends]}, ("ceil_mode", "auto_pad"))
+                give(node, {"pads": [*begins, *ends]}, ("ceil_mode", "auto_pad"))
                 found = True
     return found
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from convpool.algebra.geometry import Ints, PoolSpec, Refusal
+from convpool.algebra.geometry import Ints, Refusal
 from convpool.ir.index import Scope
 from convpool.ir.inference import BRANCHES_OPSET
 from convpool.ir.protos import AttributeReference, label, named
@@ -88,21 +88,6 @@ def in_words(verdict: Reject) -> str:
     if verdict.condition.startswith("output '"):
         return f"read by something else too: {verdict.condition}"
     return str(verdict)
-
-
-def malformed(scope: Scope, node: int, values: dict[str, Any], rank: int) -> Reject | None:
-    """Why the windows that a node's attributes `values` give are none on `rank` axes; onnx's checker does not look."""
-    for name, count, least in (("kernel_shape", rank, 1), ("strides", rank, 1), ("dilations", rank, 1), ("pads", 2 * rank, 0)):
-        if (got := values.get(name)) and (len(got) != count or min(got) < least):
-            return reject(scope, node, name, list(got), f"{count} numbers of at least {least}")
-    return None
-
-
-def windows(values: dict[str, Any], rank: int) -> PoolSpec:
-    """The windows that a node's attributes `values` give, which are not `malformed`; no pads where `auto_pad` adds them."""
-    pads = values.get("pads") if values.get("auto_pad", b"NOTSET") == b"NOTSET" else None
-    kernel, strides, dilations = (tuple(values.get(name) or (1,) * rank) for name in ("kernel_shape", "strides", "dilations"))
-    return PoolSpec(kernel, strides, tuple(pads or (0,) * (2 * rank)), dilations)
 
 
 def spatial_size(scope: Scope, tensor: str, rank: int, first_axis: int = 2) -> Ints | None:

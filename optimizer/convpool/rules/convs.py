@@ -22,7 +22,7 @@ from convpool.ir.index import Constant, Scope
 from convpool.ir.protos import FLOATS, AttributeReference, attributes, is_op, known_attributes
 from convpool.ir.schema import POOL_DILATIONS_OPSET
 from convpool.options import Limits
-from convpool.rules.base import Context, Reject, malformed, reject, rejection, spatial_size, windows
+from convpool.rules.base import Context, Reject, reject, rejection, spatial_size
 from convpool.rules.linear import Step, op_of, pad_numbers, step_or_reject
 
 
@@ -213,9 +213,9 @@ def conv_leaf(scope: Scope, index: int, axes: int | None = None) -> ConvLeaf | R
     if weight_shape is not None and 0 in weight_shape:
         return reject(scope, index, "shape of the weights", list(weight_shape), "at least one number")
     values["kernel_shape"] = kernel
-    if (wrong := malformed(scope, index, values, rank)) is not None:
-        return wrong
-    spec = windows(values, rank)
+    spec = geometry.windows(values, rank)
+    if isinstance(spec, Refusal):
+        return rejection(scope, index, spec)
     if weight_shape is not None and kernel != tuple(weight_shape[2:]):
         return reject(scope, index, "kernel_shape", list(kernel), f"{list(weight_shape[2:])}, as the weights have")
     if (kind := scope.info(node.input[1]).elem_type) and kind not in FLOATS:

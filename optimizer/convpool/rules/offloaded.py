@@ -27,12 +27,12 @@ from dataclasses import replace
 
 from onnx import NodeProto
 
-from convpool.algebra.geometry import PoolSpec
+from convpool.algebra.geometry import PoolSpec, Refusal, windows
 from convpool.ir.index import Scope
 from convpool.ir.protos import AttributeReference, attributes, is_op, label
 from convpool.options import Limits
 from convpool.rules import convs
-from convpool.rules.base import Context, Reject, malformed, reject, rejection, spatial_size, windows
+from convpool.rules.base import Context, Reject, reject, rejection, spatial_size
 from convpool.rules.neighbours.patterns import normalizes
 from convpool.rules.pool_first.pairs import PairPlan, PairRule, PairSite, node_plan
 from convpool.rules.pool_first.rule import moved_convolutions, pair_sites
@@ -88,9 +88,9 @@ def whole_windows(scope: Scope, index: int, rank: int) -> PoolSpec | Reject:
     """The window of AveragePool `index`: conditions (2) to (4)."""
     node = scope.nodes[index]
     values = attributes(node)
-    if (wrong := malformed(scope, index, values, rank)) is not None:
-        return wrong
     spec = windows(values, rank)
+    if isinstance(spec, Refusal):
+        return rejection(scope, index, spec)
     kernel, pads = spec.kernel_shape, spec.pads
     if spec.strides != kernel:
         return reject(scope, index, "strides", list(spec.strides), f"kernel_shape, {list(kernel)}")

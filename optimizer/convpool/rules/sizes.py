@@ -27,11 +27,11 @@ import numpy as np
 from onnx import NodeProto, TensorProto
 
 from convpool.algebra.expand import UpsampleSpec
-from convpool.algebra.geometry import ConvSpec, PoolSpec
+from convpool.algebra.geometry import ConvSpec, PoolSpec, Refusal, windows
 from convpool.ir.index import Dim, Scope
 from convpool.ir.protos import attributes, is_op, known_attributes
 from convpool.ir.schema import is_operator, layout_of, specs_of
-from convpool.rules.base import Reject, malformed, reject, windows
+from convpool.rules.base import Reject, reject
 from convpool.rules.linear import BROADCASTING, UNARY, Step, op_of, pad_numbers, slice_numbers, step_or_reject
 
 MAX_DEPTH = 96
@@ -300,10 +300,10 @@ def _through_windows(scope: Scope, index: int, values: dict, i: int, rank: int, 
             kernel, ceiling, values = (1,) * rank, 0, {**values, "dilations": ()}
         if len(kernel) != rank or not all(isinstance(k, int) for k in kernel):
             return None
-        values = {**values, "kernel_shape": kernel}
-        if malformed(scope, index, values, rank) is not None:
+        found = windows({**values, "kernel_shape": kernel}, rank)
+        if isinstance(found, Refusal):
             return None
-        specs = (windows(values, rank),)
+        specs = (found,)
     for spec in specs:
         if isinstance(spec, UpsampleSpec):
             return None

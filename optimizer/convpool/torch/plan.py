@@ -17,14 +17,13 @@ import torch
 from onnx import ModelProto, NodeProto, numpy_helper
 from torch import fx
 
-from convpool.algebra.geometry import PoolSpec, refuse
+from convpool.algebra.geometry import PoolSpec, refuse, windows
 from convpool.api import rewrite
 from convpool.ir import schema
 from convpool.ir.model import LoadedModel
 from convpool.ir.protos import attributes, is_op
 from convpool.options import OptimizeOptions
 from convpool.report import Report
-from convpool.rules.base import windows
 from convpool.torch import plain
 from convpool.torch.changes import Context, changes, held_by_changes, value_of
 from convpool.torch.kinds import DOMAIN, RESULT, Skeleton, translate_call
@@ -233,6 +232,7 @@ class Rebuilding:
     def _average(self, node: NodeProto, values: dict[str, Any]) -> tuple[Any, tuple]:
         rank, x = len(values["kernel_shape"]), self._read(node.input[0])
         spec = windows(values, rank)
+        assert isinstance(spec, PoolSpec), "made by a rule"
         kernel, strides, pads, dilations = map(list, (spec.kernel_shape, spec.strides, spec.pads, spec.dilations))
         if plain.pools_rightly(value_of(x), kernel, pads, dilations):
             return plain.POOLS[rank], (x, kernel, strides, pads[:rank], False, True)

@@ -39,11 +39,11 @@ from fractions import Fraction
 import numpy as np
 from onnx import TensorProto, helper
 
-from convpool.algebra.geometry import Ints, PoolSpec
+from convpool.algebra.geometry import Ints, PoolSpec, Refusal, windows
 from convpool.algebra.parts import holds
 from convpool.ir.index import Scope
 from convpool.ir.protos import FLOATS, STANDARD_DOMAINS, AttributeReference, attributes, is_op, known_attributes
-from convpool.rules.base import Reject, malformed, reject, spatial_size, windows
+from convpool.rules.base import Reject, reject, rejection, spatial_size
 from convpool.rules.convs import Pooling, conv_leaf
 from convpool.rules.pool_first import means
 from convpool.rules.sizes import scales_of
@@ -69,9 +69,9 @@ def average_pool(scope: Scope, index: int, rank: int, size: Ints | None) -> Pool
     values = attributes(node)
     if len(values["kernel_shape"]) != rank:
         return reject(scope, index, "kernel_shape", tuple(values["kernel_shape"]), f"{rank} dimensions, as the convolution has")
-    if (wrong := malformed(scope, index, values, rank)) is not None:
-        return wrong
     spec = windows(values, rank)
+    if isinstance(spec, Refusal):
+        return rejection(scope, index, spec)
     auto_pad = values.get("auto_pad", b"NOTSET").decode(errors="replace")
     ceil = bool(values.get("ceil_mode", 0)) and not auto_pad.startswith("SAME")
     if (wrong := _padded(scope, index, spec, size, ceil)) is not None:
