@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`optimize`: the whole way from a model to its rewritten form, with the proof and the report."""
+"""`optimize`: the whole way from a model to its rewritten form, with the proof, the report, and what to do next."""
 
 from __future__ import annotations
 
 import os
+import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -14,11 +17,12 @@ import numpy as np
 from convpool.check.inputs import Given, load_arrays
 from convpool.check.session import evaluate, prepare
 from convpool.check.verify import verified
-from convpool.errors import VerificationError
-from convpool.ir.model import LoadedModel, load, tensor_shapes, with_fixed
-from convpool.options import OptimizeOptions, check_arguments, options_for
+from convpool.errors import ModelError, VerificationError
+from convpool.ir.model import LoadedModel, Shapes, load, scopes_at, suggested, tensor_shapes, with_fixed, with_sizes
+from convpool.options import TARGETS, OptimizeOptions, check_arguments, options_for
 from convpool.pipeline import OptimizeResult, Tuner, in_reach, rewrite
-from convpool.summary import next_steps, recount, time_models
+from convpool.report import Report
+from convpool.summary import count, recount, time_models
 from convpool.types import Accumulation, Lowering, Model, Target, Upsampling
 
 
@@ -121,7 +125,7 @@ def optimize(
     recount(report, original, result.loaded, shapes)
     if (autotune if time is None else time) and result.changed and passed:
         time_models(report, original, result.loaded, given)
-    report.hints += next_steps(report, result._seen, loaded, options, report.checked_shapes or shapes, _pairs) if passed else []
+    report.hints += _next_steps(result, loaded, options, report.checked_shapes or shapes) if passed else []
     report.summary = replace(report.summary, bytes_before=original.size_bytes, seconds=perf_counter() - started)
     if report.verification is not None and not passed:
         left = "" if report.verification.differs else ", or leave the check out with --no-check"
@@ -129,6 +133,72 @@ def optimize(
     return result
 
 
+TAKE_ORIGINAL = "the model was saved by onnxruntime, with operators of its own: optimize the original"
+QUANTIZE_LATER = "run convpool with --lowering auto on the float model, and quantize the result"
+
+
+def _next_steps(result: OptimizeResult, model: LoadedModel, options: OptimizeOptions, shapes: Shapes) -> list[str]:
+    """Say what changes the outcome, commands last: what can be tried here is.  model: as it was rewritten.  shapes: known ones of
+    its inputs."""
+    report, seen, found = result.report, result._seen, []
+    stay = [site.reason or "" for site in report.sites if site.status == "rejected"]
+    if seen.saved:
+        found.append(TAKE_ORIGINAL)
+    elif seen.quantized:
+        found.append(QUANTIZE_LATER)
+    on_cpu, given = replace(options, devices=TARGETS["cpu"].devices), suggested(model.proto, shapes)
+    if not found and any(re.search(r"\bunknown\b|computed tensor|not provably|for every size", reason) for reason in stay):
+        found += _preparing(report, model, options, given)
+        if not found and report.options["target"] == "any" and any("for every size" in reason for reason in stay):
+            found += _preparing(report, model, on_cpu, given)
+    if report.options["target"] == "any" and any(reason.endswith("for this target") for reason in stay):
+        more = _pairs(model, on_cpu) - report.summary.rewritten
+        if more > 0:
+            found.append(f"{more} more for onnxruntime on a CPU: convpool optimize {name_of(model)} --target cpu")
+    if report.summary.rewritten and report.summary.model_macs_before is None:
+        if given and count(scopes_at(model, given, evaluate)).total is not None:
+            words = _words("--input-shape", given)
+            found.append(f"to count multiply-adds, with your sizes: convpool inspect {name_of(model)} {words}")
+    return found
+
+
+def _preparing(report: Report, model: LoadedModel, options: OptimizeOptions, sizes: dict[str, list[int]]) -> list[str]:
+    """The least that has more pairs rewritten: constants folded, sizes fixed, or both.  Neither alone where both have none."""
+    folding = replace(options, passes=options.passes | {"fold"})
+
+    def step(shapes: dict[str, list[int]], tried: OptimizeOptions) -> list[str]:
+        with suppress(ModelError):
+            fixed = load(with_sizes(model.proto, shapes), model.base_dir) if shapes else model
+            more = _pairs(fixed, tried) - report.summary.rewritten
+            if more > 0:
+                what = "with sizes that are fixed (put yours)" if shapes else "with constants folded"
+                given = [_asked(report, tried), "--fold" if tried is folding else "", _words("--fix-shape", shapes)]
+                return [f"{more} more {what}: convpool optimize {name_of(model)} {' '.join(filter(None, given))}"]
+        return []
+
+    both = step(sizes, folding)
+    return both if not both or not sizes else step({}, folding) or step(sizes, options) or both
+
+
+def _asked(report: Report, tried: OptimizeOptions) -> str:
+    """The target and the lowering as options of a command, where they are not the usual ones."""
+    given, lowering = str(report.options["target"]), report.options["lowering"]
+    target = "cpu" if tried.devices == TARGETS["cpu"].devices else given
+    words = [] if target == "any" else ["--target", target]
+    return " ".join(words if lowering == TARGETS[given].lowering else [*words, "--lowering", str(lowering)])
+
+
+def name_of(model: LoadedModel, suffix: str = "") -> str:
+    """The model's file as a command takes it, or one beside it with another suffix."""
+    path = model.path or Path("MODEL.onnx")
+    name = str(path.with_suffix(suffix) if suffix else path)
+    return shlex.quote(f"./{name}" if name.startswith("-") else name)
+
+
+def _words(option: str, shapes: Shapes) -> str:
+    return " ".join(f"{option} {shlex.quote(name + ':' + 'x'.join(map(str, shape)))}" for name, shape in shapes.items())
+
+
 def _pairs(model: LoadedModel, options: OptimizeOptions) -> int:
-    """How many sites of a model are rewritten; `next_steps` asks this of changes that it may name."""
+    """How many sites of a model are rewritten."""
     return rewrite(model, options, {}, reached=in_reach(model, options)).report.summary.rewritten

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gain of a model: multiply-adds, time in onnxruntime before and after, and what to do next.
+"""The gain of a model: multiply-adds, and time in onnxruntime before and after.
 
 Conv, ConvTranspose, Gemm, MatMul, their quantized forms, and convpool's own operators multiply.  Every node counts once: those in
 functions and in the bodies of If, Loop and Scan too, however often these run.  What is computed from constants alone does not
 count, since a runtime does it once, when it loads the model.
-
-A step is named only if it changes the outcome: what can be tried here is.
 
 What a model has in place of pairs is told too: `survey` goes from each convolution forward to the nearest average.  The first
 node on the way that no average moves past is the obstacle.  A quantized or fused operator counts for what it was made of: if
@@ -16,11 +14,8 @@ from __future__ import annotations
 
 import math
 import os
-import re
-import shlex
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -37,9 +32,8 @@ from convpool.errors import ModelError
 from convpool.ir import protos, schema
 from convpool.ir.files import external_size
 from convpool.ir.index import Scope
-from convpool.ir.model import LoadedModel, batches_of_one, load, scopes_at, suggested, with_sizes
+from convpool.ir.model import LoadedModel, batches_of_one, scopes_at
 from convpool.ir.protos import STANDARD_DOMAINS, is_op, known_attributes, label, ops_of
-from convpool.options import TARGETS, OptimizeOptions
 from convpool.report import Log, Report, SiteReport, Speed, Summary
 from convpool.rules.linear import JOINS, Step, is_map, op_of, step_or_reject
 from convpool.rules.pool_first.averages import candidates, recognise
@@ -264,82 +258,6 @@ def physical_cores() -> int:
         except OSError:
             cores.add(str(cpu))
     return len(cores)
-
-
-Rewrite = Callable[[LoadedModel, OptimizeOptions], int]
-"""How many sites of a model are rewritten."""
-TAKE_ORIGINAL = "the model was saved by onnxruntime, with operators of its own: optimize the original"
-QUANTIZE_LATER = "run convpool with --lowering auto on the float model, and quantize the result"
-
-
-def next_steps(
-    report: Report,
-    seen: Seen,
-    model: LoadedModel,
-    options: OptimizeOptions,
-    shapes: Mapping[str, Sequence[int]],
-    rewrite: Rewrite,
-) -> list[str]:
-    """Say what changes the outcome, commands last.  model: as it was rewritten.  shapes: known ones of its inputs."""
-    found = []
-    stay = [site.reason or "" for site in report.sites if site.status == "rejected"]
-    if seen.saved:
-        found.append(TAKE_ORIGINAL)
-    elif seen.quantized:
-        found.append(QUANTIZE_LATER)
-    on_cpu, given = replace(options, devices=TARGETS["cpu"].devices), suggested(model.proto, shapes)
-    if not found and any(re.search(r"\bunknown\b|computed tensor|not provably|for every size", reason) for reason in stay):
-        found += _preparing(report, model, options, given, rewrite)
-        if not found and report.options["target"] == "any" and any("for every size" in reason for reason in stay):
-            found += _preparing(report, model, on_cpu, given, rewrite)
-    if report.options["target"] == "any" and any(reason.endswith("for this target") for reason in stay):
-        more = rewrite(model, on_cpu) - report.summary.rewritten
-        if more > 0:
-            found.append(f"{more} more for onnxruntime on a CPU: convpool optimize {name_of(model)} --target cpu")
-    if report.summary.rewritten and report.summary.model_macs_before is None:
-        if given and count(scopes_at(model, given, evaluate)).total is not None:
-            words = _words("--input-shape", given)
-            found.append(f"to count multiply-adds, with your sizes: convpool inspect {name_of(model)} {words}")
-    return found
-
-
-def _preparing(
-    report: Report, model: LoadedModel, options: OptimizeOptions, sizes: dict[str, list[int]], rewrite: Rewrite
-) -> list[str]:
-    """The least that has more pairs rewritten: constants folded, sizes fixed, or both.  Neither alone where both have none."""
-    folding = replace(options, passes=options.passes | {"fold"})
-
-    def step(shapes: dict[str, list[int]], tried: OptimizeOptions) -> list[str]:
-        with suppress(ModelError):
-            fixed = load(with_sizes(model.proto, shapes), model.base_dir) if shapes else model
-            more = rewrite(fixed, tried) - report.summary.rewritten
-            if more > 0:
-                what = "with sizes that are fixed (put yours)" if shapes else "with constants folded"
-                given = [_asked(report, tried), "--fold" if tried is folding else "", _words("--fix-shape", shapes)]
-                return [f"{more} more {what}: convpool optimize {name_of(model)} {' '.join(filter(None, given))}"]
-        return []
-
-    both = step(sizes, folding)
-    return both if not both or not sizes else step({}, folding) or step(sizes, options) or both
-
-
-def _asked(report: Report, tried: OptimizeOptions) -> str:
-    """The target and the lowering as options of a command, where they are not the usual ones."""
-    given, lowering = str(report.options["target"]), report.options["lowering"]
-    target = "cpu" if tried.devices == TARGETS["cpu"].devices else given
-    words = [] if target == "any" else ["--target", target]
-    return " ".join(words if lowering == TARGETS[given].lowering else [*words, "--lowering", str(lowering)])
-
-
-def name_of(model: LoadedModel, suffix: str = "") -> str:
-    """The model's file as a command takes it, or one beside it with another suffix."""
-    path = model.path or Path("MODEL.onnx")
-    name = str(path.with_suffix(suffix) if suffix else path)
-    return shlex.quote(f"./{name}" if name.startswith("-") else name)
-
-
-def _words(option: str, shapes: Mapping[str, Sequence[int]]) -> str:
-    return " ".join(f"{option} {shlex.quote(name + ':' + 'x'.join(map(str, shape)))}" for name, shape in shapes.items())
 
 
 SEARCH_LIMIT = 64

@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from convpool.algebra.expand import FORMS
 from convpool.algebra.geometry import REQUESTS
-from convpool.api import OptimizeResult, optimize
+from convpool.api import OptimizeResult, name_of, optimize
 from convpool.cli import group
 from convpool.cli.group import SHAPE, NamedShape
 from convpool.cli.table import make_console, show
@@ -21,7 +21,6 @@ from convpool.errors import OptionError, OutputError, VerificationError
 from convpool.ir import schema
 from convpool.ir.files import LAYOUTS, check_model_output, check_output
 from convpool.options import OF_CHAINS, PASSES, TARGETS
-from convpool.summary import name_of
 from convpool.types import Layout, Lowering, Target
 
 REPORT = click.option(
