@@ -255,28 +255,25 @@ def verify(
         raise ModelError(NO_MEMORY) from error
 
 
-def _in_front_of_sigmoids(compare: Compare) -> Compare:
-    """Make a comparison that fails at outputs of Sigmoids judge what these read: onnxruntime's Sigmoid has steps of 3e-8 near 0.
+@_in_all_branches
+def compare_models(original: LoadedModel, optimized: LoadedModel, given: inputs.Given) -> judge.Verification:
+    """`verify` on loaded models.  Outputs of Sigmoids that differ are judged by what these read: onnxruntime's Sigmoid has steps
+    of 3e-8 near 0.
 
     Nothing is allowed by that but the steps: there log(Sigmoid(x)) has the derivative 1, so that rtol of y is as much absolute of
     x, and elsewhere a smaller one.  The last bits of a large x are allowed, too."""
-
-    @wraps(compare)
-    def both(original: LoadedModel, optimized: LoadedModel, given: inputs.Given) -> judge.Verification:
-        verdict = compare(original, optimized, given)
-        off = {output.name for output in verdict.outputs if not output.passed}
-        models = [_without_sigmoids(model, off) for model in (original, optimized)] if verdict.differs else [None]
-        if None in models or (given.rtol, given.atol) != (None, None):
-            return verdict
-        again = compare(*models, replace(given, rtol=1e-5, atol=judge.FLOAT32_TOLERANCE[0]))
-        read = {output.name: output for output in again.outputs if output.passed and output.name in off}
-        if set(read) != off:
-            return verdict
-        outputs = [read.get(output.name, output) for output in verdict.outputs]
-        notes = [*verdict.notes, f"{', '.join(read)}: judged by what the Sigmoid in front reads"]
-        return replace(verdict, passed=True, outputs=outputs, notes=notes)
-
-    return both  # type: ignore[return-value]
+    verdict = _compared(original, optimized, given)
+    off = {output.name for output in verdict.outputs if not output.passed}
+    first, second = (_without_sigmoids(model, off) if verdict.differs else None for model in (original, optimized))
+    if first is None or second is None or (given.rtol, given.atol) != (None, None):
+        return verdict
+    again = _compared(first, second, replace(given, rtol=1e-5, atol=judge.FLOAT32_TOLERANCE[0]))
+    read = {output.name: output for output in again.outputs if output.passed and output.name in off}
+    if set(read) != off:
+        return verdict
+    outputs = [read.get(output.name, output) for output in verdict.outputs]
+    notes = [*verdict.notes, f"{', '.join(read)}: judged by what the Sigmoid in front reads"]
+    return replace(verdict, passed=True, outputs=outputs, notes=notes)
 
 
 def _without_sigmoids(model: LoadedModel, names: set[str]) -> LoadedModel | None:
@@ -290,10 +287,8 @@ def _without_sigmoids(model: LoadedModel, names: set[str]) -> LoadedModel | None
     return result
 
 
-@_in_all_branches
-@_in_front_of_sigmoids
-def compare_models(original: LoadedModel, optimized: LoadedModel, given: inputs.Given) -> judge.Verification:
-    """`verify` on loaded models."""
+def _compared(original: LoadedModel, optimized: LoadedModel, given: inputs.Given) -> judge.Verification:
+    """Do what `compare_models` does, but for Sigmoids."""
     maker, types = given.maker(original.proto), original.float_types
     narrow = sorted(types & set(HALF_TYPES))
     original, optimized, native, exact = _references(original, optimized, types)
