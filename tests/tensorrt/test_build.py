@@ -163,6 +163,7 @@ def test_two_engines_are_compared_on_the_first_one_s_typical_shapes():
         ({"autotune": True, "lowering": "direct"}, "autotune: got lowering too; expected one of them"),
         ({"check": -1}, "check: got -1, expected 0 or more"),
         ({"seed": -1}, "seed: got -1, expected 0 or more"),
+        ({"rtol": float("nan")}, "rtol: got nan, expected a finite number of at least 0"),
     ],
 )
 def test_options_that_no_model_can_use_are_refused(options, message):
