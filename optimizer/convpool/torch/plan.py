@@ -49,7 +49,8 @@ def plan(graph: fx.Graph, options: OptimizeOptions, stay: Collection[str] = ()) 
 
     stay: names of those that are not.  Raises Unmapped, ModelError."""
     graph = copied(graph)
-    if any(isinstance(value := value_of(node), torch.Tensor) and value.is_complex() for node in graph.nodes):
+    tensors = [value for node in graph.nodes if isinstance(value := value_of(node), torch.Tensor)]
+    if any(value.is_complex() for value in tensors):
         raise Unmapped("complex numbers")
     held = held_by_changes(graph)
     skeleton = Skeleton(graph)
@@ -66,8 +67,7 @@ def plan(graph: fx.Graph, options: OptimizeOptions, stay: Collection[str] = ()) 
     given = LoadedModel(model, None, model.ByteSize(), inferred=onnx.shape_inference.infer_shapes(model))
     resized = any(proto.op_type == "Resize" for proto in model.graph.node)
     passes = frozenset({"pool_first", *(["upsample_last"] if resized else [])})
-    kinds = {value.device.type for node in graph.nodes if isinstance(value := value_of(node), torch.Tensor)}
-    device = "cuda" if "cuda" in kinds else "cpu"
+    device = "cuda" if any(value.device.type == "cuda" for value in tensors) else "cpu"
     result = rewrite(given, replace(options, passes=passes, pinned=skeleton.pinned, for_torch=device), {})
     made = Rebuilding(skeleton, result.model).run() if result.changed else graph
     rules = {site.conv: site.rule for site in result.report.sites if site.status == "rewritten"}
