@@ -128,12 +128,14 @@ def test_convpool_imports_neither_torch_nor_tensorrt():
     assert python(f"import sys, convpool, convpool.cuda, convpool.tensorrt; print({found})").strip() == "[]"
 
 
-def test_convpool_torch_names_the_extra():
+@pytest.mark.parametrize(("version", "fault"), [("None", "not installed"), ("'2.6.0'", "version; got 2.6.0, expected 2.7")])
+def test_convpool_torch_names_the_extra(version, fault):
     said = python(
-        """
-import importlib.util
+        f"""
+import importlib.util, sys, types
 found = importlib.util.find_spec
-importlib.util.find_spec = lambda name, *rest: None if name == "torch" else found(name, *rest)
+importlib.util.find_spec = lambda name, *rest: {version} if name == "torch" else found(name, *rest)
+sys.modules["torch"] = types.SimpleNamespace(__version__={version})
 import convpool
 try:
     import convpool.torch
@@ -141,4 +143,4 @@ except convpool.ConvpoolError as error:
     print(isinstance(error, ImportError), error)
 """
     )
-    assert said.startswith("True torch: not installed") and "pip install 'convpool[torch]'" in said
+    assert said.startswith(f"True torch: {fault}") and "'convpool[torch]'" in said

@@ -26,7 +26,12 @@ import importlib.util
 from convpool.errors import TorchError
 
 if importlib.util.find_spec("torch") is None:
-    raise TorchError("torch: not installed; got no PyTorch, expected version 2.6 or later; run `pip install 'convpool[torch]'`")
+    raise TorchError("torch: not installed; got no PyTorch, expected version 2.7 or later; run `pip install 'convpool[torch]'`")
+
+import torch
+
+if [*map(int, torch.__version__.split(".")[:2])] < [2, 7]:
+    raise TorchError(f"torch: version; got {torch.__version__}, expected 2.7 or later; run `pip install -U 'convpool[torch]'`")
 
 # ruff: noqa: E402
 from convpool.torch.backend import compile_options

@@ -26,7 +26,6 @@ import onnx
 import torch
 from onnx import ModelProto
 from torch import nn
-from torch.nn.modules.module import _has_any_global_hook
 from torch.utils import _pytree as pytree
 from torch.utils._device import DeviceContext
 from torch.utils.hooks import RemovableHandle
@@ -47,7 +46,7 @@ _LIMITS = {"recompile_limit": 64, "isolate_recompiles": True}
 _OWN_LIMITS = {name: value for name, value in _LIMITS.items() if name in inspect.signature(torch.compile).parameters}
 _is_traced: Any = getattr(torch.fx._symbolic_trace, "is_fx_symbolic_tracing", torch.fx._symbolic_trace.is_fx_tracing)
 _number = itertools.count()
-LIMIT = 64 if "recompile_limit" in _OWN_LIMITS else getattr(torch._dynamo.config, "recompile_limit", 8)
+LIMIT = 64 if "recompile_limit" in _OWN_LIMITS else torch._dynamo.config.recompile_limit
 """Captures of a module; after that its original forward runs for calls that none of them is for."""
 
 
@@ -259,7 +258,10 @@ def _is_followed() -> bool:
         return True
     modes = torch.overrides._get_current_function_mode_stack() if c._len_torch_function_stack() else ()
     own = any(type(mode) is not DeviceContext for mode in modes)  # TorchDynamo would run it, and then the graph under it
-    return bool(own or c._len_torch_dispatch_stack() or _is_traced() or _has_any_global_hook())
+    hooks = any(
+        getattr(nn.modules.module, f"_global_{kind}_hooks") for kind in ("backward_pre", "backward", "forward_pre", "forward")
+    )
+    return bool(own or c._len_torch_dispatch_stack() or _is_traced() or hooks)
 
 
 @contextlib.contextmanager
