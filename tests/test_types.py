@@ -132,11 +132,10 @@ def test_convpool_imports_neither_torch_nor_tensorrt():
 def test_convpool_torch_names_the_extra(version, fault):
     said = python(
         f"""
-import importlib.util, sys, types
+import convpool, importlib.util, sys, types
 found = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *rest: {version} if name == "torch" else found(name, *rest)
 sys.modules["torch"] = types.SimpleNamespace(__version__={version})
-import convpool
 try:
     import convpool.torch
 except convpool.ConvpoolError as error:
