@@ -84,7 +84,8 @@ class Pipeline:
         tuner: Tuner | None = None,
     ) -> None:
         """model: changed in place.  inferred: it, after shape inference.  sizes: see `Context`."""
-        self._model, self.inferred = model, inferred
+        self._model, self._inferred, self._shapes_hold = model, inferred, True
+        self._scopes: list[Scope] | None = None
         self._tuner = tuner
         self.log = Log(lambda name: self.editor.made(name))
         self._exclude = options.exclude
@@ -100,15 +101,18 @@ class Pipeline:
     def editor(self) -> Editor:
         return Editor(self._model.proto)
 
-    @cached_property
     def scopes(self) -> list[Scope]:
-        """The index of the model as it is, until `finish`, outer scopes first."""
-        return index_with_shapes(self._model.proto, self._model.read, evaluate, self.inferred)
+        """The index of the model as it is, until `finish`, outer scopes first: made when it is asked for, and after a change."""
+        if self._scopes is None:
+            self._scopes = index_with_shapes(self._model.proto, self._model.read, evaluate, self.inferred)
+        return self._scopes
 
-    @cached_property
+    @property
     def inferred(self) -> ModelProto | None:
         """The model after shape inference, once all its tensors but constants were there; None where that fails."""
-        return infer_shapes(self._model.proto)
+        if not self._shapes_hold:
+            self._inferred, self._shapes_hold = infer_shapes(self._model.proto), True
+        return self._inferred
 
     def _changed(self, scopes: Iterable[Scope], *, adds_tensors: bool) -> None:
         """Some scopes have changed.  adds_tensors: by tensors that only shape inference knows."""
@@ -116,14 +120,13 @@ class Pipeline:
             for scope in scopes:
                 scope.reload()
             return
-        for stale in ("scopes", "inferred"):
-            vars(self).pop(stale, None)
+        self._scopes, self._shapes_hold = None, False
 
     def run(self, stages: tuple[Stage, ...] = STAGES) -> Pipeline:
         """Rewrite the model, but for `finish`."""
         options = self._context.options
         if any(map(self._context.enabled, ("image_conv", "plain_conv", "chain_conv", "chain_upsample"))):
-            convolutions = ((scope.path, node.output[0]) for scope in self.scopes for node in ops_of(scope.nodes, "Conv"))
+            convolutions = ((scope.path, node.output[0]) for scope in self.scopes() for node in ops_of(scope.nodes, "Conv"))
             self._context = replace(self._context, originals=frozenset(convolutions))
         rewritten = False
         for stage in stages:
@@ -145,19 +148,19 @@ class Pipeline:
         if wanted is not None and self.editor.accumulate(wanted, self._excluded):
             self.changed = True
         if self.changed:
-            self.editor.finish(self.scopes, lambda: self.inferred, self._context.options.metadata)
+            self.editor.finish(self.scopes(), lambda: self.inferred, self._context.options.metadata)
 
     def first_look(self, rule: Rule) -> tuple[list[Any], tuple[tuple[Any, Reject], ...]]:
         """A rule's plans for the model as it is, and its sites that would stay, each with the reason."""
         kept: list[tuple[Rule, Site, Reject | None, Times]] = []
-        plans = [found.plan for scope in self.scopes for found in self._plans(scope, [rule], kept)]
+        plans = [found.plan for scope in self.scopes() for found in self._plans(scope, [rule], kept)]
         return plans, tuple((site, verdict) for _, site, verdict, _ in kept if verdict is not None)
 
     def _round(self, stage: Stage, rules: list[Rule]) -> bool:
         """One look at every site; whether any was rewritten.  Sites that stay are reported only by the last round."""
         found: list[tuple[Scope, list[Found]]] = []
         kept: list[tuple[Rule, Site, Reject | None, Times]] = []
-        for scope in self.scopes:
+        for scope in self.scopes():
             plans = self._plans(scope, rules, kept)
             if plans:
                 found.append((scope, plans))
@@ -455,11 +458,11 @@ def rewrite(
     result = LoadedModel(deepcopy(start.proto), original.base_dir, 0, path=original.path, data_files=original.data_files)
     moved = options.lowering != "convavgpool" and schema.move_back(result.proto)
     run = Pipeline(result, start.inferred, options, sizes=sizes, tuner=tuner)
-    scopes = run.scopes
+    scopes = run.scopes()
     before, seen = count(scopes), survey(scopes)
     run.run()
     sites = _with_clearer_reasons(run.log, stays)
-    after = count(run.scopes) if run.changed else before
+    after = count(run.scopes()) if run.changed else before
     run.finish()
     if not run.changed:
         result.source = original.source
