@@ -38,7 +38,7 @@ from convpool.errors import ModelError, OptionError, OutputError
 from convpool.ir import schema
 from convpool.ir.edit import Editor
 from convpool.ir.files import save, self_contained, serialize
-from convpool.ir.index import Scope, index_with_shapes
+from convpool.ir.index import Scope, index_model, index_with_shapes
 from convpool.ir.inference import infer_shapes
 from convpool.ir.inlining import MAX_NODES, Call, inlined
 from convpool.ir.model import LoadedModel, passes_full_check
@@ -86,6 +86,7 @@ class Pipeline:
         """model: changed in place.  inferred: it, after shape inference.  sizes: see `Context`."""
         self._model, self._inferred, self._shapes_hold = model, inferred, True
         self._scopes: list[Scope] | None = None
+        self._earlier: list[Scope] = []
         self._tuner = tuner
         self.log = Log(lambda name: self.editor.made(name))
         self._exclude = options.exclude
@@ -104,7 +105,11 @@ class Pipeline:
     def scopes(self) -> list[Scope]:
         """The index of the model as it is, until `finish`, outer scopes first: made when it is asked for, and after a change."""
         if self._scopes is None:
-            self._scopes = index_with_shapes(self._model.proto, self._model.read, evaluate, self.inferred)
+            parts = self._model.proto, self._model.read, evaluate
+            if self._earlier:
+                self._scopes = index_model(*parts, None, self._earlier)
+            else:
+                self._scopes = index_with_shapes(*parts, self.inferred)
         return self._scopes
 
     @property
@@ -120,7 +125,9 @@ class Pipeline:
             for scope in scopes:
                 scope.reload()
             return
-        self._scopes, self._shapes_hold = None, False
+        self._earlier = [] if adds_tensors else self._scopes or []
+        self._shapes_hold = self._shapes_hold and not adds_tensors
+        self._scopes = None
 
     def run(self, stages: tuple[Stage, ...] = STAGES) -> Pipeline:
         """Rewrite the model, but for `finish`."""

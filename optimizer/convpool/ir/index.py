@@ -452,18 +452,22 @@ def _picked(node: NodeProto, sizes: tuple[Dim, ...], inputs: list[tuple[int, ...
     return sizes[inputs[0][0] : inputs[1][0]]
 
 
-def index_model(model: ModelProto, read: Read, evaluate: Evaluate, inferred: ModelProto | None = None) -> list[Scope]:
+def index_model(
+    model: ModelProto, read: Read, evaluate: Evaluate, inferred: ModelProto | None = None, known: Sequence[Scope] = ()
+) -> list[Scope]:
     """Index every scope of `model`, outer ones first.
 
     read: gives the value of a stored tensor; evaluate: of one that a model computes.  inferred: the same model after shape
     inference, node for node; shapes come from it.  In functions they follow from the arguments, as far as all calls agree.
+    known: an earlier index of the same scopes, whose shapes hold still: the model has gained only constants since.
     """
     scopes: list[Scope] = []
     functions = {key_of(function): function for function in model.functions}
     calls: dict[tuple, list[tuple[Scope, NodeProto]]] = {key: [] for key in functions}
 
     def visit(proto: GraphProto | FunctionProto, typed: Any, parent: Scope | None, path: str, depth: int = 0) -> Scope:
-        scope = Scope(proto, parent, model, read, evaluate, _tensor_infos(typed), path, depth)
+        infos = known[len(scopes)].infos if known else _tensor_infos(typed)
+        scope = Scope(proto, parent, model, read, evaluate, infos, path, depth)
         scopes.append(scope)
         for index, node in enumerate(scope.nodes):
             if functions and (key := key_of(node)) in calls:
@@ -485,7 +489,7 @@ def index_model(model: ModelProto, read: Read, evaluate: Evaluate, inferred: Mod
     called = {key: filter(functions.__contains__, map(key_of, all_nodes(function))) for key, function in functions.items()}
     for key in reversed([*TopologicalSorter(called).static_order()]):  # callers first
         function = functions[key]
-        arguments = _argument_infos(function, calls[key])
+        arguments = {} if known else _argument_infos(function, calls[key])
         inputs = [helper.make_tensor_value_info(name, info.elem_type, info.shape) for name, info in arguments.items()]
         typed = infer_function(model, function, inputs) if inputs else None
         depth = max((caller.depth for caller, _ in calls[key]), default=0)
