@@ -75,6 +75,13 @@ def test_fold_stores_what_is_constant(name, ir, recwarn):
         assert_close(model, result.model)
 
 
+def test_integers_of_old_models_end():
+    """Their Constants have floating point only, so that a Cast of one stays."""
+    result = convpool.optimize(graph("s = Shape(x)\ny = Reshape(x, s)", ir=3, opset=8), check=0, fold=True)
+    assert operators(result.model.graph) == {"Cast": 1, "Constant": 1, "Reshape": 1}
+    assert not convpool.optimize(result.model, check=0, fold=True).changed
+
+
 def test_folding_is_no_rewrite_of_a_pair():
     """Concats are joined in a model with a pair alone."""
     body = "a = Identity(x)\np = Concat<axis=1>(a, a)\nq = Concat<axis=1>(a, a, x)\nr = Relu(p)\ny = Concat<axis=1>(r, q)"

@@ -55,7 +55,9 @@ class Fold(Rule):
         computed = _computed(scope)
         for index, node in enumerate(scope.nodes):
             if index in computed:
-                if any(scope.read_outside(name, computed) for name in node.output):
+                # Integers of old models stay as they are stored (`Editor.store`): else this would have no end.
+                stored = scope.opset < 9 and is_op(node, "Cast") and scope.made_by(node.input[0], "Constant") is not None
+                if not stored and any(scope.read_outside(name, computed) for name in node.output):
                     yield Site(scope, index)
             elif any(_passed(scope, name)[1] for name in node.input):
                 yield Site(scope, index)
