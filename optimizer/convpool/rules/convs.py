@@ -224,6 +224,8 @@ def conv_leaf(scope: Scope, index: int, axes: int | None = None) -> ConvLeaf | R
     known = all(isinstance(dim, int) for dim in channels)
     m, c = (dim if isinstance(dim, int) else NOMINAL_CHANNELS for dim in channels)
     size = spatial_size(scope, node.input[0], rank)
+    if size is not None and 0 in size:
+        return reject(scope, index, "size of the map", list(size), "at least one element")
     auto_pad = values.get("auto_pad", b"NOTSET").decode(errors="replace")
     if auto_pad.startswith("SAME"):
         if size is None and max(spec.strides) > 1:
