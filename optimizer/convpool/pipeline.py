@@ -433,7 +433,7 @@ class OptimizeResult:
         """
         if skip_unchanged and not self.changed:
             return []
-        if os.fspath(path).endswith(os.sep):  # which Path drops
+        if os.fspath(path).endswith((os.sep, f"{os.sep}.")):  # which Path drops
             raise OutputError(f"{path}: a folder; expected a file name")
         return save(replace(self.loaded, proto=self.model), Path(path), self._new_constants, external_data)
 

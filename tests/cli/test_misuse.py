@@ -34,7 +34,7 @@ CASES = {
     "a report to an open file": ("inspect good.onnx --report /proc/self/environ", 2, "in a folder of devices and open files"),
     "an engine on stdout": ("build good.onnx -o -", 2, "got '-', expected a file's name"),
     "output of a folder's name": ("optimize good.onnx -o new/", 2, "'-o' / '--output': got 'new/', expected a file's name"),
-    "a report of a folder's name": ("inspect good.onnx --report new/", 2, "got 'new/', expected a file's name"),
+    "a report of a folder's name": ("inspect good.onnx --report new/.", 2, "got 'new/.', expected a file's name"),
     "output of a name too long": (f"optimize good.onnx -o {'long' * 70}.onnx", 2, ".onnx: cannot be written; File name too long"),
     "a misspelt command": ("optimise good.onnx", 2, "No such command 'optimise'"),
     "inspect without a model": ("inspect", 2, "Missing argument 'MODEL'"),

@@ -166,7 +166,7 @@ class NewFile(click.ParamType):
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         value = "-" if value in ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1") else value
-        if not value or value.endswith(os.sep) or value == "-" and not self._stdout:
+        if not value or value.endswith((os.sep, f"{os.sep}.")) or value == "-" and not self._stdout:
             self.fail(f"got {value!r}, expected a file's name", param, ctx)
         return value
 
