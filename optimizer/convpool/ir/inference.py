@@ -24,9 +24,10 @@ from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from typing import Any
 
+import numpy as np
 import onnx
 from google.protobuf.message import EncodeError
-from onnx import GraphProto, ModelProto, TensorProto, TensorShapeProto, TypeProto, ValueInfoProto, helper
+from onnx import GraphProto, ModelProto, TensorProto, TensorShapeProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
 from convpool.algebra.geometry import Refusal, windows
 from convpool.errors import ModelError
@@ -41,6 +42,10 @@ Notes = dict[str, ValueInfoProto]
 """Types and shapes that a graph notes of its tensors."""
 CEIL_OPSET = 22
 """The first opset in which onnx counts the windows of `ceil_mode` as runtimes do."""
+SIZES_OPSET = 11
+"""The first opset whose Resize has scales as its third input."""
+MAX_ROUNDED = 2**20
+"""The next float32 behind a larger size times a scale may be a whole number away."""
 MADE_UP = "unk__"
 """How names of sizes begin that shape inference makes up."""
 WITHOUT_INFERENCE = ("GroupNormalization", "MeanVarianceNormalization")
@@ -61,15 +66,18 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
     nodes = model_nodes(probe)
     for node in (*ops_of(nodes, *WITHOUT_INFERENCE), *protos.of_onnxruntime(probe)):
         node.op_type = "Identity"
-    for node in ops_of(nodes, "ConvTranspose"):  # to the sizes that SAME gives, onnx adds output_padding; runtimes do not
+    for node in ops_of(nodes, "AveragePool", "ConvTranspose", "MaxPool"):  # runtimes add nothing to the sizes that SAME gives
         if (known_attributes(node) or {}).get("auto_pad", b"").startswith(b"SAME"):
-            give(node, {}, ("output_padding",))
+            give(node, {}, ("ceil_mode", "output_padding"))
+    for node in ops_of([node for function in probe.functions for node in protos.all_nodes(function)], "AveragePool", "MaxPool"):
+        if any(item.name == "ceil_mode" and (item.i or item.ref_attr_name) for item in node.attribute):  # see `drop_windows`
+            node.op_type = "PoolingOfUnknownSize"
     for node in ops_of(nodes, "If") if opset_of(model.opset_import) < BRANCHES_OPSET else ():
         node.op_type = "IfOfSeveralShapes"
     result = None
     try:
         result = _infer(probe)
-        while drop_windows(probe, result):
+        while drop_windows(probe, result) or raise_scales(probe, result):
             result = _infer(probe)
         if fill_in(probe, result, taken):
             result = _infer(probe)
@@ -102,11 +110,13 @@ def side_by_side(model: ModelProto, inferred: ModelProto) -> list[tuple[GraphPro
 
 def take(model: ModelProto) -> list[tuple[GraphProto, Notes]]:
     """Take the notes out of a model, and give its main graph and each body in it, with theirs.  Inputs are then as they count:
-    open sizes have names of their own, and those of constants (before IR 4) the constants' sizes."""
-    for value in model.graph.input if model.ir_version < 4 else ():
-        constant = next((tensor for tensor in model.graph.initializer if tensor.name == value.name), None)
-        if constant is not None and value.type.HasField("tensor_type"):
-            value.type.tensor_type.shape.CopyFrom(helper.make_tensor_type_proto(0, constant.dims).tensor_type.shape)
+    open sizes have names of their own, constants (before IR 4) are none, and what a caller may replace is no constant."""
+    stored, given = ({item.name for item in items} for items in (model.graph.initializer, model.graph.input))
+    if model.ir_version < 4:
+        refill(model.graph.input, [value for value in model.graph.input if value.name not in stored])
+        model.ir_version = 4
+    else:
+        refill(model.graph.initializer, [tensor for tensor in model.graph.initializer if tensor.name not in given])
     names: set[str] = set()
     for value in model.graph.input:
         if not value.type.HasField("tensor_type"):
@@ -136,10 +146,11 @@ def _forget_changing_sizes(body: GraphProto) -> None:
 
 
 def _take_from(graph: GraphProto, main: bool) -> Notes:
-    constants, notes = {tensor.name: tensor for tensor in graph.initializer}, {}
+    known, notes = {value.name: value.type for value in graph.input if main}, {}
+    known |= {tensor.name: helper.make_tensor_type_proto(tensor.data_type, tensor.dims) for tensor in graph.initializer}
     for value in (*graph.value_info, *graph.output, *(() if main else graph.input)):
-        if (constant := constants.get(value.name)) is not None:  # onnx takes axes without a shape for no axes
-            value.type.CopyFrom(helper.make_tensor_type_proto(constant.data_type, constant.dims))
+        if value.name in known:  # an output's type counts for more than its own; and onnx takes axes without a shape for no axes
+            value.type.CopyFrom(known[value.name])
             continue
         notes[value.name] = ValueInfoProto.FromString(value.SerializeToString())
         _forget_shape(value.type)
@@ -195,7 +206,7 @@ def drop_windows(model: ModelProto, inferred: ModelProto) -> bool:
     for graph, _, known in side_by_side(model, inferred) if opset_of(model.opset_import) < CEIL_OPSET else ():
         for node in graph.node:
             values = known_attributes(node) if is_op(node, "AveragePool", "MaxPool") else None
-            if not values or not values.get("ceil_mode") or values.get("auto_pad", b"").startswith(b"SAME"):
+            if not values or not values.get("ceil_mode"):
                 continue
             dims = known.get(node.input[0], TypeProto()).tensor_type.shape.dim[2:]
             spec, ends, dropped = windows({a.name: list(a.ints) for a in node.attribute if a.ints}, len(dims)), [], False
@@ -211,6 +222,37 @@ def drop_windows(model: ModelProto, inferred: ModelProto) -> bool:
             if dropped:
                 give(node, {"pads": [*begins, *ends]}, ("ceil_mode", "auto_pad"))
                 found = True
+    return found
+
+
+@np.errstate(all="ignore")
+def raise_scales(model: ModelProto, inferred: ModelProto) -> bool:
+    """Raise scales of Resizes by a rounding error where results are longer than onnx says; whether there are any.  Runtimes round
+    the product of scale and size to float32, up to a whole number too; onnx rounds it down.  For shape inference alone."""
+    found, graphs, place = False, side_by_side(model, inferred), 1 if opset_of(model.opset_import) < SIZES_OPSET else 2
+    stored: dict[str, Any] = {tensor.name: tensor for graph, _, _ in graphs for tensor in graph.initializer}
+    for graph, _, known in graphs:
+        constants = ops_of(graph.node, "Constant")
+        stored |= {node.output[0]: value for node in constants for value in (known_attributes(node) or {}).values()}
+        for node in ops_of(graph.node, "Resize", "Upsample"):
+            dims, values = known.get(node.input[0], TypeProto()).tensor_type.shape.dim, known_attributes(node) or {}
+            given = stored.get(node.input[place]) if len(node.input) > place else values.get("scales")
+            is_tensor, axes = isinstance(given, TensorProto), values.get("axes", range(len(dims)))
+            if given is None or is_tensor and given.data_location == TensorProto.EXTERNAL:
+                continue
+            scales = numpy_helper.to_array(given) if is_tensor else np.array(given, np.float32)
+            if scales.dtype != np.float32 or scales.shape != (len(axes),) or not {*axes} <= {*range(-len(dims), len(dims))}:
+                continue
+            sizes = np.array([dims[axis].dim_value for axis in axes], np.float32)
+            exact, rounded = scales.astype(np.float64) * sizes, scales * sizes
+            longer = (np.floor(exact) < np.floor(rounded)) & (rounded < MAX_ROUNDED)
+            if longer.any():
+                found, raised = True, np.where(longer, np.nextafter(scales, np.float32(np.inf)), scales)
+                if len(node.input) > place:
+                    node.input[place] = f"{node.output[0]}/raised"
+                    graph.initializer.append(numpy_helper.from_array(raised, node.input[place]))
+                else:
+                    give(node, {"scales": raised.tolist()})
     return found
 
 

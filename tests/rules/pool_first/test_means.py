@@ -133,10 +133,33 @@ def test_a_window_of_ceil_mode_behind_the_map_does_not_count(opset, operator, wi
     assert_close(model, result.model, random_feeds(model, size=14), 1e-5)
 
 
-def test_output_padding_adds_nothing_to_the_sizes_of_same():
-    body = 'm = ConvTranspose<auto_pad="SAME_UPPER", strides=[2,2], output_padding=[1,0]>(x, v)\nh = Conv(m, w)\n'
-    model = graph(body + "y = ReduceMean<axes=[2,3]>(h)", {"v": (16, 16, 3, 3)}, inputs="float[1,16,6,6] x")
-    assert operators(rewrite(model, 1).graph) == {"AveragePool": 1, "Conv": 1, "ConvTranspose": 1}
+def test_a_window_of_ceil_mode_in_a_function_is_not_counted():
+    function = '<opset_import: ["": 17], domain: "local"> f (a) => (b)'
+    function += "{ b = MaxPool<kernel_shape=[1,1], strides=[3,3], ceil_mode=1>(a) }"
+    rewrite(graph("m = local.f(x)\nh = Conv(m, w)\ny = GlobalAveragePool(h)", functions=function), 0, "auto")
+
+
+COUNTED = {  # 10 times 1.3 in float32 is 13 to runtimes, and just below it to onnx
+    'AveragePool<auto_pad="SAME_UPPER", ceil_mode=1, count_include_pad=1, kernel_shape=[2,1], strides=[2,6]>(x)': 18,
+    "Slice(x, i, l, i)\ni = Identity(two)": 10,
+    'ConvTranspose<auto_pad="SAME_UPPER", strides=[2,2], output_padding=[1,0]>(x, v)': 17,
+    "Upsample<scales=[1.0,1.0,1.3,2.6]>(x)": 7,
+    "Upsample(x, s)": 9,
+    "Resize(x, s)": 10,
+    "Resize<axes=[3,-2]>(x, , t)": 18,
+    "Resize(x, , k)\nk = Constant<value_floats=[1.0,1.0,1.3,2.6]>()": 13,
+}
+
+
+@pytest.mark.parametrize("node", COUNTED)
+def test_sizes_that_onnx_counts_otherwise_than_runtimes(node):
+    constants = {"v": (16, 16, 3, 3), "s": np.float32([1, 1, 1.3, 2.6]), "t": np.float32([1.3, 3.1]), "two": [2], "l": [LAST]}
+    body = f"m = {node}\nh = Conv(m, w)\ny = GlobalAveragePool(h)"
+    model = graph(body, constants, inputs="float[1,16,10,20] x", opset=COUNTED[node], ir=3)
+    model.graph.output.append(model.graph.input[0])  # whose type onnx takes from there
+    kinds = operators(model.graph)
+    kinds["AveragePool"] = kinds.pop("GlobalAveragePool") + kinds.get("AveragePool", 0)
+    assert operators(rewrite(model, 1).graph) == kinds
 
 
 FLATTEN = "s = Shape(h)\nt = Slice(s, zero, two, zero)\nr = Concat<axis=0>(t, last)\nf = Reshape(h, r)\n"

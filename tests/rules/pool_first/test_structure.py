@@ -118,8 +118,7 @@ def test_scan_body():
 @pytest.mark.parametrize(("opset", "lowering"), [(17, "direct"), (17, "convavgpool"), (16, "convavgpool")])
 def test_function_called_twice(opset, lowering):
     """A function of another opset than the model's takes standard operators."""
-    model = graph(CALLS, {"v": (32, 16, 3, 3)}, functions=FUNCTION.replace("OPSET", str(opset)))
-    result = rewrite(model, 1, lowering)
+    result = rewrite(graph(CALLS, {"v": (32, 16, 3, 3)}, functions=FUNCTION.replace("OPSET", str(opset))), 1, lowering)
     assert operators(result.graph)["pair"] == 2
     if (opset, lowering) == (17, "convavgpool"):
         assert [function.name for function in result.functions] == ["pair", "ConvAvgPool"]
@@ -202,6 +201,14 @@ def test_ir_3_initializers_are_constants(lowering):
     else:
         assert result.ir_version == 3
         assert {t.name for t in result.graph.initializer} <= {v.name for v in result.graph.input}
+
+
+@pytest.mark.parametrize("node", ["Reshape(x, s)", "Resize(x, , , s)", "Slice(x, zeros, s)"])
+def test_sizes_that_a_caller_may_replace_are_unknown(node):
+    """A mean over all of the map would become one over these."""
+    for inputs, pairs in (("float[1,16,12,12] x", 1), ("float[1,16,12,12] x, int64[4] s", 0)):
+        constants = {"s": [1, 16, 12, 12], "zeros": [0] * 4}
+        rewrite(graph(f"m = {node}\nh = Conv(m, w)\ny = GlobalAveragePool(h)", constants, inputs=inputs), pairs)
 
 
 def test_a_function_of_another_opset_gets_no_more_nodes():
