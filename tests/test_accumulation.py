@@ -43,8 +43,7 @@ def optimized(model: onnx.ModelProto, accumulation: str | None = None, **options
 
 
 def test_its_numbers_are_those_of_the_c_api():
-    header = (ROOT / "plugin" / "include" / "convpool.h").read_text()
-    numbers = re.findall(r"CONVPOOL_ACCUMULATE_(\w+)\s*=\s*(\d+)", header)
+    numbers = re.findall(r"CONVPOOL_ACCUMULATE_(\w+)\s*=\s*(\d+)", (ROOT / "plugin" / "include" / "convpool.h").read_text())
     assert {name.lower(): int(number) for name, number in numbers} == ACCUMULATIONS == library.ACCUMULATIONS
 
 

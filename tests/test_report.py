@@ -79,8 +79,7 @@ def test_operators_are_counted_in_bodies_and_functions():
     body = f"{PAIR}\nz = If(flag) <then_branch = yes () => (float[a,b,c,d] t) {{ t = Relu(x) }}, "
     body += "else_branch = no () => (float[a,b,c,d] e) { e = local.net(x) }>"
     outputs = "float[a,b,c,d] y, float[e,f,g,h] z"
-    model = graph(body, inputs=IF_INPUTS, outputs=outputs, functions=functions)
-    summary = convpool.optimize(model, check=0).report.summary
+    summary = convpool.optimize(graph(body, inputs=IF_INPUTS, outputs=outputs, functions=functions), check=0).report.summary
     assert summary.operators_before == {"AveragePool": 1, "Conv": 1, "If": 1, "Neg": 1, "Relu": 2, "net": 1}
     assert summary.operators_after == {"ConvAvgPool": 1, "If": 1, "Neg": 1, "Relu": 2, "net": 1}
 

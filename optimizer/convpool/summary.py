@@ -370,8 +370,7 @@ def _kind(scope: Scope, index: int) -> str | None:
     if is_op(node, "Cast") and any(is_op(scope.nodes[i], "ConvInteger") for i in [scope.producer.get(node.input[0], index)]):
         return QUANTIZED
     if node.domain not in ("", "ai.onnx") and op_type in ("Conv", *AVERAGES, *REORDERS):
-        activation = (known_attributes(node) or {}).get("activation", b"")
-        return OTHER if activation else SAVED
+        return OTHER if (known_attributes(node) or {}).get("activation", b"") else SAVED
     return OTHER
 
 

@@ -88,8 +88,7 @@ def test_float64_reference_is_onnx_own_on_a_small_model():
     for name in ("stargan_v2_small", "densenet_small", "sparcnet_small"):
         model = generate(name, batch=1)
         inputs = random_inputs(model)
-        feed = {key: value.astype(np.float64) for key, value in inputs.items()}
-        wanted = ReferenceEvaluator(to_float64(model)).run(None, feed)
+        wanted = ReferenceEvaluator(to_float64(model)).run(None, {key: value.astype(np.float64) for key, value in inputs.items()})
         for value, got in zip(wanted, run_float64(model, inputs).values(), strict=True):
             np.testing.assert_allclose(got, value, rtol=1e-10, atol=1e-12 * np.abs(value).max())
 

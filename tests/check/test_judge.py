@@ -263,8 +263,7 @@ def test_shares_that_are_not_finite_in_words():
 
 def words(*given: str) -> onnx.ModelProto:
     """A model that looks strings up."""
-    constants = {"words": np.array(given, object)}
-    return graph("y = Gather(words, i)", constants, inputs="int64[16] i", outputs="string[16] y")
+    return graph("y = Gather(words, i)", {"words": np.array(given, object)}, inputs="int64[16] i", outputs="string[16] y")
 
 
 def maps(factor: float, labels: str = "[3,5]") -> onnx.ModelProto:

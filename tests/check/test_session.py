@@ -324,8 +324,7 @@ def test_ctrl_c_ends_the_process(crash, stage):
 
 def test_the_process_ends_with_its_parent_in_the_middle_of_a_run(tmp_path):
     """A Loop of 2^62 rounds.  The process has ten minutes to end."""
-    body = f"a = Loop<{LOOP}>(trip, go, x)\n{PAIR.replace('(x,', '(a,')}"
-    model = graph(body, {"trip": np.array(2**62), "go": np.array(True)})
+    model = graph(f"a = Loop<{LOOP}>(trip, go, x)\n{PAIR.replace('(x,', '(a,')}", {"trip": np.array(2**62), "go": np.array(True)})
     model.graph.node[0].output[:] = ["a", "s"]
     path = tmp_path / "model.onnx"
     onnx.save(model, path)

@@ -142,8 +142,7 @@ def test_swapped_channels_of_a_quantised_output_are_caught():
 
 @pytest.mark.parametrize("seed", range(4))
 def test_last_bits_that_decide_over_a_quantisation_step_pass(seed):
-    result = convpool.optimize(quantised(), seed=seed)
-    output = result.report.verification.outputs[0]
+    output = convpool.optimize(quantised(), seed=seed).report.verification.outputs[0]
     assert output.passed and output.max_abs_error in (0.0, pytest.approx(0.13, rel=1e-5))
 
 

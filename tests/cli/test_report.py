@@ -408,8 +408,7 @@ sys.exit(run(command, "convpool"))
 """
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     for what, status in (("warning", 0), ("bug", 2)):
-        words = [sys.executable, "-c", code, what]
-        done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
+        done = subprocess.run([sys.executable, "-c", code, what], capture_output=True, text=True, check=False, env=environment)
         assert done.returncode == status, done.stderr
         assert done.stdout == "caf\\udce9 \\u4e2d\n"
         lines = done.stderr.splitlines()

@@ -35,8 +35,7 @@ def normalized(p: Problem, x: np.ndarray, scale: np.ndarray, shift: np.ndarray) 
     f = x * factor + summand
     if p.prologue_activation == "silu":
         return f / (1 + np.exp(-f)), 1.1 * error
-    slope = {"relu": 0.0, "leaky_relu": p.prologue_alpha}.get(p.prologue_activation, 1.0)
-    return np.where(f < 0, f * slope, f), error
+    return np.where(f < 0, f * {"relu": 0.0, "leaky_relu": p.prologue_alpha}.get(p.prologue_activation, 1.0), f), error
 
 
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW"])

@@ -163,8 +163,7 @@ def test_the_rule_has_a_time_for_every_tactic(pretended):
     for dtype, tf32 in (("float16", False), ("bfloat16", False), ("float32", True), ("float32", False)):
         for fields in layers:
             for tactic in tactics():
-                accumulation = "packed" if tactic.packed else "default"
-                problem = layer(**fields, dtype=dtype, allow_tf32=tf32, accumulation=accumulation)
+                problem = layer(**fields, dtype=dtype, allow_tf32=tf32, accumulation="packed" if tactic.packed else "default")
                 if problem.why_not(tactic, cc=90, shared_bytes=232448) is None:
                     expected[tactic.id] = pretended.info(pretended.made(problem, tactic.id)).expected_us
     assert all(us is not None and 1 < us < 1e6 for us in expected.values()), expected
@@ -360,8 +359,7 @@ def test_log_tells_every_shape_once(pretended, log, lines):
         "    p.launch(plan)\n"
     )
     environment = {**os.environ, "CONVPOOL_LOG": log}
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=ROOT)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment, cwd=ROOT)
     told = [line for line in done.stderr.splitlines() if line.startswith("convpool: ")]
     assert len(told) == lines
     if lines:

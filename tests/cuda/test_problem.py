@@ -76,8 +76,7 @@ def test_every_type_has_a_tactic_of_every_family_for_every_prologue(affine, befo
 
 @pytest.mark.parametrize("case", conv_cases.all_cases()[::3], ids=lambda c: "x".join(map(str, c["spatial"])))
 def test_output_shape(case):
-    small = case | dict(n=1, c=case.get("group", 1), m=case.get("group", 1))
-    problem = Problem(**small, layout="NCHW")
+    problem = Problem(**case | dict(n=1, c=case.get("group", 1), m=case.get("group", 1)), layout="NCHW")
     y = conv_reference.linear(problem, np.zeros(problem.x_shape), np.zeros(problem.w_shape))
     assert problem.y_shape == y.shape
 
@@ -242,8 +241,7 @@ def test_wrong_argument_is_named(fields, reason):
 )
 def test_tactic_says_why_not(name, fields, reason):
     device = H200 | {key: fields[key] for key in H200 if key in fields}
-    problem = changed(**{key: value for key, value in fields.items() if key not in device})
-    why = problem.why_not(f"conv_avgpool_{name}", **device)
+    why = changed(**{key: value for key, value in fields.items() if key not in device}).why_not(f"conv_avgpool_{name}", **device)
     assert why is not None and why.startswith(f"conv_avgpool_{name}: ")
     assert re.search(reason, why), why
 
@@ -540,8 +538,7 @@ def test_a_row_whose_tactic_cannot_run_leaves_the_choice_to_the_rule(tmp_path):
 
 def test_a_row_of_an_unknown_tactic_is_told_and_left_out(tmp_path):
     path = tmp_path / "tuned.def"
-    gone = row(NONE).replace("(90, 132, 1,", "(90, 132, 999999,")
-    path.write_text(row(SLOW, n=63) + gone)
+    path.write_text(row(SLOW, n=63) + row(NONE).replace("(90, 132, 1,", "(90, 132, 999999,"))
     found, told = chosen(str(path), (LAYER, WHOLE_H200), (LAYER | dict(n=63), WHOLE_H200))
     assert found == [*chosen(None, (LAYER, WHOLE_H200))[0], find_tactic(SLOW).id]
     reason = "names no tactic; got id 999999, expected one that convpool_tactics lists; rows of unknown tactics are left out"

@@ -54,8 +54,7 @@ def test_pooling_first_over_naive(dtype, record, stated):
 
 
 def test_pooling_first_over_the_fused_kernel():
-    rows = times("h200_suita_table2_fp16.json", "fp16")
-    ratios = [min(row["cudnn_fused"], row["cublas_fused"]) / direct(row) for row in rows]
+    ratios = [min(row["cudnn_fused"], row["cublas_fused"]) / direct(row) for row in times("h200_suita_table2_fp16.json", "fp16")]
     found = claim("fp16: pooling first beats")
     assert found.here.startswith(f"{statistics.fmean(ratios):.2f}; behind in {sum(r < 1 for r in ratios)} of 20; convpool ")
     assert found.holds == (statistics.fmean(ratios) > 1)

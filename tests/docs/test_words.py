@@ -38,8 +38,7 @@ def misbegun(code: str) -> list[str]:
     bodies = [getattr(node, "body", None) for node in ast.walk(ast.parse(code))]
     statements = [s for body in bodies if isinstance(body, list) for s in body]
     texts = [s.value for s in statements if isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant)]
-    begun = [(text.lineno, FIRST.match(str(text.value))) for text in texts]
-    return [f"{line}: {found[1]}" for line, found in begun if found]
+    return [f"{line}: {found[1]}" for line, found in [(text.lineno, FIRST.match(str(text.value))) for text in texts] if found]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -55,8 +55,7 @@ def digest(model: onnx.ModelProto, options: dict) -> str:
 
     result = convpool.optimize(model, check=0, **options)
     sites = [[site.conv, site.pool, site.pattern, site.status, site.lowering] for site in result.report.sites]
-    data = result.model.SerializeToString(deterministic=True)
-    return hashlib.sha256(data + json.dumps(sites).encode()).hexdigest()[:32]
+    return hashlib.sha256(result.model.SerializeToString(deterministic=True) + json.dumps(sites).encode()).hexdigest()[:32]
 
 
 def compute(of: list[str]) -> dict[str, str]:

@@ -27,8 +27,7 @@ def suite_problems() -> list[tuple[str, dict]]:
     from benchmarks.layers.rows import LAYOUTS, PRECISIONS
     from benchmarks.layers.suites import SUITES
 
-    rows = [(suite, row) for suite in RECORDED_SUITES for row in SUITES[suite][0]]
-    every = product(rows, PRECISIONS, LAYOUTS)
+    every = product([(suite, row) for suite in RECORDED_SUITES for row in SUITES[suite][0]], PRECISIONS, LAYOUTS)
     return [(f"{suite} {row.name} {given} {layout}", row.problem(given, layout)) for (suite, row), given, layout in every]
 
 
@@ -83,8 +82,7 @@ def random_problems(count: int) -> list[dict]:
         if rng.random() < 0.2:
             problem |= {"activation": rng.choice(("relu", "leaky_relu", "tanh", "clip"))}
         if rng.random() < 0.05:
-            groups = [g for g in (2, 3, 4, 8) if problem["c"] % g == 0 and problem["m"] % g == 0]
-            problem["group"] = rng.choice(groups or [1])
+            problem["group"] = rng.choice([g for g in (2, 3, 4, 8) if problem["c"] % g == 0 and problem["m"] % g == 0] or [1])
         found.append(problem)
     return found
 

@@ -143,8 +143,7 @@ def test_a_window_larger_than_its_map_is_told():
 def test_a_noted_shape_counts_behind_an_operator_that_onnx_does_not_know(body, counts):
     """A Slice by an input keeps the rank alone, and the mean needs the sizes; a note of them may be of other inputs."""
     body = f"{body}\nh = Conv(q, w)\ny = ReduceMean<axes=[2,3], keepdims=1>(h)"
-    inputs = "float[1,16,20,20] x, int64[2] s, int64[2] e"
-    model = graph(body, {"a": [2, 3]}, inputs=inputs, imports=', "elsewhere": 1')
+    model = graph(body, {"a": [2, 3]}, inputs="float[1,16,20,20] x, int64[2] s, int64[2] e", imports=', "elsewhere": 1')
     assert convpool.optimize(model, check=0).report.summary.rewritten == 0
     model.graph.value_info.append(helper.make_tensor_value_info("q", TensorProto.FLOAT, [1, 16, 12, 12]))
     assert convpool.optimize(model, check=0).report.summary.rewritten == counts
@@ -232,8 +231,7 @@ def test_a_result_is_not_refused_where_notes_alone_tell_sizes():
     """Strict inference knows of a Slice by computed bounds no size, and then has 0 for that of the Concat."""
     sizes = "k = Cast<to=7>(two) d = Shape(x) i = Slice(d, zero, k) j = Slice(d, k, four) m = Mul(j, f) l = Concat<axis=0>(i, m)"
     body = f'{sizes} u = Resize<mode="linear"> (x, , , l) h = Conv<pads=[1,1,1,1]>(u, w) y = {POOL}(h)'
-    constants = {"two": np.array([2], np.int32), "zero": [0], "four": [4], "f": [2, 2]}
-    model = graph(body, constants)
+    model = graph(body, {"two": np.array([2], np.int32), "zero": [0], "four": [4], "f": [2, 2]})
     model.graph.value_info.extend(helper.make_tensor_value_info(name, TensorProto.INT64, [2]) for name in "ij")
     onnx.checker.check_model(model, full_check=True)
     result = convpool.optimize(model, check=0)
@@ -258,8 +256,7 @@ def test_a_branch_of_unknown_shape_leaves_the_result_of_its_if_unknown():
     nodes = 'a = Upsample<mode="nearest">(x, s) r = Concat<axis=-3>(a)'
     branches = f"then_branch = t () => (float[] r) {{ {nodes} }}, else_branch = e () => (float[] i) {{ i = Identity(v) }}"
     body = f'k = If(c) <{branches}> u = Upsample<mode="nearest">(x, s) m = Mul(u, k) y = Conv<pads=[1,1,1,1]>(m, w)'
-    constants = {"s": np.array([1, 1, 2, 2], np.float32), "v": (1,)}
-    model = graph(body, constants, inputs="bool c, float[1,16,12,12] x", opset=9)
+    model = graph(body, {"s": np.array([1, 1, 2, 2], np.float32), "v": (1,)}, inputs="bool c, float[1,16,12,12] x", opset=9)
     for one in (model.graph.node[0].attribute[0].g, model.graph.node[0].attribute[1].g):
         one.output[0].type.tensor_type.ClearField("shape")
     result = convpool.optimize(model, check=0, target="cpu", upsampling="fused")
@@ -296,8 +293,7 @@ def test_the_result_has_the_sizes_and_gives_the_same(target, fold, tail):
     kinds = {node.op_type for node in result.model.graph.node}
     assert (not fold) or not kinds & {"Shape", "Identity"}
     assert model.SerializeToString(deterministic=True) == before
-    feeds = random_feeds(result.model)
-    assert_close(model, result.model, feeds)
+    assert_close(model, result.model, random_feeds(result.model))
 
 
 def test_a_model_without_a_pair_is_written_with_its_sizes():

@@ -121,8 +121,7 @@ def test_memory_of_a_model_of_2_5_gb(tmp_path):
     (tmp_path / "b").mkdir()
     path, out = make(tmp_path / "a", columns=BIG_BYTES // 4000), tmp_path / "b" / "out.onnx"
     assert (tmp_path / "a" / "big.bin").stat().st_size == BIG_BYTES
-    words = [sys.executable, "-c", CHILD, str(path), str(out)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", CHILD, str(path), str(out)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     written, peak_bytes = map(int, done.stdout.split())
     assert written == 2 and peak_bytes < MEMORY_LIMIT_BYTES
@@ -217,8 +216,7 @@ def test_what_is_saved_is_the_result(tmp_path, change):
 @pytest.mark.parametrize("how", ["save", "bytes"])
 def test_weights_that_changed_after_loading_are_not_mixed_with_older_ones(tmp_path, how):
     """New weights are made of those that were loaded; a network that is trained on may be written over meanwhile."""
-    path = make(tmp_path)
-    result = convpool.optimize(path, check=0)
+    result = convpool.optimize(make(tmp_path), check=0)
     data = tmp_path / "w.bin"
     content = bytearray(data.read_bytes())
     content[0] ^= 1

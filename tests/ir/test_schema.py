@@ -110,8 +110,7 @@ def test_function_computes_the_reference(bias, opset):
     if not bias:
         del feed["b"]
     got = Session(LoadedModel(model([2, 4, 10, 11], bias=bias, opset=opset), None, 0), optimize=False).run(None, feed)
-    expected = reference.conv_avg_pool(feed["x"], w, b if bias else None, POOL, CONV)
-    np.testing.assert_allclose(got[0], expected, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(got[0], reference.conv_avg_pool(feed["x"], w, b if bias else None, POOL, CONV), rtol=0, atol=1e-4)
 
 
 SLOPES = {"": 0.0, "Relu": 0.0, "LeakyRelu": 0.25, "Tanh": 0.0, "Sigmoid": 0.0, "Silu": 0.0}
@@ -262,8 +261,7 @@ def test_the_border_is_zero_and_not_what_the_prologue_makes_of_zero():
     assert got.tolist() == [[[[0.0], [3.5]]]]  # a padded row; the mean of 0 and 2 * 1 + 5
     node = schema.make_node(list(parts.inputs), "Y", pool, conv)
     schema.give_parts(node, parts)
-    shapes = {"X": [1, 1, 1, 1], "W": [1, 1, 1, 1], "B": [1], "scale": [1], "shift": [1]}
-    found = made([node], shapes, version=2)
+    found = made([node], {"X": [1, 1, 1, 1], "W": [1, 1, 1, 1], "B": [1], "scale": [1], "shift": [1]}, version=2)
     feed = {"X": one, "W": one, "B": np.zeros(1), "scale": np.array([2.0]), "shift": shift}
     session = Session(LoadedModel(found, None, 0), optimize=False)
     assert session.run(None, {key: value.astype(np.float32) for key, value in feed.items()})[0].tolist() == got.tolist()

@@ -25,8 +25,7 @@ def run(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 3
-    data = generators.serialize(model)
-    return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"]).run(None, feeds)
+    return onnxruntime.InferenceSession(generators.serialize(model), options, providers=["CPUExecutionProvider"]).run(None, feeds)
 
 
 def assert_alive(outputs: list[np.ndarray]) -> None:
@@ -108,7 +107,6 @@ def test_trained_lenet5_is_the_manifest_s_and_as_accurate():
 
 
 def test_light_densenet121_gives_onnx_s_own_output():
-    model = light.load_light_densenet121()
-    got = run(model, {"data_0": np.ones((1, 3, 224, 224), dtype=np.float32)})[0]
+    got = run(light.load_light_densenet121(), {"data_0": np.ones((1, 3, 224, 224), dtype=np.float32)})[0]
     # onnx's own tolerance for this model (backend tests, kind "real").
     np.testing.assert_allclose(got, light.light_densenet121_expected(), rtol=1e-3, atol=1e-7)

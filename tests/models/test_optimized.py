@@ -82,8 +82,7 @@ def test_onnxruntime_runs_nothing_more_for_fused_variants(name, tmp_path):
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_resnet_d_shortcuts_under_the_option(fused):
-    model = generators.generate("resnet_d")
-    result = convpool.optimize(model, enable=["fuse_pool_conv"], disable=[] if fused else NEIGHBOURS)
+    result = convpool.optimize(generators.generate("resnet_d"), enable=["fuse_pool_conv"], disable=[] if fused else NEIGHBOURS)
     assert rewritten(result) == {"pool_conv": 3} and result.report.verification.passed
     found = [site.operator for site in result.report.sites if site.status == "rewritten"]
     assert ("ConvAvgPoolAddRelu" in found) == fused and (fused or set(found) == {"ConvAvgPool"}), found

@@ -37,8 +37,7 @@ def test_what_a_pad_adds(node, opset, wanted):
         "eight": [0, 0, 1, 2, 0, 0, 3, 4], "four": [1, 2, 3, 4], "axes": [3, 2], "behind": [-1, -2], "one": [3],
         "two": np.float32(2), "numbers": np.ones(2, np.float32),
     }  # fmt: skip
-    inputs = "float[1,16,8,8] x, int64[2] given, float number"
-    (scope,) = index(graph(f"y = {node}", constants, inputs=inputs, opset=opset))
+    (scope,) = index(graph(f"y = {node}", constants, inputs="float[1,16,8,8] x, int64[2] given, float number", opset=opset))
     found = pad_numbers(scope, 0, 2)
     if isinstance(wanted, str):
         assert isinstance(found, Reject) and found.condition == wanted
@@ -192,8 +191,7 @@ def test_sizes_behind_a_window_by_an_attribute_of_the_function_begin_there(body)
 
 
 def test_sizes_behind_a_malformed_pooling_begin_there():
-    text = "y = AveragePool<kernel_shape=[2,2], strides=[2,2]>(x)"
-    (scope,) = index(graph(text, inputs="float[N,16,H,W] x"))
+    (scope,) = index(graph("y = AveragePool<kernel_shape=[2,2], strides=[2,2]>(x)", inputs="float[N,16,H,W] x"))
     assert spatial_sizes(scope, "y", 2) == (("H", 1, 0, 2), ("W", 1, 0, 2))
     assert same_size(scope, ["y"], 2) and not same_size(scope, ["y"], 3)
 

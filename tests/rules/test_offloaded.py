@@ -122,8 +122,7 @@ def test_opsets_and_half_precision(opset, kind):
 
 def test_zero_pads_in_front_go_with_it():
     # onnxruntime merges a Pad into an AveragePool behind it, and refuses pads as large as the window.
-    body = "p = Pad(x, n)\ns = Conv(p, v)\n" + PAIR
-    model = graph(body, {**SHAPES, "n": [0, 0, 1, 2, 0, 0, 1, 0]}, inputs=IMAGE)
+    model = graph("p = Pad(x, n)\ns = Conv(p, v)\n" + PAIR, {**SHAPES, "n": [0, 0, 1, 2, 0, 0, 1, 0]}, inputs=IMAGE)
     result = rewrite(model, 2)
     assert made(result) == ["ConvAvgPool"] * 2 and windows(result.graph.node[0])["pads"] == [1, 2, 1, 0]
     feeds = random_feeds(model)
@@ -133,8 +132,7 @@ def test_zero_pads_in_front_go_with_it():
 
 def test_several_readers_and_an_output():
     body = STEM + "r = Relu(s)\n" + PAIR.replace("(s,", "(r,") + "\nt = Neg(s)"
-    outputs = "float[a,b,c,d] y, float[e,f,g,i] t, float[e,f,g,i] s"
-    result = rewrite(graph(body, SHAPES, inputs=IMAGE, outputs=outputs), 2)
+    result = rewrite(graph(body, SHAPES, inputs=IMAGE, outputs="float[a,b,c,d] y, float[e,f,g,i] t, float[e,f,g,i] s"), 2)
     assert operators(result.graph) == {"ConvAvgPool": 1, "Neg": 1, "ReluConvAvgPool": 1}
 
 
@@ -179,8 +177,7 @@ def test_a_pooling_in_front_goes_with_it():
 )
 def test_a_pooling_that_cannot_go_with_it_stays(pooling, more):
     body = f"p = {pooling}(x)\ns = Conv<pads=[1,1,1,1]>(p, v)\n{PAIR}{more}"
-    outputs = "float[a,b,c,d] y" + (", float[e,f,g,i] t" if more else "")
-    result = rewrite(graph(body, SHAPES, inputs=IMAGE, outputs=outputs), 2)
+    result = rewrite(graph(body, SHAPES, inputs=IMAGE, outputs="float[a,b,c,d] y" + (", float[e,f,g,i] t" if more else "")), 2)
     assert made(result)[:3] == [pooling.split("<")[0], "ConvAvgPool", "ConvAvgPool"]
     assert windows(result.graph.node[1])["pool_kernel_shape"] == [1, 1]
 

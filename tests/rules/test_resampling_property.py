@@ -78,8 +78,7 @@ class Maker(RandomGraph):
             one, many = [2, self.channels], [2, self.channels]
             for n, s in zip(self.size, self.factors, strict=True):
                 one, many = [*one, n, 1], [*many, n, s]
-            opened = self.add("Reshape", x, self.constant(one))
-            spread = self.add("Expand", opened, self.constant(many))
+            spread = self.add("Expand", self.add("Reshape", x, self.constant(one)), self.constant(many))
             return self.add("Reshape", spread, self.constant([2, self.channels, *self.large()]))
         if kind == "ones" and self.rank < 3:
             weight = self.constant(np.ones((self.channels, 1, *self.factors), np.float32))

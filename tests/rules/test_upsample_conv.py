@@ -259,8 +259,7 @@ def test_half_precisions(kind):
 
 def test_multiply_adds_are_those_of_the_kernels():
     """Count the taps of an output that meet one row of X once."""
-    body = UP + "y = Conv<pads=[2,0,0,1]>(u, w)"
-    made = rewrite(graph(body, {"s": scales(3, 2)}, inputs="float[N,32,H,W] x"), target="cuda")
+    made = rewrite(graph(UP + "y = Conv<pads=[2,0,0,1]>(u, w)", {"s": scales(3, 2)}, inputs="float[N,32,H,W] x"), target="cuda")
     found = count(scopes_at(load(made), {"x": [2, 32, 5, 6]}, evaluate))
     rows = sum(len({(o - 2 + a) // 3 for a in range(3)}) for o in range(15))
     assert found.nodes[0].macs == 2 * 40 * 32 * rows * sum(len({(o + a) // 2 for a in range(3)}) for o in range(11))

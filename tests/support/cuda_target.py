@@ -17,8 +17,7 @@ def for_cuda(model: onnx.ModelProto, size: int = 8, **options) -> convpool.Optim
     result = convpool.optimize(model, target="cuda", check=0, **options)
     onnx.checker.check_model(result.model, full_check=True)
     assert_stable(result.model, target="cuda", check=0, **options)
-    feeds = random_feeds(model, size=size)
-    assert_close(model, result.model, feeds, 4 * RTOL)
+    assert_close(model, result.model, random_feeds(model, size=size), 4 * RTOL)
     return result
 
 

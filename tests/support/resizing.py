@@ -16,8 +16,7 @@ def rewrite(
     model: onnx.ModelProto, count: int = 1, size: int = 6, *, exact: bool = False, target: str = "cpu", **options
 ) -> onnx.ModelProto:
     """The result of `count` sites rewritten: valid, equal, and stable.  exact: to the bit, on whole numbers."""
-    rtol = 0 if exact else TOLERANCE
-    return rewriting.rewrite(model, count, None, size, rtol, whole=exact, target=target, **options)
+    return rewriting.rewrite(model, count, None, size, 0 if exact else TOLERANCE, whole=exact, target=target, **options)
 
 
 def reason(model: onnx.ModelProto, **options) -> str:

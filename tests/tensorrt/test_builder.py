@@ -105,8 +105,7 @@ OPEN_LATER = {"image": ([1, 3, 32, 32], [8, 3, 32, 32], [64, 3, 32, 32])}
 )
 def test_profiles_that_no_input_can_have(trt, profile, message):
     with pytest.raises(OptionError, match=message):
-        batch = 2 if profile is OPEN_LATER else "dynamic"
-        build_engine(generate("wgan_gp_small", batch=batch), trt=trt, profiles=[profile])
+        build_engine(generate("wgan_gp_small", batch=2 if profile is OPEN_LATER else "dynamic"), trt=trt, profiles=[profile])
 
 
 def test_a_profile_without_one_of_the_open_inputs_is_refused():

@@ -120,8 +120,7 @@ def test_a_library_goes_into_the_registry_once_it_can_be_opened(monkeypatch):
 
 def test_the_registry_is_asked_by_the_function_of_its_version():
     def asked(**functions):
-        trt = SimpleNamespace(get_plugin_registry=lambda: SimpleNamespace(**functions))
-        return package.find_creator(trt, "ConvAvgPoolRelu")
+        return package.find_creator(SimpleNamespace(get_plugin_registry=lambda: SimpleNamespace(**functions)), "ConvAvgPoolRelu")
 
     assert asked(get_plugin_creator=lambda *words: ("old", *words)) == ("old", "ConvAvgPoolRelu", "1", "")
     assert asked(get_creator=lambda *words: ("new", *words)) == ("new", "ConvAvgPoolRelu", "1", "")

@@ -234,8 +234,7 @@ def pad_behind(conv: ConvSpec, pads: Ints, has_shift: bool) -> ConvSpec | Refusa
             (end, conv.pads[r + i], conv.extents[i] - 1),
         ):
             if added > 0 and own < least:
-                condition = f"zeros where the convolution gives others, axis {i}"
-                return refuse(condition, own, f"convolution pads >= {least}")
+                return refuse(f"zeros where the convolution gives others, axis {i}", own, f"convolution pads >= {least}")
     total = tuple(p + s * t for p, s, t in zip(conv.pads, conv.strides * 2, pads, strict=True))
     if min(total) < 0:
         return refuse("crop beyond the convolution's padding", list(pads), "pads that stay >= 0")
@@ -436,8 +435,7 @@ def lower(layer: Layer, pool: PoolSpec | None, name: str, obstacles: Obstacles) 
     if any(d > 1 for d in box.dilations) and obstacles.dilated_pooling is not None:
         return obstacles.dilated_pooling
     if any(pad >= k for pad, k in zip(box.pads, box.kernel_shape * 2, strict=True)):
-        expected = f"less than {list(box.kernel_shape)}, as onnxruntime demands"
-        return refuse("pads of the box mean", list(box.pads), expected)
+        return refuse("pads of the box mean", list(box.pads), f"less than {list(box.kernel_shape)}, as onnxruntime demands")
     if obstacles.miscounts and miscounts(box.pads):
         return refuse("pads of the box mean", list(box.pads), COUNTED)
     if name == "convavgpool" and obstacles.operator is not None:
@@ -467,8 +465,7 @@ def without_kernel(conv: ConvSpec, pool: PoolSpec | None = None) -> Refusal | No
     if conv.group > 1:
         return refuse("group of a ConvAvgPool", conv.group, "1, for which the plugin has kernels")
     if conv.rank > MAX_KERNEL_RANK:
-        expected = f"at most {MAX_KERNEL_RANK}, for which the plugin has kernels"
-        return refuse("spatial axes of a ConvAvgPool", conv.rank, expected)
+        return refuse("spatial axes of a ConvAvgPool", conv.rank, f"at most {MAX_KERNEL_RANK}, for which the plugin has kernels")
     if pool is not None and pool.taps > MAX_KERNEL_WINDOW:
         expected = f"at most {MAX_KERNEL_WINDOW} elements, for which the plugin has kernels"
         return refuse("pooling window of a ConvAvgPool", list(pool.kernel_shape), expected)

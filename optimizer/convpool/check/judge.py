@@ -329,8 +329,7 @@ class Judge:
             return self._sequence(name, reference, original, result)
         if reference.dtype.kind not in "fiub" and reference.dtype.name != "bfloat16" and reference.shape == result.shape:
             return _exact(name, bool(np.array_equal(reference, result)), reference.size)
-        tolerance = self._tolerance_of(reference)
-        return array_errors(name, reference, result, tolerance, original if self._own_error_counts else None)
+        return array_errors(name, reference, result, self._tolerance_of(reference), original if self._own_error_counts else None)
 
     def _tolerance_of(self, reference: np.ndarray) -> Tolerance:
         if not self._exact_integers or reference.dtype.kind not in "iu":

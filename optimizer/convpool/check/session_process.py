@@ -58,8 +58,7 @@ class Service:
         session = open_session(content, folder, **options)
         self._count += 1
         self._made[self._count] = session
-        inputs = {item.name: item.type for item in session.get_inputs()}
-        return self._count, inputs, [item.name for item in session.get_outputs()]
+        return self._count, {item.name: item.type for item in session.get_inputs()}, [item.name for item in session.get_outputs()]
 
     def run(self, number: int, names: list[str] | None, arrays: dict[str, Any]) -> list[Any]:
         return self._made[number].run(names, arrays)

@@ -293,8 +293,7 @@ def _compared(original: LoadedModel, optimized: LoadedModel, given: inputs.Given
     narrow = sorted(types & set(HALF_TYPES))
     original, optimized, native, exact = _references(original, optimized, types)
     reference = exact or native
-    precision = judge.precision_of(map(helper.tensor_dtype_to_np_dtype, types))
-    default_rtol, relative_atol = judge.PRECISION_TOLERANCES[precision]
+    default_rtol, relative_atol = judge.PRECISION_TOLERANCES[judge.precision_of(map(helper.tensor_dtype_to_np_dtype, types))]
     tolerance = judge.Tolerance(default_rtol if given.rtol is None else given.rtol, relative_atol, given.atol)
     by_default = given.rtol is None and given.atol is None
     nudged = max([NUDGE, *(2 * UNIT_ROUNDOFF[kind] for kind in narrow)])

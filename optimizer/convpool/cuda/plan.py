@@ -97,8 +97,7 @@ class Plan:
         chosen = 0 if tactic is None else find_tactic(tactic).id
         bound = library.ANY_BYTES if max_workspace_bytes is None else max_workspace_bytes
         most = whole("max_workspace_bytes", bound, 64, signed=False)
-        flags = library.PLAN_UNALIGNED if unaligned else 0
-        library.check(lib.convpool_plan_create(problem.struct, chosen, most, flags, handle))
+        library.check(lib.convpool_plan_create(problem.struct, chosen, most, library.PLAN_UNALIGNED if unaligned else 0, handle))
         if chosen == 0:
             library.warn_of_tuned_file()
         self._handle, self._launch = handle.value, lib.convpool_plan_launch

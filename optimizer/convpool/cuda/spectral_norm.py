@@ -37,8 +37,7 @@ def normalize() -> Callable[..., int]:
     """convpool_spectral_norm, which returns a status for `library.check`.
 
     Arguments: bytes of the weights, their number, their type, whether u is first, epsilon, a cudaStream_t."""
-    arguments = [*_BEGIN, ctypes.c_int32, ctypes.c_float, ctypes.c_void_p]
-    return library.declare(library.load(), "convpool_spectral_norm", arguments)
+    return library.declare(library.load(), "convpool_spectral_norm", [*_BEGIN, ctypes.c_int32, ctypes.c_float, ctypes.c_void_p])
 
 
 @functools.cache

@@ -172,8 +172,7 @@ def place_of(tensor: TensorProto) -> Place:
     needed = tensor_bytes(tensor)
     if needed is None:
         raise ModelError(f"{where}: external data; got strings, expected numbers")
-    length = int(entries.get("length") or needed)
-    return Place(entries["location"], int(entries.get("offset") or 0), length)
+    return Place(entries["location"], int(entries.get("offset") or 0), int(entries.get("length") or needed))
 
 
 def tensor_bytes(tensor: TensorProto) -> int | None:

@@ -285,9 +285,7 @@ class Scope:
                     self._folded[name] = self._fold(node, name, depth + 1)
                 return self._folded[name]
             return None
-        if self.parent is not None and name not in self.inputs:
-            return self.parent.constant(name, depth)
-        return None
+        return self.parent.constant(name, depth) if self.parent is not None and name not in self.inputs else None
 
     def _static(self, sizes: tuple[Dim, ...] | None, shape: Sequence[int] = (-1,)) -> Constant | None:
         """Sizes as a constant, None unless all of them are static."""
@@ -301,8 +299,7 @@ class Scope:
         shape = known.shape if known is not None else None
         if shape is None or any(attribute.ref_attr_name for attribute in node.attribute):
             return None
-        part = slice(*(next((item.i for item in node.attribute if item.name == name), None) for name in ("start", "end")))
-        return shape[part]
+        return shape[slice(*(next((item.i for item in node.attribute if item.name == name), None) for name in ("start", "end")))]
 
     def sizes(self, name: str, depth: int = 0) -> tuple[Dim, ...] | None:
         """The elements of a vector or number made of constants and parts of shapes, each known or not; None for other tensors."""

@@ -232,8 +232,7 @@ def _order(nodes: Sequence[NodeProto]) -> list[int] | None:
         sorter.done(order[-1])
         for index in sorter.get_ready():
             heapq.heappush(ready, index)
-    rest = sorted(set(range(len(nodes))) - set(order))
-    order += rest
+    order += sorted(set(range(len(nodes))) - set(order))
     return order if order != list(range(len(nodes))) else None
 
 

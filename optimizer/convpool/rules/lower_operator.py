@@ -98,14 +98,12 @@ class LowerOperator(Rule):
         log.rewritten(self.site_report(plan.scope, PATTERN, found.name, conv=name, **values), None)
 
     def kept(self, site: Site, verdict: Reject | None, times: dict[str, float] | None, log: Log) -> None:
-        name = label(site.scope.nodes[site.root])
-        log.kept(self.site_report(site.scope, PATTERN, None, conv=name, **verdict_of(verdict)))
+        log.kept(self.site_report(site.scope, PATTERN, None, conv=label(site.scope.nodes[site.root]), **verdict_of(verdict)))
 
 
 def _layer(plan: LowerPlan, conv: ConvSpec) -> Layer:
     """The node's convolution, or the one that the pooling follows, as the algebra sees it."""
-    shape = plan.scope.info(plan.scope.nodes[plan.node].input[1]).shape or ()
-    known = tuple(dim for dim in shape if isinstance(dim, int))
+    known = tuple(dim for dim in plan.scope.info(plan.scope.nodes[plan.node].input[1]).shape or () if isinstance(dim, int))
     channels = (known[0], known[-1]) if len(known) == conv.rank + 2 else (64, 64)
     x_last, _ = LAYOUTS[schema.layout_of(plan.scope.nodes[plan.node])]
     size = spatial_size(plan.scope, plan.scope.nodes[plan.node].input[0], conv.rank, first_axis=1 if x_last else 2)

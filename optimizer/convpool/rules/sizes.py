@@ -267,8 +267,7 @@ def _traced_through(scope: Scope, tensor: str, index: int, axis: int, depth: int
     step = step_or_reject(scope, index, rank) if rank > 0 and axis > 1 and op_of(node) is not None else None
     if not isinstance(step, Step):
         return None
-    first = scope.nodes[(index, *step.before)[-1]]
-    return traced(scope, first.input[step.operand], axis, depth)
+    return traced(scope, scope.nodes[(index, *step.before)[-1]].input[step.operand], axis, depth)
 
 
 def _sized(terms: list[Term] | None, axis: int) -> SizeOf | None:
@@ -384,8 +383,7 @@ def _combined(scope: Scope, node: NodeProto, left: list[Term] | None, right: lis
         return None
     count = max(len(left), len(right))
     pairs = zip(left * (count // len(left)), right * (count // len(right)), strict=True)
-    whole = scope.info(node.output[0]).elem_type in INTEGERS
-    return [_arithmetic(node.op_type, a, b, whole) for a, b in pairs]
+    return [_arithmetic(node.op_type, a, b, scope.info(node.output[0]).elem_type in INTEGERS) for a, b in pairs]
 
 
 def _arithmetic(operator: str, a: Term, b: Term, whole: bool) -> Term:

@@ -299,12 +299,10 @@ class Engine:
     def execute(self, stream: Any = None) -> None:
         """Run on what `bind` has set, without waiting; may be captured into a CUDA graph."""
         loaded = self._loaded
-        done = loaded.context.execute_async_v3(gpu_arrays.stream_handle(stream or loaded.memory.stream))
-        self._expect(done, "the run failed")
+        self._expect(loaded.context.execute_async_v3(gpu_arrays.stream_handle(stream or loaded.memory.stream)), "the run failed")
 
     def _set_address(self, name: str, pointer: int) -> None:
-        accepted = self._loaded.context.set_tensor_address(name, pointer)
-        self._expect(accepted, f"tensor '{name}': address {pointer:#x} is refused")
+        self._expect(self._loaded.context.set_tensor_address(name, pointer), f"tensor '{name}': address {pointer:#x} is refused")
 
     def _expect(self, done: bool, fault: str) -> None:
         """Raise TensorRTError for what TensorRT does not do: it would run on with what it had before."""

@@ -96,8 +96,7 @@ def plugin_path() -> Path:
 def find_creator(trt: ModuleType, op_type: str = OP_TYPE) -> Any:
     """The registry's creator of one of the operators, or None."""
     registry = trt.get_plugin_registry()
-    find = getattr(registry, "get_creator", None) or registry.get_plugin_creator
-    return find(op_type, "1", "")
+    return (getattr(registry, "get_creator", None) or registry.get_plugin_creator)(op_type, "1", "")
 
 
 def load_plugin(trt: ModuleType | None = None) -> Path:

@@ -164,8 +164,7 @@ def build(model: object, options: BuildOptions | None = None, **keywords: Any) -
     ours = {name: count for name, count in nodes if options.plugin and name in schema.OP_TYPES}
     others = {name: count for name, count in nodes if name not in ours}
     asked = options.precision, options.plugin, options.accumulation
-    report = BuildReport(*asked, seconds, len(engine.plan), ours, others, verification, tuning)
-    built = Built(engine, lowering, report)
+    built = Built(engine, lowering, BuildReport(*asked, seconds, len(engine.plan), ours, others, verification, tuning))
     if verification is not None and not agrees:
         raise EngineMismatchError(f"verification: {verification.difference}", built)
     return built

@@ -148,8 +148,7 @@ def set_constant_weights(model: ModelProto, constant: bool) -> None:
     The plugin then keeps transformed weights from run to run.  constant: false for an engine that may be refitted, since its
     weights change in place and no plugin can see that.
     """
-    given = {value.name for value in model.graph.input}
-    weights = {tensor.name for tensor in model.graph.initializer} - given
+    weights = {tensor.name for tensor in model.graph.initializer} - {value.name for value in model.graph.input}
     for node in filter(is_plugin_node, all_nodes(model.graph)):
         give(node, {}, (CONSTANT_WEIGHTS,))
     for node in filter(is_plugin_node, model.graph.node if constant else ()):  # the main graph's, where a name has one meaning

@@ -343,6 +343,5 @@ def test_a_computed_bias_is_scaled_too(behind):
 def test_grouped_pairs_of_computed_weights_stay_where_a_gpu_runs_them(target, form):
     """Such weights cannot be fused, and an AveragePool and a Conv are slower there."""
     body = PAIR.replace("pads=", "group=16, pads=").replace("(x, w)", "(x, u)")
-    model = graph(body, inputs="float[1,16,12,12] x, float[32,1,3,3] u")
-    (site,) = convpool.optimize(model, target=target, check=0).report.sites
+    (site,) = convpool.optimize(graph(body, inputs="float[1,16,12,12] x, float[32,1,3,3] u"), target=target, check=0).report.sites
     assert site.lowering == form

@@ -105,8 +105,7 @@ class ChainPool(Rule):
     def sites(self, scope: Scope, context: Context) -> Iterator[Site]:
         """The poolings that have channels last on both sides."""
         if ports_of(scope):
-            taken = chain(scope, context)
-            yield from (Site(scope, index) for index in sorted(taken) if is_op(scope.nodes[index], "AveragePool"))
+            yield from (Site(scope, index) for index in sorted(chain(scope, context)) if is_op(scope.nodes[index], "AveragePool"))
 
     def check(self, site: Site, context: Context) -> PoolPlan | Reject:
         return _pooling(site.scope, site.root, context)
@@ -124,8 +123,7 @@ class ChainPool(Rule):
 
     def rewritten(self, plan: PoolPlan, outputs: list[str], times: dict[str, float] | None, log: Log) -> None:
         node = plan.scope.nodes[plan.node]
-        shape = plan.scope.info(node.output[0]).shape or (None,)
-        known = [dim for dim in shape[2:] if isinstance(dim, int)]
+        known = [dim for dim in (plan.scope.info(node.output[0]).shape or (None,))[2:] if isinstance(dim, int)]
         count = math.prod(known) * plan.channels**2 if len(known) == convs.RANK else None
         values = {"pool": label(node), "macs_before": 0, "macs_after": count, "operator": OP_TYPE}
         log.rewritten(self.site_report(plan.scope, PATTERN, "convavgpool", **values), outputs[0])

@@ -246,8 +246,7 @@ def _scaled_node(weights: Weights, edit: Edit) -> None:
     del node.input[2:]
     node.input[1] = edit.shared(("W", weights.node), lambda: weights.weight, f"{node.input[1]}_scaled")
     if old or weights.bias.any():
-        wanted = f"{old or node.output[0] + '_bias'}_scaled"
-        node.input.append(edit.shared(("B", weights.node), lambda: weights.bias, wanted))
+        node.input.append(edit.shared(("B", weights.node), lambda: weights.bias, f"{old or node.output[0] + '_bias'}_scaled"))
     node.input.extend(before.input[3:])
     edit.nodes.append(node)
 

@@ -320,5 +320,4 @@ def _one_window(inner: PoolSpec, outer: PoolSpec) -> PoolSpec | None:
         kernel.append(k * outer.kernel_shape[i])
         dilations.append(d if k > 1 else outer.dilations[i] * s)
     strides = tuple(a * b for a, b in zip(inner.strides, outer.strides, strict=True))
-    ones = tuple(d if k > 1 else 1 for k, d in zip(kernel, dilations, strict=True))
-    return PoolSpec(tuple(kernel), strides, outer.pads, ones)
+    return PoolSpec(tuple(kernel), strides, outer.pads, tuple(d if k > 1 else 1 for k, d in zip(kernel, dilations, strict=True)))

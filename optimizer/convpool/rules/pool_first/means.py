@@ -271,8 +271,7 @@ def recognise_reduction(scope: Scope, index: int, rank: int, size: Ints | None) 
     found = _average(scope, chain, rank, size)
     for start in range(1, len(chain)):
         if isinstance(found, Reject) and isinstance(linear.step_or_reject(scope, chain[start - 1], rank), linear.Step):
-            size = spatial_size(scope, scope.nodes[chain[start]].input[0], rank)
-            later = _average(scope, chain[start:], rank, size)
+            later = _average(scope, chain[start:], rank, spatial_size(scope, scope.nodes[chain[start]].input[0], rank))
             found = later if isinstance(later, Pooling) else found
     return found
 

@@ -401,8 +401,7 @@ class Emitter:
             weight = self._edit.constant(self._fuse(leaf, array), f"{weight}_fused")
         else:
             weight = self._edit.constant(array, f"{weight}_scaled")
-        wanted = f"{bias or old.output[0] + '_bias'}_scaled"
-        return weight, "" if bias_array is None else self._edit.constant(bias_array, wanted)
+        return weight, "" if bias_array is None else self._edit.constant(bias_array, f"{bias or old.output[0] + '_bias'}_scaled")
 
     def _zero_bias(self, old: NodeProto) -> str:
         """A bias of zeros, "" where the number of channels is not known.  Inlining the operator's function without one gives a

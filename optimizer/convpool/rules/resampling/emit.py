@@ -58,8 +58,7 @@ class MovingRule(ResizeRule):
     def apply(self, plan: plans.ResizePlan, edit: Edit) -> None:
         scope, leaf = plan.scope, plan.leaf
         old = scope.nodes[leaf.node]
-        behind = [scope.nodes[index] for index in plan.behind]
-        emitter = Emitter(edit, leaf.conv.rank, plan.output, self.names[0], behind)
+        emitter = Emitter(edit, leaf.conv.rank, plan.output, self.names[0], [scope.nodes[index] for index in plan.behind])
         results: list[str] = []
         for group, weight, bias in self._weights(plan):
             maps = [emitter.joined("Add", [emitter.source(source) for source in sources]) for _, _, sources in group.ranges]

@@ -251,8 +251,7 @@ class Walk:
         nodes = frozenset().union(*(item.nodes for item in maps))
         if (alike := _alike(maps)) is not None:
             count = channel_count(self._scope, node.output[0])
-            operands = tuple(item.parts[0].source for item in maps)
-            return Map((Part(0, count, Applied(index, operands), alike),), nodes)
+            return Map((Part(0, count, Applied(index, tuple(item.parts[0].source for item in maps)), alike),), nodes)
         counts = [channel_count(self._scope, name) for name in node.input]
         if any(item.loose for item in maps):
             self.rejects.append(reject(self._scope, index, "sizes of the maps that are added", "unknown", "the same ones"))
@@ -298,8 +297,7 @@ class Walk:
         if chain is None or not groups_channels(scope, chain, self._rank):
             return None
         _, inner, first = chain
-        tensor = scope.nodes[first].input[0]
-        found = self._of_whole_factors(inner, tensor, depth)
+        found = self._of_whole_factors(inner, scope.nodes[first].input[0], depth)
         if found is None or len(found.parts) > 1:
             return None
         part = found.parts[0]

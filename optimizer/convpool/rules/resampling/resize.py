@@ -75,9 +75,7 @@ def recognise(scope: Scope, index: int, rank: int) -> Resample | Reject | None:
         return _ones(scope, index, rank)
     if is_op(node, "DepthToSpace"):
         return _repeated_channels(scope, index, rank)
-    if is_op(node, "Gather", "GatherND", "Transpose"):
-        return _gathered(scope, index, rank)
-    return None
+    return _gathered(scope, index, rank) if is_op(node, "Gather", "GatherND", "Transpose") else None
 
 
 # ---- Resize and Upsample ------------------------------------------------------------------------------------------------

@@ -115,8 +115,7 @@ def _against_operator(plan: plans.ResizePlan, context: Context) -> Reject | None
     if leaf.weight is None or not convs.is_known(scope, leaf):
         return reject(scope, leaf.node, "weights", "computed, or an input that a caller may override", "a constant")
     if leaf.weight.data_type not in convs.KERNEL_TYPES:
-        kind = TensorProto.DataType.Name(leaf.weight.data_type)
-        return reject(scope, leaf.node, "type", kind, "float16, bfloat16 or float32")
+        return reject(scope, leaf.node, "type", TensorProto.DataType.Name(leaf.weight.data_type), "float16, bfloat16 or float32")
     if scope.opset < UPSAMPLING_OPSET:
         return reject(scope, leaf.node, "opset", scope.opset, f"at least {UPSAMPLING_OPSET}, for this target")
     if (found := convs.against_node(scope, conv, context.main_opset)) is not None:
@@ -217,8 +216,7 @@ def _edges(scope: Scope, name: str, rank: int, walk: Walk) -> tuple[Map, Ints] |
     small = tuple(max(-(-p // s), 0) for p, s in zip(spatial, factors, strict=True))
     part = inner.parts[0]
     done = replace(part, source=Applied(index, (part.source,), None, "edges", pads=small))
-    crop = tuple(p - s * n for p, s, n in zip(spatial, factors, small, strict=True))
-    return Map((done,), inner.nodes | {index}), crop
+    return Map((done,), inner.nodes | {index}), tuple(p - s * n for p, s, n in zip(spatial, factors, small, strict=True))
 
 
 class ResizeLast(MovingRule):
@@ -251,9 +249,7 @@ def _pointwise(scope: Scope, index: int) -> convs.ConvLeaf | Reject:
         return leaf
     if any(stride != 1 for stride in leaf.conv.strides):
         return reject(scope, index, "strides", list(leaf.conv.strides), "1 on every axis")
-    if any(leaf.conv.pads):
-        return reject(scope, index, "pads", list(leaf.conv.pads), "none")
-    return leaf
+    return reject(scope, index, "pads", list(leaf.conv.pads), "none") if any(leaf.conv.pads) else leaf
 
 
 def _infinite(scope: Scope, leaf: convs.ConvLeaf, *, picks: bool) -> Reject | None:
