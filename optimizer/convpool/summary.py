@@ -143,8 +143,7 @@ def _batch(scope: Scope) -> int:
     """The first size that all inputs of a main graph share, but for scalars and initializers; 1 where there is none."""
     shapes = map(scope.known_sizes, scope.inputs - set(scope.initializers))
     first = {shape[0] for shape in shapes if shape and len(shape) > 1}
-    size = first.pop() if len(first) == 1 else None
-    return size or 1
+    return (first.pop() if len(first) == 1 else None) or 1
 
 
 ROUNDS = 15

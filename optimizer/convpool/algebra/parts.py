@@ -132,8 +132,7 @@ class Parts:
     def op_type(self) -> str:
         """The operator that does this."""
         core = UPSAMPLING_OP_TYPE if self.upsamples else OP_TYPE
-        scaled = AFFINES[self.affine_number]
-        return f"{scaled}{self.prologue}{core}{'Add' if self.residual else ''}{self.epilogue}"
+        return f"{AFFINES[self.affine_number]}{self.prologue}{core}{'Add' if self.residual else ''}{self.epilogue}"
 
     @property
     def affine_number(self) -> int:

@@ -40,6 +40,7 @@ from convpool.ir.serving import FAILED, MEMORY
 
 Notes = dict[str, ValueInfoProto]
 """Types and shapes that a graph notes of its tensors."""
+POOLINGS = ("AveragePool", "LpPool", "MaxPool")
 CEIL_OPSET = 22
 """The first opset in which onnx counts the windows of `ceil_mode` as runtimes do."""
 SIZES_OPSET = 11
@@ -66,10 +67,13 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
     nodes = model_nodes(probe)
     for node in (*ops_of(nodes, *WITHOUT_INFERENCE), *protos.of_onnxruntime(probe)):
         node.op_type = "Identity"
-    for node in ops_of(nodes, "AveragePool", "ConvTranspose", "MaxPool"):  # runtimes add nothing to the sizes that SAME gives
-        if (known_attributes(node) or {}).get("auto_pad", b"").startswith(b"SAME"):
+    for node in ops_of(nodes, *POOLINGS, "ConvTranspose"):  # runtimes add nothing to the sizes that SAME gives
+        values = known_attributes(node) or {}
+        if values.get("auto_pad", b"").startswith(b"SAME"):
             give(node, {}, ("ceil_mode", "output_padding"))
-    for node in ops_of([node for function in probe.functions for node in protos.all_nodes(function)], "AveragePool", "MaxPool"):
+            if is_op(node, *POOLINGS) and max(values.get("dilations", (1,))) > 1:  # which onnxruntime leaves out there
+                node.op_type = "PoolingOfUnknownSize"
+    for node in ops_of([node for function in probe.functions for node in protos.all_nodes(function)], *POOLINGS):
         if any(item.name == "ceil_mode" and (item.i or item.ref_attr_name) for item in node.attribute):  # see `drop_windows`
             node.op_type = "PoolingOfUnknownSize"
     for node in ops_of(nodes, "If") if opset_of(model.opset_import) < BRANCHES_OPSET else ():
@@ -205,7 +209,7 @@ def drop_windows(model: ModelProto, inferred: ModelProto) -> bool:
     found = False
     for graph, _, known in side_by_side(model, inferred) if opset_of(model.opset_import) < CEIL_OPSET else ():
         for node in graph.node:
-            values = known_attributes(node) if is_op(node, "AveragePool", "MaxPool") else None
+            values = known_attributes(node) if is_op(node, *POOLINGS) else None
             if not values or not values.get("ceil_mode"):
                 continue
             dims = known.get(node.input[0], TypeProto()).tensor_type.shape.dim[2:]

@@ -543,8 +543,7 @@ def at_shapes(model: ModelProto, shapes: Shapes) -> ModelProto:
     fixed = deepcopy(model)
     for value in fixed.graph.input:
         if value.name in shapes:
-            elem_type = value.type.tensor_type.elem_type
-            value.CopyFrom(helper.make_tensor_value_info(value.name, elem_type, list(shapes[value.name])))
+            value.CopyFrom(helper.make_tensor_value_info(value.name, value.type.tensor_type.elem_type, list(shapes[value.name])))
     return fixed
 
 

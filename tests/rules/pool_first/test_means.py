@@ -133,14 +133,16 @@ def test_a_window_of_ceil_mode_behind_the_map_does_not_count(opset, operator, wi
     assert_close(model, result.model, random_feeds(model, size=14), 1e-5)
 
 
-def test_a_window_of_ceil_mode_in_a_function_is_not_counted():
+@pytest.mark.parametrize("node", ["local.f(x)", 'MaxPool<auto_pad="SAME_UPPER", dilations=[2,2], kernel_shape=[2,2]>(x)'])
+def test_windows_that_onnx_counts_otherwise_where_it_is_not_seen(node):
     function = '<opset_import: ["": 17], domain: "local"> f (a) => (b)'
     function += "{ b = MaxPool<kernel_shape=[1,1], strides=[3,3], ceil_mode=1>(a) }"
-    rewrite(graph("m = local.f(x)\nh = Conv(m, w)\ny = GlobalAveragePool(h)", functions=function), 0, "auto")
+    rewrite(graph(f"m = {node}\nh = Conv(m, w)\ny = GlobalAveragePool(h)", functions=function), 0, "auto")
 
 
 COUNTED = {  # 10 times 1.3 in float32 is 13 to runtimes, and just below it to onnx
     'AveragePool<auto_pad="SAME_UPPER", ceil_mode=1, count_include_pad=1, kernel_shape=[2,1], strides=[2,6]>(x)': 18,
+    "LpPool<ceil_mode=1, kernel_shape=[1,1], strides=[3,3]>(x)": 18,
     "Slice(x, i, l, i)\ni = Identity(two)": 10,
     'ConvTranspose<auto_pad="SAME_UPPER", strides=[2,2], output_padding=[1,0]>(x, v)': 17,
     "Upsample<scales=[1.0,1.0,1.3,2.6]>(x)": 7,

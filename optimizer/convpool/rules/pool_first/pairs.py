@@ -108,8 +108,7 @@ def trace(scope: Scope, tensor: str, rank: int, inside: frozenset[int] = frozens
             name = scope.nodes[inner].output[0]
             if (others := other_reader(scope, name, frozenset())) is not None:
                 return reject(scope, inner, f"output '{name}' {others}", "other readers", "only the pooling")
-        first = scope.nodes[(index, *step.before)[-1]]
-        tree = trace(scope, first.input[step.operand], rank, depth=depth + 1)
+        tree = trace(scope, scope.nodes[(index, *step.before)[-1]].input[step.operand], rank, depth=depth + 1)
         return tree if isinstance(tree, Reject) else _with_step(scope, tree, step)
     if is_op(node, *JOINS):
         return _join(scope, index, rank, depth)
