@@ -43,10 +43,6 @@ Notes = dict[str, ValueInfoProto]
 POOLINGS = ("AveragePool", "LpPool", "MaxPool")
 CEIL_OPSET = 22
 """The first opset in which onnx counts the windows of `ceil_mode` as runtimes do."""
-SIZES_OPSET = 11
-"""The first opset whose Resize has scales as its third input."""
-MAX_ROUNDED = 2**20
-"""The next float32 behind a larger size times a scale may be a whole number away."""
 MADE_UP = "unk__"
 """How names of sizes begin that shape inference makes up."""
 WITHOUT_INFERENCE = ("GroupNormalization", "MeanVarianceNormalization")
@@ -68,10 +64,10 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
     for node in (*ops_of(nodes, *WITHOUT_INFERENCE), *protos.of_onnxruntime(probe)):
         node.op_type = "Identity"
     for node in ops_of(nodes, *POOLINGS, "ConvTranspose"):  # runtimes add nothing to the sizes that SAME gives
-        values = known_attributes(node) or {}
-        if values.get("auto_pad", b"").startswith(b"SAME"):
+        if (known_attributes(node) or {}).get("auto_pad") in (b"SAME_UPPER", b"SAME_LOWER"):
             give(node, {}, ("ceil_mode", "output_padding"))
-            if is_op(node, *POOLINGS) and max(values.get("dilations", (1,))) > 1:  # which onnxruntime leaves out there
+            dilations = [number for item in node.attribute for number in item.ints if item.name == "dilations"]
+            if is_op(node, *POOLINGS) and max(dilations, default=1) > 1:  # which onnxruntime leaves out there
                 node.op_type = "PoolingOfUnknownSize"
     for node in ops_of([node for function in probe.functions for node in protos.all_nodes(function)], *POOLINGS):
         if any(item.name == "ceil_mode" and (item.i or item.ref_attr_name) for item in node.attribute):  # see `drop_windows`
@@ -233,28 +229,28 @@ def drop_windows(model: ModelProto, inferred: ModelProto) -> bool:
 def raise_scales(model: ModelProto, inferred: ModelProto) -> bool:
     """Raise scales of Resizes by a rounding error where results are longer than onnx says; whether there are any.  Runtimes round
     the product of scale and size to float32, up to a whole number too; onnx rounds it down.  For shape inference alone."""
-    found, graphs, place = False, side_by_side(model, inferred), 1 if opset_of(model.opset_import) < SIZES_OPSET else 2
+    found, graphs, at = False, side_by_side(model, inferred), 1 if opset_of(model.opset_import) < 11 else 2
     stored: dict[str, Any] = {tensor.name: tensor for graph, _, _ in graphs for tensor in graph.initializer}
     for graph, _, known in graphs:
-        constants = ops_of(graph.node, "Constant")
-        stored |= {node.output[0]: value for node in constants for value in (known_attributes(node) or {}).values()}
+        constants = [(name, item) for node in ops_of(graph.node, "Constant") for name in node.output for item in node.attribute]
+        stored |= {name: item.t if item.type == item.TENSOR else item.floats for name, item in constants}
         for node in ops_of(graph.node, "Resize", "Upsample"):
-            dims, values = known.get(node.input[0], TypeProto()).tensor_type.shape.dim, known_attributes(node) or {}
-            given = stored.get(node.input[place]) if len(node.input) > place else values.get("scales")
-            is_tensor, axes = isinstance(given, TensorProto), values.get("axes", range(len(dims)))
-            if given is None or is_tensor and given.data_location == TensorProto.EXTERNAL:
-                continue
-            scales = numpy_helper.to_array(given) if is_tensor else np.array(given, np.float32)
-            if scales.dtype != np.float32 or scales.shape != (len(axes),) or not {*axes} <= {*range(-len(dims), len(dims))}:
+            dims, own = known.get("".join(node.input[:1]), TypeProto()).tensor_type.shape.dim, {a.name: a for a in node.attribute}
+            axes = own["axes"].ints if "axes" in own else range(len(dims))
+            given = stored.get(node.input[at], ()) if len(node.input) > at else own.get("scales", onnx.AttributeProto()).floats
+            if isinstance(given, TensorProto):
+                given = () if given.data_location == TensorProto.EXTERNAL else numpy_helper.to_array(given)
+            scales = np.array(given, np.float32)
+            if scales.shape != (len(axes),) or not {*axes} <= {*range(-len(dims), len(dims))}:
                 continue
             sizes = np.array([dims[axis].dim_value for axis in axes], np.float32)
             exact, rounded = scales.astype(np.float64) * sizes, scales * sizes
-            longer = (np.floor(exact) < np.floor(rounded)) & (rounded < MAX_ROUNDED)
+            longer = (np.floor(exact) < np.floor(rounded)) & (rounded < 2**20)  # others may be more than one apart
             if longer.any():
                 found, raised = True, np.where(longer, np.nextafter(scales, np.float32(np.inf)), scales)
-                if len(node.input) > place:
-                    node.input[place] = f"{node.output[0]}/raised"
-                    graph.initializer.append(numpy_helper.from_array(raised, node.input[place]))
+                if len(node.input) > at:
+                    node.input[at] = f"{''.join(node.output)}/raised"
+                    graph.initializer.append(numpy_helper.from_array(raised, node.input[at]))
                 else:
                     give(node, {"scales": raised.tolist()})
     return found

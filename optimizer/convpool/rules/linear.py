@@ -405,8 +405,7 @@ def slice_numbers(scope: Scope, index: int) -> list[Sequence[int] | None]:
     shape = (len(starts),) if starts is not None else scope.info(names[0]).shape
     if axes is None and not names[2] and shape and isinstance(shape[0], int):
         axes = range(shape[0])
-    steps = (1,) * len(axes) if axes is not None and steps is None and not names[3] else steps
-    return [starts, ends, axes, steps]
+    return [starts, ends, axes, (1,) * len(axes) if axes is not None and steps is None and not names[3] else steps]
 
 
 def _slice(scope: Scope, index: int, rank: int) -> Step | Reject:

@@ -115,8 +115,7 @@ def keep_heads_in_float(trt: ModuleType, network: Any, config: Any) -> None:
         if layer.type not in kinds or layer.get_output(0).dtype not in (trt.float32, trt.float16):
             continue
         product = layer.type == trt.LayerType.MATRIX_MULTIPLY
-        given = (layer.get_input(i) for i in range(2 if product else 1))
-        output, *inputs = map(_shape, (layer.get_output(0), *given))
+        output, *inputs = map(_shape, (layer.get_output(0), *(layer.get_input(i) for i in range(2 if product else 1))))
         if output is None or None in inputs or any(dim != 1 for dim in output[2:]):
             continue
         # Each of a product's three sizes stands in two of the three shapes; an open one, -1, counts as 1.
