@@ -153,8 +153,7 @@ class InputMaker:
             if self._data is None:
                 return self.runnable(number, run)[1]
             others = noisy(self._data, NOISE, np.random.default_rng(number))
-            same = all(np.array_equal(array, others[name]) for name, array in self._data.items())
-            return None if same else run(others)
+            return None if all(np.array_equal(array, others[name]) for name, array in self._data.items()) else run(others)
         except ModelError:
             return None
 

@@ -172,8 +172,7 @@ def _reshaped(scope: Scope, index: int, view: View) -> View | Reject:
     parts = [part for axis in view.axes[1:] for part in axis]
     if shape is None or not all(isinstance(n, int) for n in shape[1:]) or any(part.size is None for part in parts):
         return reject(scope, index, "sizes of a Reshape", "unknown", "static sizes")
-    sizes = [n for n in shape[1:] if isinstance(n, int)]
-    axes = _regrouped(parts, sizes)
+    axes = _regrouped(parts, [n for n in shape[1:] if isinstance(n, int)])
     if axes is None or [part.axis for part in view.axes[0]] != [0]:
         return reject(scope, index, "shape of a Reshape", list(shape), "axes split in two, or joined")
     return replace(view, axes=(view.axes[0], *axes))
