@@ -121,6 +121,7 @@ FORWARDS = {
     "a function of autograd between": (lambda m, x: F.avg_pool2d(Doubled.apply(m.c(x)), 2), 0),
     "sizes": (deviation, 1),
     "images as a height": (lambda m, x: F.conv2d(x.transpose(0, 2), m.c.weight[..., :1, :1]).sum((2, 3)), 0),
+    "a number of images": (lambda m, x: m.c(F.interpolate(y, (8, 16)) if (y := x.transpose(0, 2)).shape[2] == 4 else x), 1),
     "images as a signal": (lambda m, x: m.c(x.reshape(1, 4, -1, 8)).mean((2, 3)), 1),
     "beside a height": (lambda m, x: F.conv2d(x.sum((1, 2))[None, None] * x.sum((1, 2)), m.c.weight[:, :1]).mean((2, 3)), 0),
     "a variable of a common name": (lambda m, x: (result := m.pair(x)) + result.mean(), 1),
@@ -136,9 +137,8 @@ FORWARDS = {
 
 @pytest.mark.parametrize("name", FORWARDS)
 def test_forward(name):
-    forward, pairs = FORWARDS[name]
     torch.manual_seed(1)
-    module = Net(forward)
+    module, pairs = Net(FORWARDS[name][0]), FORWARDS[name][1]
     with torch.set_grad_enabled("without gradients" not in name):
         changed, report = optimize(copy.deepcopy(module), X)
         assert report.summary.rewritten == pairs, str(report)

@@ -98,8 +98,8 @@ class Skeleton:
         """A size.  An open batch is a number as the first: behind it a rule would take it for the size of a window."""
         if type(n) is int:
             return n
-        expression = n.node.expr
-        return int(expression.subs(self._batches)) if not axis and expression.free_symbols <= self._batches.keys() else str(n)
+        expression, numbers = n.node.expr, {} if axis else self._batches
+        return int(expression.subs(numbers)) if expression.free_symbols <= numbers.keys() else str(n)
 
     def shape(self, node: Any) -> tuple[Dim, ...] | None:
         """The shape of a node's tensor, with names for open sizes; None where it is none."""
