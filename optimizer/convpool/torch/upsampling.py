@@ -216,8 +216,9 @@ def upsample_conv2d(
     x, weight, bias = pairs.cast_for_autocast((x, weight, bias))
     alike = all(x.dtype == other.dtype and x.device == other.device for other in (weight, bias) if other is not None)
     fits = alike and x.dim() == rank + 2 and x.shape[1] == weight.shape[1]
-    sides = zip(scales, x.shape[2:], pads, pads[rank:], kernel, strict=False)
-    if max(scales) > 1 and fits and all(max(p, q) < k <= s * n + p + q for s, n, p, q, k in sides):
+    # A list and slices of one length: PyTorch 2.7 and 2.8 capture neither generators nor zips of other ones.
+    sides = [*zip(scales, x.shape[2:], pads[:rank], pads[rank:], kernel, strict=True)] if fits else []
+    if max(scales) > 1 and fits and all([max(p, q) < k <= s * n + p + q for s, n, p, q, k in sides]):
         if pairs.unwatched(x, weight, "meta"):
             return upsample_conv_of(x, weight, bias, scales, pads)
     return _two_operators(x, weight, bias, scales, pads)
