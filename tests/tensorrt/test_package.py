@@ -221,10 +221,10 @@ def test_convolutions_that_the_plugin_takes_by_compute_capability(monkeypatch, c
     assert not prepare.offloaded_convs(BuildOptions(precision="fp16", trt=of_rtx))["plain_conv"]
 
 
-@pytest.mark.parametrize(("precision", "disabled"), [("fp16", []), ("bf16", []), ("tf32", ["norm_conv"])])
-def test_convolutions_behind_a_normalization_go_to_the_plugin_in_16_bits_alone(monkeypatch, precision, disabled):
+@pytest.mark.parametrize("options", [BuildOptions(precision=p, plain_conv=c) for p in ("fp16", "bf16", "tf32") for c in (0, 1)])
+def test_convolutions_behind_a_normalization_go_to_the_plugin_in_16_bits_alone(monkeypatch, options):
     monkeypatch.setattr(prepare, "current_device", lambda: {"cc": 90})
-    assert prepare.optimize_keywords(BuildOptions(precision=precision), tensorrt("8.6.1"))["disable"] == disabled
+    assert ("norm_conv" in prepare.optimize_keywords(options, tensorrt("8.6.1"))["disable"]) == (options.precision == "tf32")
 
 
 def test_convolutions_that_the_plugin_takes_on_a_gpu_that_is_unknown(monkeypatch):

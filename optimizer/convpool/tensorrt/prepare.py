@@ -291,8 +291,8 @@ def optimize_keywords(options: BuildOptions, trt: ModuleType) -> dict[str, Any]:
     taken = offloaded_convs(options, trt)
     verbs = {"enable": True, "disable": False}
     offloaded = {verb: [name for name, value in taken.items() if value == wanted] for verb, wanted in verbs.items()}
-    if taken["plain_conv"] and not options.in_half_precision:
-        offloaded["disable"].append("norm_conv")  # in TF32 nothing was measured
+    if options.precision == "tf32":
+        offloaded["disable"].append("norm_conv")  # nothing was measured
     return {"target": "tensorrt", "input_shapes": typical_shapes(options.profile_list), **offloaded}
 
 
