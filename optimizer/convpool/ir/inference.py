@@ -69,15 +69,16 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
             dilations = [number for item in node.attribute for number in item.ints if item.name == "dilations"]
             if is_op(node, *POOLINGS) and max(dilations, default=1) > 1:  # which onnxruntime leaves out there
                 node.op_type = "PoolingOfUnknownSize"
-    for node in ops_of([node for function in probe.functions for node in protos.all_nodes(function)], *POOLINGS):
-        if any(item.name == "ceil_mode" and (item.i or item.ref_attr_name) for item in node.attribute):  # see `drop_windows`
-            node.op_type = "PoolingOfUnknownSize"
+    for function in probe.functions:
+        for node in ops_of(protos.all_nodes(function), *POOLINGS):
+            if any(item.name == "ceil_mode" and (item.i or item.ref_attr_name) for item in node.attribute):  # see `drop_windows`
+                node.op_type = "PoolingOfUnknownSize"
     for node in ops_of(nodes, "If") if opset_of(model.opset_import) < BRANCHES_OPSET else ():
         node.op_type = "IfOfSeveralShapes"
-    result = None
+    scaled, result = any(node.op_type in ("Resize", "Upsample") for node in nodes), None
     try:
         result = _infer(probe)
-        while drop_windows(probe, result) or raise_scales(probe, result):
+        while drop_windows(probe, result) or scaled and raise_scales(probe, result):
             result = _infer(probe)
         if fill_in(probe, result, taken):
             result = _infer(probe)
@@ -115,7 +116,7 @@ def take(model: ModelProto) -> list[tuple[GraphProto, Notes]]:
     if model.ir_version < 4:
         refill(model.graph.input, [value for value in model.graph.input if value.name not in stored])
         model.ir_version = 4
-    else:
+    elif stored & given:
         refill(model.graph.initializer, [tensor for tensor in model.graph.initializer if tensor.name not in given])
     names: set[str] = set()
     for value in model.graph.input:
