@@ -281,8 +281,7 @@ def dims(values) -> dict[str, list[int | str]]:
     "tail", ["", "s = Shape(p)\nq = Reshape(p, s)\n", "s = Shape(p)\nq = Expand(p, s)\n", "q = Identity(p)\n", "q = Relu(p)\n"]
 )
 def test_the_result_has_the_sizes_and_gives_the_same(target, fold, tail):
-    last = "q" if tail else "p"
-    body = f"{PAIR.replace('y =', 'p =')}\n{tail}y = Sigmoid({last})"
+    body = f"{PAIR.replace('y =', 'p =')}\n{tail}y = Sigmoid({'q' if tail else 'p'})"
     model = graph(body, inputs="float[N,16,H,W] x", outputs="float[N,a,b,c] y")
     before = model.SerializeToString(deterministic=True)
     result = convpool.optimize(model, target=target, fold=fold, fix_shapes=SIZES)

@@ -62,8 +62,7 @@ def test_fold_stores_what_is_constant(name, ir, recwarn):
         pytest.skip("no functions before IR 8")
     constants = {"zero": np.float32(0), **constants}
     model = graph(body, constants, ir=ir, functions=TWICE if "local" in body else "")
-    before = model.SerializeToString(deterministic=True)
-    result = convpool.optimize(model, check=0, fold=True)
+    before, result = model.SerializeToString(deterministic=True), convpool.optimize(model, check=0, fold=True)
     kinds = operators(result.model.graph)
     kinds = kinds if ir > 3 or wanted == {"Constant": 1} else {kind: n for kind, n in kinds.items() if kind != "Constant"}
     assert kinds == (operators(model.graph) if wanted is None else wanted)

@@ -53,8 +53,7 @@ class Maker(RandomGraph):
 
     def upsampled(self) -> str:
         """A new input, upsampled, in one of the spellings of its opset."""
-        x = self.input(self.size)
-        full = np.array([1, 1, *self.factors], np.float32)
+        x, full = self.input(self.size), np.array([1, 1, *self.factors], np.float32)
         whole = int(max(self.factors)) <= 2
         if self.opset < 10:
             return self.add("Upsample", x, self.constant(full), mode="nearest")

@@ -70,7 +70,7 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
             if is_op(node, *POOLINGS) and max(dilations, default=1) > 1:  # which onnxruntime leaves out there
                 node.op_type = "PoolingOfUnknownSize"
     for function in probe.functions:
-        for node in ops_of(protos.all_nodes(function), *POOLINGS):
+        for node in ops_of(protos.all_nodes(function), *POOLINGS) if opset_of(function.opset_import) < CEIL_OPSET else ():
             if any(item.name == "ceil_mode" and (item.i or item.ref_attr_name) for item in node.attribute):  # see `drop_windows`
                 node.op_type = "PoolingOfUnknownSize"
     for node in ops_of(nodes, "If") if opset_of(model.opset_import) < BRANCHES_OPSET else ():
@@ -226,34 +226,45 @@ def drop_windows(model: ModelProto, inferred: ModelProto) -> bool:
     return found
 
 
-@np.errstate(all="ignore")
 def raise_scales(model: ModelProto, inferred: ModelProto) -> bool:
     """Raise scales of Resizes by a rounding error where results are longer than onnx says; whether there are any.  Runtimes round
     the product of scale and size to float32, up to a whole number too; onnx rounds it down.  For shape inference alone."""
-    found, graphs, at = False, side_by_side(model, inferred), 1 if opset_of(model.opset_import) < 11 else 2
-    stored: dict[str, Any] = {tensor.name: tensor for graph, _, _ in graphs for tensor in graph.initializer}
-    for graph, _, known in graphs:
-        constants = [(name, item) for node in ops_of(graph.node, "Constant") for name in node.output for item in node.attribute]
-        stored |= {name: item.t if item.type == item.TENSOR else item.floats for name, item in constants}
-        for node in ops_of(graph.node, "Resize", "Upsample"):
-            dims, own = known.get("".join(node.input[:1]), TypeProto()).tensor_type.shape.dim, {a.name: a for a in node.attribute}
-            axes = own["axes"].ints if "axes" in own else range(len(dims))
-            given = stored.get(node.input[at], ()) if len(node.input) > at else own.get("scales", onnx.AttributeProto()).floats
-            if isinstance(given, TensorProto):
-                given = () if given.data_location == TensorProto.EXTERNAL else numpy_helper.to_array(given)
-            scales = np.array(given, np.float32)
-            if scales.shape != (len(axes),) or not {*axes} <= {*range(-len(dims), len(dims))}:
-                continue
-            sizes = np.array([dims[axis].dim_value for axis in axes], np.float32)
-            exact, rounded = scales.astype(np.float64) * sizes, scales * sizes
-            longer = (np.floor(exact) < np.floor(rounded)) & (rounded < 2**20)  # others may be more than one apart
-            if longer.any():
-                found, raised = True, np.where(longer, np.nextafter(scales, np.float32(np.inf)), scales)
-                if len(node.input) > at:
-                    node.input[at] = f"{''.join(node.output)}/raised"
-                    graph.initializer.append(numpy_helper.from_array(raised, node.input[at]))
-                else:
-                    give(node, {"scales": raised.tolist()})
+    return _raise_scales(model.graph, inferred.graph, {}, {}, 1 if opset_of(model.opset_import) < 11 else 2)
+
+
+@np.errstate(all="ignore")
+def _raise_scales(graph: GraphProto, typed: GraphProto, stored: dict[str, Any], known: dict[str, TypeProto], at: int) -> bool:
+    """Do so in a graph and its bodies.  stored, known: constants and types of the graphs around it; other bodies may have names
+    in common with it.  at: which input has the scales."""
+    found = False
+    known = known | {value.name: value.type for value in (*typed.value_info, *typed.input, *typed.output)}
+    constants = [(name, item) for node in ops_of(graph.node, "Constant") for name in node.output for item in node.attribute]
+    stored = stored | {tensor.name: tensor for tensor in graph.initializer}
+    stored |= {name: item.t if item.type == item.TENSOR else item.floats for name, item in constants}
+    for node, other in zip(graph.node, typed.node, strict=True):
+        for (_, _, body), (_, _, its) in zip(subgraphs(node), subgraphs(other), strict=True):
+            found |= _raise_scales(body, its, stored, known, at)
+        if not is_op(node, "Resize", "Upsample"):
+            continue
+        dims, own = known.get("".join(node.input[:1]), TypeProto()).tensor_type.shape.dim, {a.name: a for a in node.attribute}
+        axes = own["axes"].ints if "axes" in own else range(len(dims))
+        given = stored.get(node.input[at], ()) if len(node.input) > at else own.get("scales", onnx.AttributeProto()).floats
+        if isinstance(given, TensorProto):
+            readable = given.data_type == TensorProto.FLOAT and given.data_location != TensorProto.EXTERNAL
+            given = numpy_helper.to_array(given) if readable and [*given.dims] == [len(axes)] else ()
+        scales = np.array(given, np.float32)
+        if scales.shape != (len(axes),) or not {*axes} <= {*range(-len(dims), len(dims))}:
+            continue
+        sizes = np.array([dims[axis].dim_value for axis in axes], np.float32)
+        exact, rounded = scales.astype(np.float64) * sizes, scales * sizes
+        longer = (np.floor(exact) < np.floor(rounded)) & (rounded < 2**20)  # others may be more than one apart
+        if longer.any():
+            found, raised = True, np.where(longer, np.nextafter(scales, np.float32(np.inf)), scales)
+            if len(node.input) > at:
+                node.input[at] = f"{''.join(node.output)}/raised"
+                graph.initializer.append(numpy_helper.from_array(raised, node.input[at]))
+            else:
+                give(node, {"scales": raised.tolist()})
     return found
 
 

@@ -135,9 +135,10 @@ def test_a_window_of_ceil_mode_behind_the_map_does_not_count(opset, operator, wi
 
 @pytest.mark.parametrize("node", ["local.f(x)", 'MaxPool<auto_pad="SAME_UPPER", dilations=[2,2], kernel_shape=[2,2]>(x)'])
 def test_windows_that_onnx_counts_otherwise_where_it_is_not_seen(node):
-    function = '<opset_import: ["": 17], domain: "local"> f (a) => (b)'
-    function += "{ b = MaxPool<kernel_shape=[1,1], strides=[3,3], ceil_mode=1>(a) }"
-    rewrite(graph(f"m = {node}\nh = Conv(m, w)\ny = GlobalAveragePool(h)", functions=function), 0, "auto")
+    f = '<opset_import: ["": {}], domain: "local"> f (a) => (b) {{b = MaxPool<kernel_shape=[1,1],strides=[3,3],ceil_mode=1>(a)}}'
+    for opset, pairs in ((17, 0), (22, node == "local.f(x)")):
+        model = graph(f"m = {node}\nh = Conv(m, w)\ny = GlobalAveragePool(h)", functions=f.format(opset), opset=opset)
+        rewrite(model, pairs, "auto")
 
 
 COUNTED = {  # 10 times 1.3 in float32 is 13 to runtimes, and just below it to onnx

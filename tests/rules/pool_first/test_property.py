@@ -133,8 +133,7 @@ def check_case(case: Case, tally: Tally, target: str = "any") -> None:
     more = [name for name, every in (("image_conv", 3), ("plain_conv", 5)) if case.seed % every]
     options = {"check": 0, "disable": () if fused else ("fuse_prologue", "fuse_epilogue")}
     options |= {"lowering": case.lowering, "enable": more} if target == "any" else {"target": target}
-    before = case.model.SerializeToString(deterministic=True)
-    result = convpool.optimize(case.model, **options)
+    before, result = case.model.SerializeToString(deterministic=True), convpool.optimize(case.model, **options)
     after = result.model.SerializeToString(deterministic=True)
     assert case.model.SerializeToString(deterministic=True) == before, "the model given was changed"
     sites = result.report.sites

@@ -310,11 +310,7 @@ CONVOLUTIONS: dict[str, tuple] = {  # attributes of the Conv in front of POOL, t
     "strides of 0": ("strides=[0,1]", "strides; got [0, 1], expected 2 numbers of at least 1"),
     "dilations of 0": ("dilations=[0,1]", "dilations; got [0, 1], expected 2 numbers of at least 1", {"lowering": "fused"}),
     "negative pads": ("pads=[-1,-1,-1,-1]", "pads; got [-1, -1, -1, -1], expected 4 numbers of at least 0"),
-    "an empty map": (
-        "pads=[3,3,3,3]",
-        "size of the map; got [0, 5], expected at least one element",
-        {"inputs": "float[1,16,0,5] x"},
-    ),
+    "empty": ("pads=[3,3,3,3]", "size of the map; got [0, 5], expected at least one element", {"inputs": "float[1,16,0,5] x"}),
     "pads of one axis": ("pads=[1,1]", "pads; got [1, 1], expected 4 numbers of at least 0"),
 }
 OTHERS = "zeros where the convolution gives others, axis {}; got 1, expected convolution pads >= 2"

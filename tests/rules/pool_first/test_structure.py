@@ -210,6 +210,14 @@ def test_sizes_that_a_caller_may_replace_are_unknown(node):
         rewrite(graph(body, {"s": [1, 16, 12, 12], "zeros": [0] * 4}, inputs=inputs), pairs)
 
 
+def test_bodies_may_have_names_in_common():
+    branch = "() => (float[a,b,c,d] r) {{ s = {} v = Relu(x) m = Resize(v, , s) h = Conv(m, w) r = GlobalAveragePool(h) }}"
+    one, other = map(branch.format, ("Constant<value_floats=[1.0,1.0,1.3,1.3]>()", "Identity(given)"))
+    inputs = "bool flag, float[4] given, float[1,16,10,10] x"
+    model = graph(f"y = If(flag)<then_branch = t {one}, else_branch = e {other}>", inputs=inputs)
+    assert convpool.optimize(model, check=0).report.summary.rewritten == 1
+
+
 def test_a_function_of_another_opset_gets_no_more_nodes():
     """It has one of an earlier run; the operator's function has the main graph's opset, which is newer now."""
     inner = f"""{TAIL.replace("(x,", "(a,")} q = Softsign(p) m = {POOL}(q) n = Softsign(m) t = Conv<pads=[1,1,1,1]>(n, k)
