@@ -112,12 +112,11 @@ def side_by_side(model: ModelProto, inferred: ModelProto) -> list[tuple[GraphPro
 def take(model: ModelProto) -> list[tuple[GraphProto, Notes]]:
     """Take the notes out of a model, and give its main graph and each body in it, with theirs.  Inputs are then as they count:
     open sizes have names of their own, constants (before IR 4) are none, and what a caller may replace is no constant."""
-    stored, given = ({item.name for item in items} for items in (model.graph.initializer, model.graph.input))
-    if model.ir_version < 4:
-        refill(model.graph.input, [value for value in model.graph.input if value.name not in stored])
-        model.ir_version = 4
-    elif stored & given:
-        refill(model.graph.initializer, [tensor for tensor in model.graph.initializer if tensor.name not in given])
+    both = {item.name for item in model.graph.initializer} & {item.name for item in model.graph.input}
+    items: Any = model.graph.input if model.ir_version < 4 else model.graph.initializer
+    for index in reversed([index for index, item in enumerate(items) if item.name in both]):
+        del items[index]
+    model.ir_version = max(model.ir_version, 4)
     names: set[str] = set()
     for value in model.graph.input:
         if not value.type.HasField("tensor_type"):
