@@ -86,8 +86,8 @@ Shapes = dict[str, list[int]]
     "--lowering",
     type=click.Choice(LOWERINGS),
     help="How pairs are rewritten. none: MODEL is not optimized. Default: convavgpool, the plugin's operator; "
-    "auto with --no-plugin; with --precision tf32 fused (pairs with a 1x1 convolution are then left unchanged), unless the "
-    "plugin can run most convolutions or its own are mostly upsampled ones or 1x1 pairs behind a normalization.",
+    "auto with --no-plugin. With --precision tf32 it is fused (pairs with a 1x1 convolution are then left unchanged), unless "
+    "the plugin can run most convolutions or its own are mostly upsampled ones or 1x1 pairs behind a normalization.",
 )
 @click.option(
     "--stem/--no-stem",
