@@ -25,9 +25,9 @@ import convpool
 from benchmarks.layers.device import Device
 from benchmarks.layers.record import machine
 from convpool import cuda
+from convpool.algebra.reference import fused_conv_avg_pool
 from convpool.ir import schema
 from convpool.ir.protos import attributes
-from models.reference import conv_avg_pool
 
 MODEL = Path(__file__).resolve().parents[1] / "models" / "lenet5_digits.onnx"
 BATCHES = (1, 8, 32, 64, 128, 256)
@@ -48,7 +48,7 @@ def pairs() -> list[tuple[onnx.NodeProto, np.ndarray, np.ndarray]]:
 def reference(x: np.ndarray) -> np.ndarray:
     """Both pairs in float64."""
     for node, w, b in pairs():
-        x = conv_avg_pool(x, w, b, *schema.specs_of(attributes(node)), schema.parts_of(node))
+        x = fused_conv_avg_pool(x, w, b, *schema.specs_of(attributes(node)), schema.parts_of(node))
     return x
 
 

@@ -15,13 +15,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
-    "optimizer": 25015,
+    "optimizer": 25151,
     "plugin": 17500,
     "tests": 36000,
     "benchmarks": 8638,
-    "tools": 952,
+    "tools": 1050,
     "examples": 1167,
-    "models": 2314,
+    "models": 2191,
 }
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Float64 references of the operators in plain numpy, written for plainness: every optimised form is checked against these."""
+"""Float64 references in plain numpy, written for plainness: every optimised form is checked against these."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from convpool.algebra.expand import UpsampleSpec
 from convpool.algebra.geometry import ConvSpec, PoolSpec
-from convpool.algebra.parts import LAYOUTS, PLAIN, Parts
+from convpool.algebra.parts import LAYOUTS, Parts
 
 
 def average_pool(x: np.ndarray, spec: PoolSpec) -> np.ndarray:
@@ -53,23 +53,37 @@ def upsample(x: np.ndarray, spec: UpsampleSpec) -> np.ndarray:
 
 
 def conv_avg_pool(
+    x: np.ndarray, w: np.ndarray, b: np.ndarray | None, before: PoolSpec | UpsampleSpec, spec: ConvSpec, channels_last: int = 0
+) -> np.ndarray:
+    """The operators ai.convpool::ConvAvgPool and UpsampleConv, by their definition.
+
+    x: [N, C, spatial...]; w: [M, kernel..., C/group], channels last; b: [M] or None.  before: in front of the convolution.
+    Returns float64 [N, M, output spatial...].  channels_last: as the attribute, a number of `algebra.parts.LAYOUTS`; x or the
+    result then has its channels behind the spatial axes.
+    """
+    x_last, y_last = LAYOUTS[channels_last]
+    first = _channels_first(x, x_last)
+    z = average_pool(first, before) if isinstance(before, PoolSpec) else upsample(first, before)
+    y = conv(z, np.moveaxis(w, -1, 1), b, spec)
+    return np.moveaxis(y, 1, -1) if y_last else y
+
+
+def fused_conv_avg_pool(
     x: np.ndarray,
     w: np.ndarray,
-    b: np.ndarray | None,
+    b: np.ndarray,
     before: PoolSpec | UpsampleSpec,
     spec: ConvSpec,
-    parts: Parts = PLAIN,
+    parts: Parts,
     scale: np.ndarray | None = None,
     shift: np.ndarray | None = None,
     residual: np.ndarray | None = None,
     channels_last: int = 0,
 ) -> np.ndarray:
-    """The operators ai.convpool::ConvAvgPool and UpsampleConv and their fused variants, by their definition in docs/operator.md.
+    """The fused variants of ConvAvgPool and UpsampleConv, by their definition in docs/operator.md.
 
-    x: [N, C, spatial...]; w: [M, kernel..., C/group], channels last; b: [M] or None.  before: in front of the convolution.
-    scale, shift: [C], or [N, C, 1...] where parts.modulated; residual: the output's shape, where parts.residual.  Returns float64
-    [N, M, output spatial...].  channels_last: as the attribute, a number of `algebra.parts.LAYOUTS`; x, or residual and result,
-    then have their channels behind the spatial axes.
+    x, w, b and channels_last as in `conv_avg_pool`; scale, shift: [C], or [N, C, 1...] where parts.modulated; residual: the
+    output's shape, where parts.residual.  Returns float64 [N, M, output spatial...], or with the channels last.
     """
     x_last, y_last = LAYOUTS[channels_last]
     z = _channels_first(x, x_last).astype(np.float64)
@@ -80,9 +94,7 @@ def conv_avg_pool(
     if parts.affine:
         assert scale is not None and shift is not None
         z = z * _per_channel(scale, spec.rank) + _per_channel(shift, spec.rank)
-    z = ACTIVATIONS[parts.prologue](z, parts.prologue_alpha)
-    z = average_pool(z, before) if isinstance(before, PoolSpec) else upsample(z, before)
-    y = conv(z, np.moveaxis(w, -1, 1), b, spec)
+    y = conv_avg_pool(ACTIVATIONS[parts.prologue](z, parts.prologue_alpha), w, b, before, spec)
     if parts.residual:
         assert residual is not None
         r = _channels_first(residual, y_last)
