@@ -2,8 +2,8 @@
 """Choosing lowerings by measurement: what is timed, and what a measurement decides, by a pretended clock but for one test."""
 
 from types import SimpleNamespace
+from unittest.mock import Mock
 
-import onnx
 import pytest
 
 import convpool
@@ -14,6 +14,7 @@ from convpool.check import session_process
 from convpool.errors import ModelError
 from models import generators
 from tests.support.models import graph
+from tests.support.rewriting import PAIR
 
 ONE_SITE = [(0, 1, "timing y"), (1, 1, "checking"), (1, 1, "timing both models")]
 ALL = {"convavgpool": {"original", "convavgpool", "fused"}, "auto": {"original", "direct", "fused"}}
@@ -67,14 +68,8 @@ def test_pairs_that_meet_before_the_pooling_are_timed_as_one_site(clock):
 
 def test_a_site_of_open_size_is_timed_at_the_shape_given(clock):
     clock["fastest"] = "fused"
-    model = onnx.parser.parse_model("""
-        <ir_version: 8, opset_import: ["": 17]>
-        g (float[N,2,H,W] x) => (float[N,8,P,Q] y) {
-            s = Constant <value_ints = [8,2,3,3]> ()
-            w = ConstantOfShape <value = float[1] {0.5}> (s)
-            c = Conv <pads = [1,1,1,1]> (x, w)
-            y = AveragePool <kernel_shape = [2,2], strides = [2,2]> (c)
-        }""")
+    body = f"s = Constant<value_ints=[8,2,3,3]>() k = ConstantOfShape<value=float[1] {{0.5}}>(s) {PAIR.replace('w)', 'k)')}"
+    model = graph(body, inputs="float[N,2,H,W] x", outputs="float[N,8,P,Q] y")
     seen = []
     result = convpool.optimize(model, autotune=True, input_shapes={"x": [3, 2, 20, 24]}, progress=lambda *item: seen.append(item))
     assert [site.lowering for site in result.report.sites] == ["fused"] and seen == ONE_SITE
@@ -159,11 +154,7 @@ def test_a_site_that_onnxruntime_cannot_run_is_not_timed_but_a_bug_is_no_measure
     monkeypatch.setattr(pipeline, "OnnxruntimeRunner", Runner)
     result = convpool.optimize(model, autotune=True)
     assert result.changed and clock["timed"] == [] and all(site.times_us is None for site in result.report.sites)
-
-    def broken(sessions, arrays, rounds, budget_s):
-        raise KeyError("a bug")
-
     monkeypatch.undo()
-    monkeypatch.setattr(pipeline, "time_sessions", broken)
+    monkeypatch.setattr(pipeline, "time_sessions", Mock(side_effect=KeyError("a bug")))
     with pytest.raises(KeyError, match="a bug"):
         convpool.optimize(model, autotune=True)

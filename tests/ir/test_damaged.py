@@ -6,6 +6,7 @@ import os
 import stat
 import sys
 import threading
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
@@ -221,10 +222,7 @@ def test_an_operator_of_convpools_without_its_attributes():
 
 
 def test_no_memory_for_the_check(monkeypatch):
-    def fail(*_, **__):
-        raise MemoryError
-
-    monkeypatch.setattr("convpool.check.judge.array_errors", fail)
+    monkeypatch.setattr("convpool.check.judge.array_errors", Mock(side_effect=MemoryError))
     with pytest.raises(ModelError, match=r"not enough memory to check it; give smaller input_shapes .*, or check=0"):
         convpool.optimize(graph(PAIR))
     with pytest.raises(ModelError, match="not enough memory"):

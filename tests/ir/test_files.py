@@ -4,6 +4,7 @@
 import os
 import subprocess
 from itertools import product
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
@@ -270,10 +271,7 @@ def test_data_that_are_gone_shorter_or_of_strings(tmp_path):
 
 
 def test_data_that_cannot_be_read(tmp_path, monkeypatch):
-    def refused(*_):
-        raise PermissionError(13, "Permission denied")
-
     (tmp_path / "data").write_bytes(bytes(8))
-    monkeypatch.setattr(external, "load_external_data_for_tensor", refused)
+    monkeypatch.setattr(external, "load_external_data_for_tensor", Mock(side_effect=PermissionError(13, "Permission denied")))
     with pytest.raises(ModelError, match="^w: external data 'data': cannot be read; Permission denied$"):
         external._checked_stamp("w", tmp_path, "data")

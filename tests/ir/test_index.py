@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The index of a graph: computed shapes, open batches, nodes out of order, and names that a node reads."""
 
+from unittest.mock import Mock
+
 import numpy as np
 import onnx
 import pytest
@@ -13,7 +15,7 @@ from convpool.ir.index import infer_function, with_shapes_folded
 from convpool.ir.protos import _read_names
 from models import generators
 from tests.support.models import FUNCTION, graph, index, operators
-from tests.support.rewriting import IF_BODY, IF_INPUTS, rewrite, verified
+from tests.support.rewriting import IF_BODY, IF_INPUTS, POOL, rewrite, verified
 
 CONV = "h = Conv<pads=[1,1,1,1]>(x, w)\ns = Shape(h)\n"
 MEAN = "f = Reshape(h, t)\ny = ReduceMean<axes=[2]>(f)"
@@ -118,11 +120,7 @@ def test_a_function_whose_shapes_cannot_be_inferred(monkeypatch):
     model = graph("y = local.net<e = 1>(x, w)", functions=FUNCTION.format("b = Relu(a)"))
     inputs = [helper.make_tensor_value_info("a", TensorProto.FLOAT, (2, 3))]
     assert infer_function(model, model.functions[0], inputs) is not None
-
-    def refused(*_):
-        raise ValueError
-
-    monkeypatch.setattr(inference, "infer", refused)
+    monkeypatch.setattr(inference, "infer", Mock(side_effect=ValueError))
     assert infer_function(model, model.functions[0], inputs) is None
 
 
@@ -146,20 +144,10 @@ def test_rewritten_and_sorted(name):
 
 
 def test_node_that_only_a_branch_needs_comes_first():
-    model = onnx.parser.parse_model("""
-        <ir_version: 8, opset_import: ["": 17]>
-        g (float[1,2,8,8] x, bool c) => (float[1,2,4,4] y) {
-            y = If (c) <
-                then_branch = t () => (float[1,2,4,4] a) {
-                    k = Conv <kernel_shape = [1,1]> (r, w)
-                    a = AveragePool <kernel_shape = [2,2], strides = [2,2]> (k)
-                },
-                else_branch = e () => (float[1,2,4,4] b) { b = AveragePool <kernel_shape = [2,2], strides = [2,2]> (r) }
-            >
-            w = ConstantOfShape <value = float[1] {0.5}> (s)
-            s = Constant <value_ints = [2,2,1,1]> ()
-            r = Relu (x)
-        }""")
+    body = f"""y = If(c) <then_branch = t () => (float[1,2,4,4] a) {{ k = Conv<kernel_shape=[1,1]>(r, v) a = {POOL}(k) }},
+                 else_branch = e () => (float[1,2,4,4] b) {{ b = {POOL}(r) }}>
+        v = ConstantOfShape<value=float[1] {{0.5}}>(s) s = Constant<value_ints=[2,2,1,1]>() r = Relu(x)"""
+    model = graph(body, inputs="float[1,2,8,8] x, bool c", outputs="float[1,2,4,4] y")
     result = convpool.optimize(model, check=3)
     assert [node.op_type for node in result.model.graph.node][-1] == "If"
     assert [site.status for site in result.report.sites] == ["rewritten"]

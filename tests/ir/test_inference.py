@@ -8,6 +8,7 @@ import sys
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
@@ -321,10 +322,7 @@ def test_sizes_behind_normalizations_that_onnx_does_not_infer(node, opset):
 
 
 def test_a_model_is_refused_in_words(monkeypatch):
-    def ends(model, strict):
-        raise EndedError("ends the process with SIGFPE")
-
-    monkeypatch.setattr(elsewhere, "infer", ends)
+    monkeypatch.setattr(elsewhere, "infer", Mock(side_effect=EndedError("ends the process with SIGFPE")))
     with pytest.raises(ModelError, match="^the model is not valid ONNX: shape .* ends the process with SIGFPE$"):
         convpool.optimize(graph(PAIR))
     with pytest.raises(ModelError):

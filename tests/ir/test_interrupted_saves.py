@@ -13,6 +13,7 @@ from functools import partial
 from itertools import count, product
 from pathlib import Path
 from tempfile import mkdtemp
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
@@ -100,12 +101,8 @@ def every_step(place: Path, work: Callable[[Path], object], then: Callable[[Path
         yield folder
 
 
-def stop(_: Path) -> None:
-    raise KeyboardInterrupt
-
-
-def die(_: Path) -> None:
-    os._exit(9)
+ENDINGS = [(Mock(side_effect=KeyboardInterrupt), 130), (lambda _: os._exit(9), 9)]
+"""How a process is interrupted or killed, and its status."""
 
 
 @pytest.mark.parametrize("out", ["same.onnx", "other.onnx"])
@@ -116,16 +113,13 @@ def test_another_save_at_every_step(tmp_path, layout, values, out):
     sources = [make(tmp_path / f"in{number}", value) for number, value in enumerate((*values, 3.0))]
     first, second, third = (convpool.optimize(path, check=0, lowering="direct") for path in sources)
 
-    def save_first(folder: Path) -> None:
-        first.save(folder / "same.onnx", external_data=layout)
-
-    for ending, status in ((lambda _: None, ENDED), (stop, 130), (die, 9)):
+    for ending, status in ((lambda _: None, ENDED), *ENDINGS):
 
         def then(folder: Path, ending: Callable[[Path], None] = ending) -> None:
             second.save(folder / out, external_data=layout)
             ending(folder)
 
-        for folder in every_step(tmp_path, save_first, then, status):
+        for folder in every_step(tmp_path, lambda folder: first.save(folder / "same.onnx", external_data=layout), then, status):
             needed = assert_own_weights(folder)
             assert (folder / out).exists()
             if status != 9 and out != "same.onnx":  # else the first one may have been whole, and was replaced
@@ -147,11 +141,9 @@ def test_an_old_model_at_every_step(tmp_path, layout, lost):
         for path in written[1:] if lost else ():
             path.unlink()
 
-    def save_new(folder: Path) -> None:
-        new.save(folder / "o.onnx", external_data=layout)
-
-    for ending, status in ((stop, 130), (die, 9)):
-        for folder in every_step(tmp_path, save_new, ending, status, prepare):
+    save = partial(new.save, external_data=layout)
+    for ending, status in ENDINGS:
+        for folder in every_step(tmp_path, lambda folder: save(folder / "o.onnx"), ending, status, prepare):
             if onnx.load(folder / "o.onnx", load_external_data=False).producer_name == "2.0" or not lost or layout == "auto":
                 assert_own_weights(folder)
             else:
@@ -165,11 +157,10 @@ def interrupted(source: Path, target: Path, replace=os.replace) -> None:
         raise KeyboardInterrupt
 
 
-def refused(*_: object) -> None:
-    raise OSError(errno.EPERM, "Operation not permitted")
+REFUSED = Mock(side_effect=OSError(errno.EPERM, "Operation not permitted"))
 
 
-@pytest.mark.parametrize("name, function, ends", [("replace", interrupted, True), ("link", refused, False)])
+@pytest.mark.parametrize("name, function, ends", [("replace", interrupted, True), ("link", REFUSED, False)])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_what_the_model_needs_stays_after_its_renaming_and_on_file_systems_without_links(
     tmp_path, monkeypatch, layout, name, function, ends

@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
@@ -263,12 +264,8 @@ def test_owner_and_attributes_stay_where_that_is_allowed(tmp_path, monkeypatch):
     result.save(out)
     assert out.stat().st_uid == owner and stat.S_IMODE(out.stat().st_mode) == 0o640
     assert {name: os.getxattr(out, name) for name in os.listxattr(out) if name.startswith("user.")} == kept
-
-    def refused(*_):
-        raise PermissionError
-
     for name in ("chown", "setxattr"):
-        monkeypatch.setattr(os, name, refused)
+        monkeypatch.setattr(os, name, Mock(side_effect=PermissionError))
     result.save(out)
     assert stat.S_IMODE(out.stat().st_mode) == 0o640
 
@@ -329,12 +326,9 @@ def test_a_result_as_bytes():
 
 
 def test_a_model_too_large_for_one_file(monkeypatch):
-    def fail(model):
-        raise EncodeError
-
     model, text = graph(PAIR), "^model: too large for one file; got over 2147483647 bytes, expected less; give it external data$"
     with pytest.raises(ModelError, match=text), monkeypatch.context() as patch:
-        patch.setattr(onnx.ModelProto, "SerializeToString", fail)
+        patch.setattr(onnx.ModelProto, "SerializeToString", Mock(side_effect=EncodeError))
         convpool.optimize(model)
     size = saving._whole_bytes(model)
     monkeypatch.setattr(saving, "PROTOBUF_LIMIT_BYTES", size)

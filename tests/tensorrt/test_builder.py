@@ -3,7 +3,9 @@
 
 import re
 import signal
+import sys
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import onnx
 import pytest
@@ -48,13 +50,8 @@ def test_a_precision_that_8_6_does_not_have_is_refused(trt):
 
 
 def test_an_engine_that_may_be_refitted_has_no_constant_weights(trt):
-    told = []
-
-    def refit(config):
-        config.set_flag(Flag.REFIT)
-
-    model = generate("wgan_gp_small", batch=2)
-    engine = build_engine(model, lowering="convavgpool", trt=trt, configure=refit, configure_network=told.append)
+    told, options = [], {"configure": lambda config: config.set_flag(Flag.REFIT), "lowering": "convavgpool"}
+    engine = build_engine(generate("wgan_gp_small", batch=2), trt=trt, configure_network=told.append, **options)
     nodes = plugin_nodes(engine.plan)
     assert nodes and not any("constant_weights" in ints(node) for node in nodes)
     first, second = trt.networks  # parsed once more, and the last one is the one that is built
@@ -213,49 +210,30 @@ def test_a_timing_cache_is_read_where_it_can_be_and_written(trt, tmp_path, known
     assert path.read_bytes() == written
 
 
-def test_timing_caches_that_cannot_be_files(trt, tmp_path):
+def test_timing_caches_that_cannot_be_files_or_written(trt, tmp_path, monkeypatch):
     model = generate("wgan_gp_small", batch=2)
     with pytest.raises(OptionError, match=f"^timing cache {tmp_path}: cannot be read; Is a directory$"):
         build_engine(model, trt=trt, timing_cache=tmp_path)
     with pytest.raises(OutputError, match=f"timing cache {tmp_path / 'no' / 'a'}: no folder '{tmp_path / 'no'}'; make it first"):
         build_engine(model, trt=trt, timing_cache=tmp_path / "no" / "a")
 
-
-def test_a_timing_cache_that_cannot_be_written(trt, tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(files, "replacing", full)
-    path = tmp_path / "a.cache"
-    with pytest.raises(OutputError, match=f"^timing cache {path}: cannot be written; No space left on device$"):
-        build_engine(generate("wgan_gp_small", batch=2), trt=trt, timing_cache=path)
-
-
-def refused(trt, what: str) -> None:
-    """Let the pretended TensorRT refuse a step."""
-
-    def no_builder(log):
-        raise TypeError("factory function returned nullptr")
-
-    if what == "builder":
-        trt.Builder = no_builder
-    elif what == "engine":
-        trt.Builder.build_serialized_network = lambda *_: None
-    else:
-        trt.OnnxParser = type("Refusing", (trt.OnnxParser,), {"errors": ("node 3", "node 4")})
+    monkeypatch.setattr(files, "replacing", Mock(side_effect=OSError(28, "No space left on device")))
+    with pytest.raises(OutputError, match=f"^timing cache {tmp_path / 'a'}: cannot be written; No space left on device$"):
+        build_engine(model, trt=trt, timing_cache=tmp_path / "a")
 
 
 @pytest.mark.parametrize(
-    ("what", "kind", "message"),
+    ("place", "value", "kind", "message"),
     [
-        ("builder", TensorRTError, "TensorRT: no builder; got factory function returned nullptr"),
-        ("engine", TensorRTError, "TensorRT 8.6.1 cannot build the engine; got no message"),
-        ("model", ModelError, "TensorRT 8.6.1 cannot read the model; got node 3; node 4"),
+        ("Builder", Mock(side_effect=TypeError("nullptr")), TensorRTError, ": no builder; got nullptr"),
+        ("Builder.build_serialized_network", lambda *_: None, TensorRTError, " 8.6.1 cannot build the engine; got no message"),
+        ("OnnxParser.errors", ("node 3", "node 4"), ModelError, " 8.6.1 cannot read the model; got node 3; node 4"),
     ],
 )
-def test_steps_that_tensorrt_refuses(trt, tmp_path, what, kind, message):
-    refused(trt, what)
-    with pytest.raises(kind, match=f"^{message}$"):
+def test_steps_that_tensorrt_refuses(trt, tmp_path, monkeypatch, place, value, kind, message):
+    monkeypatch.setitem(sys.modules, "trt", trt)
+    monkeypatch.setattr(f"trt.{place}", value)
+    with pytest.raises(kind, match=f"^TensorRT{message}$"):
         build_engine(generate("wgan_gp_small", batch=2), trt=trt, timing_cache=tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
 

@@ -10,6 +10,7 @@ import time
 import types
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
@@ -335,10 +336,7 @@ def test_what_tensorrt_cannot_do(engine_of, refused, message):
 
 
 def test_an_engine_that_cannot_be_loaded_without_the_plugin(engine_of, monkeypatch):
-    def load_plugin(trt):
-        raise TensorRTError("plugin library: not found")
-
-    monkeypatch.setattr(engine_module, "load_plugin", load_plugin)
+    monkeypatch.setattr(engine_module, "load_plugin", Mock(side_effect=TensorRTError("plugin library: not found")))
     assert np.array_equal(engine_of().run({"x": X})["y"], X)  # one without the plugin's layers
     engine = engine_of()
     engine._trt.refuse = "engine"

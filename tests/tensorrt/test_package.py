@@ -5,6 +5,7 @@ import sys
 from itertools import product
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
@@ -70,11 +71,7 @@ def test_the_library_that_is_installed(monkeypatch, tmp_path):
     (tmp_path / "link.so").symlink_to("lib.so")
     monkeypatch.setattr(package, "library_path", lambda: tmp_path / "link.so")
     assert package.plugin_path() == (tmp_path / "lib.so").resolve()
-
-    def none():
-        raise LibraryError("no library")
-
-    monkeypatch.setattr(package, "library_path", none)
+    monkeypatch.setattr(package, "library_path", Mock(side_effect=LibraryError("no library")))
     with pytest.raises(TensorRTError, match="^no library$"):
         package.plugin_path()
 
@@ -228,10 +225,7 @@ def test_convolutions_behind_a_normalization_go_to_the_plugin_in_16_bits_alone(m
 
 
 def test_convolutions_that_the_plugin_takes_on_a_gpu_that_is_unknown(monkeypatch):
-    def unknown():
-        raise LibraryError("no library")
-
-    monkeypatch.setattr(prepare, "current_device", unknown)
+    monkeypatch.setattr(prepare, "current_device", Mock(side_effect=LibraryError("no library")))
     assert prepare.offloaded_convs(BuildOptions(precision="fp16"), tensorrt("8.6.1")) == {"image_conv": True, "plain_conv": False}
     assert prepare.offloaded_convs(BuildOptions(precision="fp16", stem=False), tensorrt("8.6.1"))["image_conv"] is False
     assert not any(prepare.offloaded_convs(BuildOptions(precision="tf32"), tensorrt("8.6.1")).values())
