@@ -15,12 +15,11 @@ from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 from convpool.check.inputs import load_arrays
 from convpool.cli import group
 from convpool.cli.table import make_console, print_table, show_verification
-from convpool.errors import OptionError
 from convpool.ir.files import check_output
 from convpool.options import DEFAULT_LIMITS
 from convpool.report import json_text
 from convpool.tensorrt import PRECISIONS, BuildOptions, BuildReport, EngineMismatchError, Profile, Tuning, build
-from convpool.tensorrt.build_options import LOWERINGS, Progress
+from convpool.tensorrt.build_options import LOWERINGS
 from convpool.tensorrt.pipeline import check_can_run
 
 Shapes = dict[str, list[int]]
@@ -123,6 +122,8 @@ def build_command(
     least: tuple[group.NamedShape, ...],
     typical: tuple[group.NamedShape, ...],
     largest: tuple[group.NamedShape, ...],
+    no_plugin: bool,
+    workspace_mib: int,
     report_path: str | None,
     quiet: bool,
     **given: Any,
@@ -154,7 +155,8 @@ def build_command(
         def tell(phase: str, done: int, total: int) -> None:
             bar.update(done, None, f"{phase} {done}/{total}" if total else phase)
 
-        options = _options(_profile(dict(least), dict(typical), dict(largest)), tell, **given)
+        shapes, memory = _profile(dict(least), dict(typical), dict(largest)), workspace_mib << 20
+        options = BuildOptions(profiles=shapes, progress=tell, plugin=not no_plugin, workspace_bytes=memory, **given)
         if options.checked or options.autotune:
             check_can_run(options, "--check 0", "--autotune")
         try:
@@ -172,13 +174,6 @@ def build_command(
     built.save(output)
     if not quiet:
         _show_written(output, built.report, console)
-
-
-def _options(profile: Profile | None, progress: Progress, *, no_plugin: bool, workspace_mib: int, **given: Any) -> BuildOptions:
-    """The command's options as `build` takes them.  Raises OptionError."""
-    if given["autotune"] and (given["lowering"] or given["layers"]):
-        raise OptionError(f"--autotune: got --{'lowering' if given['lowering'] else 'layers'} too; expected one of them")
-    return BuildOptions(profiles=profile, progress=progress, plugin=not no_plugin, workspace_bytes=workspace_mib << 20, **given)
 
 
 def main() -> None:
