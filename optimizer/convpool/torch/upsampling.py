@@ -90,17 +90,10 @@ class _UpsampleConv(torch.autograd.Function):
         (x, weight), grad, needs = ctx.saved_tensors, grads[0], ctx.needs_input_grad
         geometry, copies = _gradient_pair(tuple(weight.shape[2:]), ctx.scales, ctx.pads), math.prod(ctx.scales)
         turned = _turned(weight, copies)
-
-        def of_parameters() -> tuple:
-            found = pairs.pair_gradients(x, grad, turned, geometry, (False, True, False))[1] if needs[1] else None
-            d_weight = None if found is None else _turned(found, copies, weight)
-            return d_weight, pairs.channel_sums(grad) if needs[2] else None
-
-        def of_input() -> torch.Tensor | None:
-            return pairs.pooled_conv_of((grad, turned, None), geometry) if needs[0] else None
-
-        (d_weight, d_bias), d_x = pairs.side_by_side(grad, of_parameters, of_input)
-        return d_x, d_weight, d_bias, None, None
+        found = pairs.pair_gradients(x, grad, turned, geometry, (False, True, False))[1] if needs[1] else None
+        d_weight = None if found is None else _turned(found, copies, weight)
+        d_x = pairs.pooled_conv_of((grad, turned, None), geometry) if needs[0] else None
+        return d_x, d_weight, pairs.channel_sums(grad) if needs[2] else None, None, None
 
 
 _apply = super(torch.autograd.Function, _UpsampleConv).apply  # without PyTorch's question for transforms, which has been answered
