@@ -5,17 +5,17 @@ import os
 
 import pytest
 
-from convpool.cuda import box, spectral_norm, weight_gradient
+from convpool.cuda import training
 from tests.support.gpu import skip_or_fail
 from tests.support.kernels import pretended
 
 
 @pytest.fixture
 def lib(monkeypatch):
-    """The pretended library, with the functions that these modules declare."""
+    """The pretended library, with the functions that the module declares."""
     lib = pretended.load(monkeypatch)
-    for declare in (box.calls, spectral_norm.normalize, spectral_norm.adjoint, weight_gradient.call, weight_gradient.turn):
-        declare.__wrapped__()
+    for name in training._ARGUMENTS:
+        training.function.__wrapped__(name)
     return lib
 
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 import convpool
-from convpool.cuda import LibraryError, box, library, spectral_norm
+from convpool.cuda import LibraryError, library, training
 from convpool.errors import NotBuiltError, TensorRTError
 from convpool.tensorrt import plugin_path
 
@@ -24,8 +24,8 @@ STRUCTURES = {
     "convpool_tensors": library.TensorsStruct,
     "convpool_tactic_info": library.TacticStruct,
     "convpool_plan_properties": library.PlanStruct,
-    "convpool_box_problem": box.BoxStruct,
-    "convpool_spectral_weight": spectral_norm.WeightStruct,
+    "convpool_box_problem": training.BoxStruct,
+    "convpool_spectral_weight": training.WeightStruct,
 }
 
 

@@ -3,7 +3,7 @@
 
 import pytest
 
-from convpool.cuda import box
+from convpool.cuda.training import box_problem
 
 X, GATE, OUT = 1 << 30, 2 << 30, 3 << 30
 LAYER = dict(dtype="bfloat16", channels_last=True, shape=(4, 64, 16, 16), kernel=(2, 2), strides=(1, 1), pads=(1, 1, 1, 1))
@@ -11,7 +11,7 @@ INVALID, MISALIGNED = 1, 4
 
 
 def problem(**changed) -> bytes:
-    return box.problem(**{**LAYER, "dilations": (1, 1), **changed})
+    return box_problem(**{**LAYER, "dilations": (1, 1), **changed})
 
 
 def launches(lib, given: bytes, adjoint=False, x=X, out=OUT) -> list[tuple[int, int]]:

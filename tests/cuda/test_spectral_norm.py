@@ -3,7 +3,7 @@
 
 import pytest
 
-from convpool.cuda import spectral_norm
+from convpool.cuda.training import PACK
 
 W, DY, U, V, OUT, KEPT, SUMS = (n << 30 for n in range(1, 8))
 LAYER = {"w": W, "dy": DY, "last_u": U, "last_v": V, "out": OUT, "kept": KEPT, "m": 128, "c": 64, "taps": 9, "reserved": 0}
@@ -12,7 +12,7 @@ INVALID, MISALIGNED = 1, 4
 
 def called(lib, *weights, count=None, dtype=1, sums=None, u_first=1):
     """Return status, message and the grids of the launches; with sums of the adjoint."""
-    before, packed = lib.pretended_launches(), b"".join(spectral_norm.PACK(*{**LAYER, **changed}.values()) for changed in weights)
+    before, packed = lib.pretended_launches(), b"".join(PACK(*{**LAYER, **changed}.values()) for changed in weights)
     count = len(weights) if count is None else count
     if sums is None:
         status = lib.convpool_spectral_norm(packed or None, count, dtype, u_first, 1e-12, None)

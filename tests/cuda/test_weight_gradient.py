@@ -5,7 +5,7 @@ import ctypes
 
 import pytest
 
-from convpool.cuda import Problem, weight_gradient
+from convpool.cuda import Problem, training
 
 DY, X, DW, DB, SPACE = (n << 30 for n in range(1, 6))
 IMAGE = dict(n=64, c=3, m=64, spatial=(64, 64), kernel_shape=3, pool_kernel_shape=1, pads=1, dtype="bfloat16", layout="NHWC")
@@ -94,9 +94,9 @@ def test_blocks_share_the_pixels_and_a_second_kernel_adds_their_sums(lib):
 
 
 def test_the_python_module_asks_the_same_library():
-    assert weight_gradient.MAX_FILTER == 32
-    assert weight_gradient.workspace_bytes(Problem(**IMAGE)) == 256 * PART
-    assert weight_gradient.workspace_bytes(Problem(**{**IMAGE, "m": 60})) is None
+    assert training.MAX_FILTER == 32
+    assert training.gradient_bytes(Problem(**IMAGE)) == 256 * PART
+    assert training.gradient_bytes(Problem(**{**IMAGE, "m": 60})) is None
 
 
 @pytest.mark.parametrize(

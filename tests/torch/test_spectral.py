@@ -14,7 +14,7 @@ from torch.nn.utils import spectral_norm as hooked  # noqa: E402
 from torch.nn.utils.parametrizations import spectral_norm  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from convpool.cuda import spectral_norm as of_library  # noqa: E402
+from convpool.cuda import training  # noqa: E402
 from convpool.torch import kernels, spectral  # noqa: E402
 from convpool.torch.backend import Backend, copied  # noqa: E402
 from tests.support.torch_gpu import as_on_a_gpu, gpu, on_gpu, replayed  # noqa: E402, F401
@@ -37,7 +37,7 @@ def compiled(net, monkeypatch, inner=None):
 
     inner: what compiles the graphs."""
     monkeypatch.setattr(kernels, "library_is_there", lambda: True)
-    monkeypatch.setattr(of_library, "is_there", lambda: True)
+    monkeypatch.setattr(training, "has", lambda name: True)
     counts = []
     torch._dynamo.reset()
 

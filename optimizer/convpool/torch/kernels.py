@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from convpool.algebra.parts import MAX_UPSAMPLE
-from convpool.cuda import Plan, Problem, box, library, tactics, weight_gradient
+from convpool.cuda import Plan, Problem, library, tactics, training
 from convpool.errors import NotBuiltError
 from convpool.torch import plain
 
@@ -204,8 +204,9 @@ def _boxed(adjoint: bool, x: Any, size: Ints, window: tuple[Ints, ...], sums: bo
     order, full = plain.memory_format(x), (*x.shape[:2], *size)
     shape = full if adjoint else (*x.shape[:2], *plain.pooled_size(size, *window))
     strides = torch.empty(shape, device="meta", memory_format=order).stride()
-    problem = box.problem(NAMES[x.dtype], order != torch.contiguous_format, full, *window, sums=sums)
-    launch, copies = box.calls()[adjoint], not x.is_contiguous(memory_format=order)
+    problem = training.box_problem(NAMES[x.dtype], order != torch.contiguous_format, full, *window, sums=sums)
+    launch = training.function("box_mean_adjoint" if adjoint else "box_mean")
+    copies = not x.is_contiguous(memory_format=order)
 
     def run(x: torch.Tensor) -> torch.Tensor:
         device = x.get_device()
@@ -248,7 +249,7 @@ def box_mean_adjoint(grad: torch.Tensor, size: Ints, *window: Ints) -> torch.Ten
 
 def blocks(x: torch.Tensor, scales: Ints, sums: bool) -> torch.Tensor | None:
     """Each value repeated over a block of `scales`, or the sums over blocks; None where the library has no kernel."""
-    if x.dtype not in NAMES or not library_is_there() or weight_gradient.turn() is None:  # a library of that version
+    if x.dtype not in NAMES or not library_is_there() or not training.has("turn_weights"):  # a library of that version
         return None
     size = x.shape[2:] if sums else [n * scale for n, scale in zip(x.shape[2:], scales, strict=True)]
     found = _box(not sums, x, size, (scales, scales, (0, 0) * len(scales), (1,) * len(scales)), True)
@@ -280,7 +281,7 @@ def _weight_gradient(grad: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, 
     if not grad.is_contiguous(memory_format=last) or torch.cuda.get_device_capability(z.device) < (8, 0):
         return None
     problem = problem_of((z, weight, None), (*plain.single(*convolution), False), True, True)
-    space_bytes, packed, launch = weight_gradient.workspace_bytes(problem), bytes(problem.struct), weight_gradient.call()
+    space_bytes, packed, launch = training.gradient_bytes(problem), bytes(problem.struct), training.function("weight_gradient")
     if space_bytes is None:
         return None
 
@@ -303,11 +304,12 @@ def turned(weight: torch.Tensor, factor: float) -> torch.Tensor | None:
     None where the library has no kernel.  The weight is on the current device."""
     if weight.dim() != 4 or weight.dtype not in NAMES or not weight.is_contiguous(memory_format=torch.channels_last):
         return None
-    (m, c, *kernel), turn = weight.shape, weight_gradient.turn() if library_is_there() else None
-    sizes, dtype = (m, c, math.prod(kernel)), library.DTYPES[NAMES[weight.dtype]]
-    if turn is None or min(sizes) < 1 or max(sizes) > weight_gradient.MOST_TURNED:
+    (m, c, *kernel), dtype = weight.shape, library.DTYPES[NAMES[weight.dtype]]
+    sizes = m, c, math.prod(kernel)
+    if min(sizes) < 1 or max(sizes) > training.MOST_TURNED or not library_is_there() or not training.has("turn_weights"):
         return None
     out = torch.empty((c, m, *kernel), dtype=weight.dtype, device=weight.device, memory_format=torch.channels_last)
+    turn = training.function("turn_weights")
     status = turn(weight.data_ptr(), out.data_ptr(), *sizes, dtype, factor, raw_stream(weight.get_device()))
     if status:
         library.check(status)

@@ -29,7 +29,7 @@ from torch.autograd import forward_ad
 
 from convpool.algebra.geometry import ConvSpec, PoolSpec, pool_first
 from convpool.algebra.geometry import Ints as Tuple
-from convpool.cuda.weight_gradient import MAX_FILTER
+from convpool.cuda.training import MAX_FILTER
 from convpool.torch import ended, kernels, plain
 
 Ints = Sequence[int]

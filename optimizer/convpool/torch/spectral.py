@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import fx
 from torch._subclasses.functional_tensor import FunctionalTensor
 
-from convpool.cuda import library, spectral_norm
+from convpool.cuda import library, training
 from convpool.torch import kernels, plain
 from convpool.torch.changes import changes, contexts_of, is_of_module, memories, value_of
 from convpool.torch.pairs import LIBRARY, unwatched
@@ -80,7 +80,7 @@ def _found(result: fx.Node) -> Normalized | None:
 def find(graph: fx.Graph) -> list[Normalized]:
     """The normalizations of weights on a GPU that the library does, and that nothing else in the graph meets."""
     candidates = list(filter(None, map(_found, graph.find_nodes(op="call_function", target=operator.truediv))))
-    if not candidates or not kernels.library_is_there() or not spectral_norm.is_there():
+    if not candidates or not kernels.library_is_there() or not training.has("spectral_norm"):
         return []
     contexts, found, memory = contexts_of(graph), [], {node: {node, *memories(node)} for node in graph.nodes}
     changed = {node: set().union(*(memory[item] for item in changes(node))) for node in graph.nodes}
@@ -193,7 +193,7 @@ def _kept(weights: Sequence[torch.Tensor]) -> list[int]:
 
 def _packed(weight: torch.Tensor, kept: int, out: torch.Tensor, *, dy: int = 0, u: int = 0, v: int = 0) -> bytes:
     """A weight for the library, with the addresses of what else is read and written."""
-    return spectral_norm.PACK(weight.data_ptr(), dy, u, v, out.data_ptr(), kept, *_sizes(weight), 0)
+    return training.PACK(weight.data_ptr(), dy, u, v, out.data_ptr(), kept, *_sizes(weight), 0)
 
 
 def _launch(weights: Sequence[torch.Tensor], us: Any, vs: Any, made: Sequence[torch.Tensor], *kind: Any) -> torch.Tensor:
@@ -207,7 +207,7 @@ def _launch(weights: Sequence[torch.Tensor], us: Any, vs: Any, made: Sequence[to
     each = zip(weights, places[:-1], made, us, vs, strict=True)
     packed = [_packed(w, at + 4 * place, out, u=u.data_ptr(), v=v.data_ptr()) for w, place, out, u, v in each]
     dtype, stream = library.DTYPES[kernels.NAMES[first.dtype]], kernels.raw_stream(first.get_device())
-    library.check(spectral_norm.normalize()(b"".join(packed), len(packed), dtype, *kind, stream))
+    library.check(training.function("spectral_norm")(b"".join(packed), len(packed), dtype, *kind, stream))
     torch.autograd.graph.increment_version([vector for vector in (*us, *vs) if not vector.is_inference()])
     return kept
 
@@ -221,10 +221,10 @@ def _adjoint(weights: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], kep
     dy = [_as_weight(grad, weight) for grad, weight in zip(grads, weights, strict=True)]
     each = zip(weights, places, made, dy, strict=True)
     packed = [_packed(weight, at + 4 * place, out, dy=grad.data_ptr()) for weight, place, out, grad in each]
-    shares = sum(-(-grad.numel() // spectral_norm.SHARE) for grad in dy)
+    shares = sum(-(-grad.numel() // training.SHARE) for grad in dy)
     sums = torch.empty(shares, dtype=torch.float32, device=kept.device)
     dtype, stream = library.DTYPES[kernels.NAMES[weights[0].dtype]], kernels.raw_stream(kept.get_device())
-    library.check(spectral_norm.adjoint()(b"".join(packed), len(packed), dtype, sums.data_ptr(), stream))
+    library.check(training.function("spectral_norm_adjoint")(b"".join(packed), len(packed), dtype, sums.data_ptr(), stream))
     return made
 
 
