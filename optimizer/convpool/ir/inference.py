@@ -20,6 +20,7 @@ used, and not only its survival: what reads beside an array fails at one time an
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from typing import Any
@@ -87,7 +88,7 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
     if result is not None:
         result.ClearField("functions")
         result.functions.extend(model.functions)
-        for own, typed, _ in side_by_side(model, result):
+        for own, typed, *_ in side_by_side(model, result):
             for node, before in zip(typed.node, own.node, strict=True):
                 node.op_type = before.op_type
     return result
@@ -103,10 +104,28 @@ def without_large_values(model: ModelProto) -> ModelProto:
     return probe
 
 
-def side_by_side(model: ModelProto, inferred: ModelProto) -> list[tuple[GraphProto, GraphProto, dict[str, TypeProto]]]:
-    """Each graph of a model, it after shape inference, node for node, and the types known there by tensor."""
-    pairs = zip(graphs_within(model.graph), graphs_within(inferred.graph), strict=True)
-    return [(own, typed, {v.name: v.type for v in (*typed.value_info, *typed.input, *typed.output)}) for own, typed in pairs]
+Side = tuple[GraphProto, GraphProto, ChainMap[str, TypeProto], ChainMap[str, Any]]
+
+
+def side_by_side(model: ModelProto, inferred: ModelProto) -> list[Side]:
+    """Each graph of a model, outer ones first; it after shape inference; the types and the constants that are known there by
+    tensor, those of the graphs around it behind its own: two bodies may have names in common."""
+    found: list[Side] = []
+    others = iter(graphs_within(inferred.graph))
+
+    def visit(own: GraphProto, types: ChainMap[str, TypeProto], stored: ChainMap[str, Any]) -> None:
+        typed = next(others)
+        types = types.new_child({v.name: v.type for v in (*typed.value_info, *typed.input, *typed.output)})
+        constants = [(name, a) for node in ops_of(own.node, "Constant") for name in node.output for a in node.attribute]
+        stored = stored.new_child({name: a.t if a.type == a.TENSOR else a.floats for name, a in constants})
+        stored.update((tensor.name, tensor) for tensor in own.initializer)
+        found.append((own, typed, types, stored))
+        for node in own.node:
+            for _, _, body in subgraphs(node):
+                visit(body, types, stored)
+
+    visit(model.graph, ChainMap(), ChainMap())
+    return found
 
 
 def take(model: ModelProto) -> list[tuple[GraphProto, Notes]]:
@@ -171,15 +190,15 @@ def _forget_shape(kind: TypeProto) -> None:
 
 def fill_in(model: ModelProto, inferred: ModelProto, taken: Sequence[tuple[GraphProto, Notes]]) -> bool:
     """Put the notes that count into a model that is without; whether there are any.  inferred: it, after shape inference."""
-    graphs = [(graph, known, noted) for (graph, noted), (_, _, known) in zip(taken, side_by_side(model, inferred), strict=True)]
+    both = zip(taken, side_by_side(model, inferred), strict=True)
+    graphs = [(graph, known, noted) for (graph, noted), (_, _, known, _) in both]
     pairs = ((note.type, known.get(name)) for _, known, noted in graphs for name, note in noted.items())
     ranks = all(value.type.tensor_type.HasField("shape") for value in model.graph.input)
     ranks = ranks and not any(_contradict(*pair) for pair in pairs)
     is_open = has_open_sizes(model)
     filled = False
     for graph, known, noted in graphs:
-        shaped = {name for name, kind in known.items() if kind.tensor_type.HasField("shape")}
-        missing = {name: note for name, note in noted.items() if name not in shaped}
+        missing = {name: note for name, note in noted.items() if not known.get(name, TypeProto()).tensor_type.HasField("shape")}
         inputs = {value.name: value for value in graph.input}
         bounds = set(inputs)
         for node in graph.node if missing else ():
@@ -203,7 +222,7 @@ def drop_windows(model: ModelProto, inferred: ModelProto) -> bool:
     """Write poolings with `ceil_mode` without, whose last window starts behind the map; whether there are any.  Runtimes drop
     that window, and onnx counts it before opset 22.  For shape inference alone: pads are such that sizes are right."""
     found = False
-    for graph, _, known in side_by_side(model, inferred) if opset_of(model.opset_import) < CEIL_OPSET else ():
+    for graph, _, known, _ in side_by_side(model, inferred) if opset_of(model.opset_import) < CEIL_OPSET else ():
         for node in graph.node:
             values = known_attributes(node) if is_op(node, *POOLINGS) else None
             if not values or not values.get("ceil_mode"):
@@ -219,32 +238,21 @@ def drop_windows(model: ModelProto, inferred: ModelProto) -> bool:
                 if dim.HasField("dim_value") and last >= size:
                     last, dropped = last - stride, True
                 ends.append(max(last + extent - size, 0) if dim.HasField("dim_value") else end)
-            if dropped:
+            if dropped and graph is model.graph:
                 give(node, {"pads": [*begins, *ends]}, ("ceil_mode", "auto_pad"))
-                found = True
+            elif dropped:  # onnxruntime holds bodies to what onnx says
+                node.op_type = "PoolingOfUnknownSize"
+            found |= dropped
     return found
 
 
+@np.errstate(all="ignore")
 def raise_scales(model: ModelProto, inferred: ModelProto) -> bool:
     """Raise scales of Resizes by a rounding error where results are longer than onnx says; whether there are any.  Runtimes round
     the product of scale and size to float32, up to a whole number too; onnx rounds it down.  For shape inference alone."""
-    return _raise_scales(model.graph, inferred.graph, {}, {}, 1 if opset_of(model.opset_import) < 11 else 2)
-
-
-@np.errstate(all="ignore")
-def _raise_scales(graph: GraphProto, typed: GraphProto, stored: dict[str, Any], known: dict[str, TypeProto], at: int) -> bool:
-    """Do so in a graph and its bodies.  stored, known: constants and types of the graphs around it; other bodies may have names
-    in common with it.  at: which input has the scales."""
-    found = False
-    known = known | {value.name: value.type for value in (*typed.value_info, *typed.input, *typed.output)}
-    constants = [(name, item) for node in ops_of(graph.node, "Constant") for name in node.output for item in node.attribute]
-    stored = stored | {tensor.name: tensor for tensor in graph.initializer}
-    stored |= {name: item.t if item.type == item.TENSOR else item.floats for name, item in constants}
-    for node, other in zip(graph.node, typed.node, strict=True):
-        for (_, _, body), (_, _, its) in zip(subgraphs(node), subgraphs(other), strict=True):
-            found |= _raise_scales(body, its, stored, known, at)
-        if not is_op(node, "Resize", "Upsample"):
-            continue
+    found, at = False, 1 if opset_of(model.opset_import) < 11 else 2
+    graphs = [(*side, node) for side in side_by_side(model, inferred) for node in ops_of(side[0].node, "Resize", "Upsample")]
+    for graph, _, known, stored, node in graphs:
         dims, own = known.get("".join(node.input[:1]), TypeProto()).tensor_type.shape.dim, {a.name: a for a in node.attribute}
         axes = own["axes"].ints if "axes" in own else range(len(dims))
         given = stored.get(node.input[at], ()) if len(node.input) > at else own.get("scales", onnx.AttributeProto()).floats
@@ -276,7 +284,7 @@ def has_open_sizes(model: ModelProto) -> bool:
 def noted_sizes(model: ModelProto, inferred: ModelProto, outputs: bool) -> Iterator[tuple[Any, Any]]:
     """Yield each size that a model notes, with the one after shape inference; of a tensor whose rank is noted wrongly open ones.
     outputs: the model's own count too."""
-    for graph, _, known in side_by_side(model, inferred):
+    for graph, _, known, _ in side_by_side(model, inferred):
         main = graph is model.graph
         for value in (*graph.value_info, *(() if main else graph.input), *(() if main and not outputs else graph.output)):
             noted, found = value.type.tensor_type, known.get(value.name, TypeProto()).tensor_type

@@ -141,6 +141,15 @@ def test_windows_that_onnx_counts_otherwise_where_it_is_not_seen(node):
         rewrite(model, pairs, "auto")
 
 
+@pytest.mark.parametrize(("size", "pairs"), [(9, 0), (10, 1)])
+def test_windows_behind_the_map_in_a_branch(size, pairs):
+    """A map that its nodes read is around it; onnxruntime holds them to the sizes that onnx counts."""
+    pair = "m = MaxPool<kernel_shape=[1,1], strides=[3,3], ceil_mode=1>(x) h = Conv(m, w) {} = GlobalAveragePool(h)"
+    one, other = (f"{r} () => (float[1,32,1,1] {r}) {{ {pair.format(r)} }}" for r in ("r", "t"))
+    model = graph(f"y = If(k)<then_branch = {one}, else_branch = {other}>", inputs=f"float[1,16,{size},{size}] x, bool k")
+    rewrite(model, 2 * pairs)
+
+
 COUNTED = {  # 10 times 1.3 in float32 is 13 to runtimes, and just below it to onnx
     'AveragePool<auto_pad="SAME_UPPER", ceil_mode=1, count_include_pad=1, kernel_shape=[2,1], strides=[2,6]>(x)': 18,
     "LpPool<ceil_mode=1, kernel_shape=[1,1], strides=[3,3]>(x)": 18,
