@@ -136,17 +136,15 @@ def random_layer(seed: int) -> Layer:
 
 def pools_first(layer: Layer) -> bool:
     """Return True if convpool does the pooling first, and not PyTorch's two operators."""
-    from convpool.algebra.geometry import ConvSpec
-    from convpool.torch.modules import pooled_first
+    from convpool.torch.modules import _describe
 
-    given, pool = layer.conv, layer.pool
-    conv = ConvSpec(layer.weight_shape[2:], given["stride"], given["padding"] * 2, given["dilation"], given["groups"])
-    return pooled_first(conv, pool["pool_size"], pool["pool_stride"], pool["pool_padding"], layer.bias) is not None
+    pool = layer.pool.values()
+    return _describe(layer.rank, layer.weight_shape[2:], *layer.conv.values(), *pool, True, layer.bias)[2] is not None
 
 
 def pool_seeds(count: int) -> list[int]:
-    """Return seeds of layers whose pooling comes first, without partial windows, of so many."""
-    return [seed for seed in range(count) if pools_first(layer := random_layer(seed)) and not layer.pool["ceil_mode"]]
+    """Return seeds of layers whose pooling comes first, of so many."""
+    return [seed for seed in range(count) if pools_first(random_layer(seed))]
 
 
 def random_upsampling(seed: int, rank: int) -> tuple:

@@ -29,18 +29,9 @@ from convpool.torch.plain import Sizes, conv_pads, sizes
 from convpool.torch.upsampling import upsample_conv2d
 
 
-def pooled_first(conv: ConvSpec, pool: Ints, strides: Ints, padding: Ints, shifted: bool) -> tuple | None:
-    """The arguments behind `pooled_conv`'s tensors: window, convolution, no ReLU.  None where PyTorch's two operators run.
-
-    padding: of the pooling.  shifted: whether the convolution has a bias."""
-    if all(s == 1 for s in strides):
-        return None
-    padded = pad_behind(conv, padding * 2, shifted) if any(padding) else conv
-    return None if isinstance(padded, Refusal) else pair_of(padded, pool, strides)
-
-
 def _describe(rank: int, kernel: Ints, *arguments: Any) -> tuple[tuple, tuple, tuple | None]:
-    """Return PyTorch's arguments of the convolution and of the pooling, and what `pooled_first` gives."""
+    """Return PyTorch's arguments of the convolution and of the pooling, and those behind `pooled_conv`'s tensors: window,
+    convolution, no ReLU; None for the last where PyTorch's two operators run.  shifted: whether the convolution has a bias."""
     stride, padding, dilation, groups, pool_size, pool_stride, pool_padding, ceil_mode, count_include_pad, shifted = arguments
     if len(kernel) != rank:
         raise OptionError(f"weight: wrong number of axes; got a kernel of {tuple(kernel)}, expected {rank}")
@@ -50,10 +41,11 @@ def _describe(rank: int, kernel: Ints, *arguments: Any) -> tuple[tuple, tuple, t
     pool_pads = sizes("pool_padding", pool_padding, rank, 0)
     padding = padding if isinstance(padding, str) else sizes("padding", padding, rank, 0)
     first = None
-    exact = not ceil_mode and (count_include_pad or not any(pool_pads))
+    exact = not ceil_mode and (count_include_pad or not any(pool_pads)) and any(s != 1 for s in pool_strides)
     if exact and all(2 * pad <= window for pad, window in zip(pool_pads, pool, strict=True)):  # more is PyTorch's to refuse
         conv = ConvSpec(kernel, strides, conv_pads(padding, kernel, strides, dilations), dilations, groups)
-        first = pooled_first(conv, pool, pool_strides, pool_pads, shifted)
+        padded = pad_behind(conv, pool_pads * 2, shifted) if any(pool_pads) else conv
+        first = None if isinstance(padded, Refusal) else pair_of(padded, pool, pool_strides)
     return (strides, padding, dilations, groups), (pool, pool_strides, pool_pads, ceil_mode, count_include_pad), first
 
 
