@@ -48,6 +48,8 @@ MADE_UP = "unk__"
 """How names of sizes begin that shape inference makes up."""
 WITHOUT_INFERENCE = ("GroupNormalization", "MeanVarianceNormalization")
 """Operators whose result has the shape of X, and whose shape onnx does not infer: an Identity stands for each meanwhile."""
+UNKNOWN_SIZE = "UnknownSize"
+"""No operator: it stands for one whose result's size onnx says otherwise than runtimes, so that the size is unknown."""
 BRANCHES_OPSET = 11
 """The first opset whose Ifs may have branches of different shapes; before, onnx takes the better known one."""
 INFERENCE_ERRORS = (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, RuntimeError, ValueError, EncodeError)
@@ -69,13 +71,13 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
             give(node, {}, ("ceil_mode", "output_padding"))
             dilations = [number for item in node.attribute for number in item.ints if item.name == "dilations"]
             if is_op(node, *POOLINGS) and max(dilations, default=1) > 1:  # which onnxruntime leaves out there
-                node.op_type = "PoolingOfUnknownSize"
+                node.op_type = UNKNOWN_SIZE
     for function in probe.functions:
         for node in ops_of(protos.all_nodes(function), *POOLINGS) if opset_of(function.opset_import) < CEIL_OPSET else ():
             if any(item.name == "ceil_mode" and (item.i or item.ref_attr_name) for item in node.attribute):  # see `drop_windows`
-                node.op_type = "PoolingOfUnknownSize"
+                node.op_type = UNKNOWN_SIZE
     for node in ops_of(nodes, "If") if opset_of(model.opset_import) < BRANCHES_OPSET else ():
-        node.op_type = "IfOfSeveralShapes"
+        node.op_type = UNKNOWN_SIZE
     scaled, result = any(node.op_type in ("Resize", "Upsample") for node in nodes), None
     try:
         result = _infer(probe)
@@ -241,7 +243,7 @@ def drop_windows(model: ModelProto, inferred: ModelProto) -> bool:
             if dropped and graph is model.graph:
                 give(node, {"pads": [*begins, *ends]}, ("ceil_mode", "auto_pad"))
             elif dropped:  # onnxruntime holds bodies to what onnx says
-                node.op_type = "PoolingOfUnknownSize"
+                node.op_type = UNKNOWN_SIZE
             found |= dropped
     return found
 
@@ -265,13 +267,14 @@ def raise_scales(model: ModelProto, inferred: ModelProto) -> bool:
         sizes = np.array([dims[axis].dim_value for axis in axes], np.float32)
         exact, rounded = scales.astype(np.float64) * sizes, scales * sizes
         longer = (np.floor(exact) < np.floor(rounded)) & (rounded < 2**20)  # others may be more than one apart
-        if longer.any():
-            found, raised = True, np.where(longer, np.nextafter(scales, np.float32(np.inf)), scales)
-            if len(node.input) > at:
-                node.input[at] = f"{''.join(node.output)}/raised"
-                graph.initializer.append(numpy_helper.from_array(raised, node.input[at]))
-            else:
-                give(node, {"scales": raised.tolist()})
+        raised, found = np.where(longer, np.nextafter(scales, np.float32(np.inf)), scales), found or bool(longer.any())
+        if longer.any() and graph is not model.graph:  # onnxruntime holds bodies to what onnx says
+            node.op_type = UNKNOWN_SIZE
+        elif longer.any() and len(node.input) > at:
+            node.input[at] = f"{''.join(node.output)}/raised"
+            graph.initializer.append(numpy_helper.from_array(raised, node.input[at]))
+        elif longer.any():
+            own["scales"].floats[:] = raised.tolist()
     return found
 
 
