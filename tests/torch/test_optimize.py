@@ -20,6 +20,7 @@ from tests.support.torch import require_torch, results
 
 torch = require_torch()
 from torch import nn  # noqa: E402
+from torch._inductor.utils import fresh_inductor_cache  # noqa: E402
 from torch.func import functional_call, grad, jvp, stack_module_state, vmap  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 from torch.nn.utils import parametrizations, prune  # noqa: E402
@@ -67,12 +68,6 @@ def branching(m, x):
     return y * 2 if y.sum() > 0 else y * 3
 
 
-def printing(m, x):
-    y = m.pair(x)
-    print("seen", tuple(y.shape))
-    return y + 1
-
-
 def keeping(m, x):
     m.kept = m.c(x)
     return F.avg_pool2d(m.kept, 2)
@@ -109,7 +104,7 @@ def deviation(m, x):
 FORWARDS = {
     "plain": (lambda m, x: m.pair(x), 1),
     "a branch by data": (branching, 1),
-    "text": (printing, 1),
+    "text": (lambda m, x: (y := m.pair(x), print("seen", tuple(y.shape)))[0] + 1, 1),
     "random numbers": (lambda m, x: m.pair(x + torch.randn_like(x)) * torch.rand(()), 1),
     "types of the input": (lambda m, x: m.pair(x) * {torch.float32: 2}.get(x.dtype, 7) * 3 ** (type(x) is torch.Tensor), 1),
     "a kept map": (keeping, 0),
@@ -357,8 +352,8 @@ def test_modules_that_are_compiled_already():
         assert changed is module and "stays as it is" in report.warnings[0]
 
 
-def test_the_backend_by_its_name():
-    """The entry point, and options for inductor."""
+def test_the_backend_by_its_name(monkeypatch):
+    """The entry point, and options for inductor, whose cache tells versions apart: gradients are convpool's code."""
     named = re.search(r'^convpool = "(convpool.torch[^"]+)"$', Path("pyproject.toml").read_text(), re.M)
     backend = metadata.EntryPoint("convpool", named[1], "torch_dynamo_backends").load()
     module = nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.AvgPool2d(2))
@@ -366,6 +361,13 @@ def test_the_backend_by_its_name():
         torch.testing.assert_close(torch.compile(module, backend=backend, options=options)(X), module(X), rtol=1e-5, atol=1e-5)
     with pytest.raises(Exception, match="expected None or 'inductor'"):
         torch.compile(module, backend=backend, options={"inner": "other"})(X)
+    with fresh_inductor_cache(), torch._functorch.config.patch(enable_autograd_cache=True):
+        for version, hits in (("1", 0), ("2", 0), ("2", 1)):
+            torch._dynamo.reset()
+            monkeypatch.setattr("convpool.torch.backend.InductorPass.uuid", lambda _, version=version: version)
+            (counts := torch._dynamo.utils.counters["aot_autograd"]).clear()
+            torch.compile(module.requires_grad_(False), backend=backend, options={"inner": "inductor"})(X)
+            assert counts["autograd_cache_hit"] == hits
 
 
 @pytest.mark.parametrize("layers", [False, True])
@@ -421,8 +423,7 @@ def product_of_the_hessian(module, x):
     return jvp(grad(lambda x: module(x).square().sum()), (x,), (x.flip(-1),))[1]
 
 
-AROUND = [functional, product_of_the_hessian]
-AROUND += [functools.partial(checkpointed, reentrant=reentrant) for reentrant in (False, True)]
+AROUND = [functional, product_of_the_hessian, *(functools.partial(checkpointed, reentrant=flag) for flag in (False, True))]
 
 
 @pytest.mark.parametrize("derivatives", AROUND)
@@ -518,8 +519,7 @@ def test_fully_sharded(x, tmp_path):
         fully_shard(changed, mesh=mesh)
         for module in (original, changed):
             module(x).square().sum().backward()
-        torch.testing.assert_close(
-            [p.grad.full_tensor() for p in changed.parameters()], [p.grad for p in original.parameters()], **EXACT
-        )
+        for found, expected in zip(changed.parameters(), original.parameters(), strict=True):
+            torch.testing.assert_close(found.grad.full_tensor(), expected.grad, **EXACT)
     finally:
         distributed.destroy_process_group()

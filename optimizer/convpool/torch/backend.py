@@ -58,6 +58,7 @@ class Backend:
         self.captured.append(seen)
         if self.inner is not None:
             _rewrite_in_place(module.graph, self.options, seen)
+            module.convpool = InductorPass().uuid()  # read by caches of graphs, whose gradients are convpool's code
             module.recompile()
             return self.inner(module, example_inputs)
         bodies = [child for child in module.modules() if isinstance(child, fx.GraphModule)]  # such as a checkpoint's
@@ -246,7 +247,7 @@ class InductorPass(CustomGraphPass):
         _rewrite_in_place(graph, OptimizeOptions(), Captured(""))
 
     def uuid(self) -> Any:
-        """A digest of the package's files, by which inductor's cache tells this pass from another."""
+        """A digest of the package's files, by which inductor's cache tells this version from another."""
         files = sorted(Path(__file__).parents[1].rglob("*.py"))
         return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 

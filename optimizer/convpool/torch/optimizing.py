@@ -258,9 +258,7 @@ def _is_followed() -> bool:
         return True
     modes = torch.overrides._get_current_function_mode_stack() if c._len_torch_function_stack() else ()
     own = any(type(mode) is not DeviceContext for mode in modes)  # TorchDynamo would run it, and then the graph under it
-    hooks = any(
-        getattr(nn.modules.module, f"_global_{kind}_hooks") for kind in ("backward_pre", "backward", "forward_pre", "forward")
-    )
+    hooks = any(getattr(nn.modules.module, f"_global{kind}") for kind in _HOOKS)
     return bool(own or c._len_torch_dispatch_stack() or _is_traced() or hooks)
 
 
