@@ -187,8 +187,7 @@ class Plan:
         x, w, b, residual, scale, shift, w_scale, y = operands
         memory, kept = (workspace, workspace_bytes, scale, shift), (prepared, prepared_bytes)
         tensors = library.PACK_TENSORS(_TENSORS_BYTES, flags, x, w, b, residual, y, *memory, *kept, w_scale)
-        status = self._launch(self._handle, tensors, stream)
-        if status:
+        if status := self._launch(self._handle, tensors, stream):
             library.check(status)
 
     def _read(self, name: str, array: Any) -> tuple[int, int]:

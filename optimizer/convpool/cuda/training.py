@@ -20,6 +20,8 @@ from convpool.cuda import library
 from convpool.cuda.problem import Problem
 from convpool.errors import UnsupportedError
 
+Ints = Sequence[int]
+
 MAX_FILTER = 32
 """Elements of a filter, channels times kernel, whose gradients the library has; one less where dB is wanted."""
 MOST_TURNED = 65535
@@ -80,15 +82,7 @@ def has(name: str) -> bool:
 
 
 def box_problem(
-    dtype: str,
-    channels_last: bool,
-    shape: Sequence[int],
-    kernel: Sequence[int],
-    strides: Sequence[int],
-    pads: Sequence[int],
-    dilations: Sequence[int],
-    *,
-    sums: bool = False,
+    dtype: str, channels_last: bool, shape: Ints, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints, *, sums: bool = False
 ) -> bytes:
     """The bytes of a convpool_box_problem.  shape: [N, C, spatial...] in any layout; pads: begins, then ends; sums: not means."""
     rank = len(kernel)
