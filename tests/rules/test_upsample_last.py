@@ -400,10 +400,12 @@ def test_every_opset_has_its_spelling(opset):
 
 ROWS = np.arange(24) // 2
 GRID = np.stack(np.meshgrid(ROWS, ROWS, indexing="ij"), -1)
+SPREAD = "o = Unsqueeze(x, j)\ne = Tile(o, k)\nu = Reshape(e, l)\n"
+GATHERED = "a = Transpose<perm=[2,3,0,1]>(x)\nb = GatherND(a, k)\nu = Transpose<perm=[2,3,0,1]>(b)\n"
 FOUR, ONES = ", ".join(["x"] * 4), np.ones((64, 1, 2, 2), np.float32)
 SPELLINGS = {  # nodes, and a constant of theirs as it is to be, and as it is not
     "Expand": ("o = Reshape(x, i)\ne = Expand(o, k)\nu = Reshape(e, l)\n", [1, 64, 12, 2, 12, 2], None),
-    "Tile": ("o = Unsqueeze(x, j)\ne = Tile(o, k)\nu = Reshape(e, l)\n", [1, 1, 1, 2, 1, 2], None),
+    "Tile": (SPREAD, [1, 1, 1, 2, 1, 2], None),
     "Concat": (
         "o = Unsqueeze(x, three)\ne = Concat<axis=3>(o, o)\nf = Reshape(e, half)\n"
         "p = Unsqueeze(f, four)\ng = Concat<axis=4>(p, p)\nu = Reshape(g, l)\n",
@@ -417,11 +419,7 @@ SPELLINGS = {  # nodes, and a constant of theirs as it is to be, and as it is no
         ROWS[:, None],
         ROWS[::-1, None],
     ),
-    "GatherND of both axes": (
-        "a = Transpose<perm=[2,3,0,1]>(x)\nb = GatherND(a, k)\nu = Transpose<perm=[2,3,0,1]>(b)\n",
-        GRID,
-        GRID[:, ::-1],
-    ),
+    "GatherND of both axes": (GATHERED, GRID, GRID[:, ::-1]),
     "ConvTranspose": ("u = ConvTranspose<strides=[2,2], group=64>(x, k)\n", ONES, ONES / 2),
     "DepthToSpace": (f"c = Concat<axis=1>({FOUR})\nu = DepthToSpace<blocksize=2>(c)\n", None, None),
     "DepthToSpace of a Tile": ("c = Tile(x, k)\nu = DepthToSpace<blocksize=2>(c)\n", [1, 4, 1, 1], None),
@@ -442,8 +440,6 @@ def test_spellings_of_the_upsampling(name):
         assert not convpool.optimize(graph(other + CONV, given), target="cpu", check=0).changed
 
 
-SPREAD = "o = Unsqueeze(x, j)\ne = Tile(o, k)\nu = Reshape(e, l)\n"
-GATHERED = "a = Transpose<perm=[2,3,0,1]>(x)\nb = GatherND(a, k)\nu = Transpose<perm=[2,3,0,1]>(b)\n"
 DOUBLE, KEYS = {"w": (64, 128, 3, 3)}, ", int64[24,24,2] k"
 ALMOST = {  # nodes, constants, and inputs beside the map: what is nearly a spelling
     "Concat of two maps": ("o = Unsqueeze(x, j)\nn = Neg(o)\ne = Concat<axis=3>(o, n)\nu = Reshape(e, l)\n", {"j": [3]}),
