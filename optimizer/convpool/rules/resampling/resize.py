@@ -31,7 +31,7 @@ from convpool.algebra.geometry import Ints
 from convpool.ir.index import FOLDABLE, Dim, Scope
 from convpool.ir.protos import attributes, is_op
 from convpool.rules.base import Reject, reject
-from convpool.rules.linear import WHOLE_AXIS, axes_of
+from convpool.rules.linear import WHOLE_AXIS, axes_of, slice_numbers
 from convpool.rules.sizes import rough_scales, scales_of, unknown_ratios
 
 CENTRED = ("half_pixel", "pytorch_half_pixel", "half_pixel_symmetric")
@@ -344,23 +344,19 @@ def _squeezed(scope: Scope, name: str, axis: int) -> tuple[str, set[int]] | None
 
 def _pieces(scope: Scope, first: str, rest: str, axis: int) -> tuple[str | None, set[int]]:
     """The tensor of which these are the first element on an axis and all others; None if they are not."""
-    indices = scope.producer.get(first), scope.producer.get(rest)
-    if None in indices:
+    a, b = scope.producer.get(first), scope.producer.get(rest)
+    if a is None or b is None:
         return None, set()
-    nodes = [scope.nodes[index] for index in indices if index is not None]
-    one, other = nodes
-    shape = scope.info(first).shape
-    if is_op(one, "Split") and indices[0] == indices[1] and list(one.output) == [first, rest]:
+    one, other, shape = scope.nodes[a], scope.nodes[b], scope.info(first).shape
+    if is_op(one, "Split") and a == b and list(one.output) == [first, rest]:
         same = shape is not None and attributes(one).get("axis", 0) % len(shape) == axis and shape[axis] == 1
-        return (one.input[0] if same else None), {index for index in indices if index is not None}
-    if not (is_op(one, "Slice") and is_op(other, "Slice") and one.input[0] == other.input[0]) or scope.opset < 10:
+        return (one.input[0] if same else None), {a}
+    if not (is_op(one, "Slice") and is_op(other, "Slice") and one.input[0] == other.input[0]):
         return None, set()
-    cuts = [[scope.constant_ints(name) for name in node.input[1:] if name] for node in nodes]
-    if any(len(cut) < 3 or cut[2] != (axis,) or cut[3:] not in ([], [(1,)]) for cut in cuts):
+    begins, ends, axes, steps = zip(slice_numbers(scope, a), slice_numbers(scope, b), strict=True)
+    if (begins, ends[0], axes, steps) != (((0,), (1,)), (1,), ((axis,),) * 2, ((1,),) * 2):
         return None, set()
-    begins, ends = [cut[0] for cut in cuts], [cut[1] for cut in cuts]
     last = ends[1][0] if ends[1] is not None and len(ends[1]) == 1 else 0
     size = (scope.info(one.input[0]).shape or (None,) * (axis + 1))[axis]
     whole = last >= (size if isinstance(size, int) else WHOLE_AXIS)
-    fits = begins == [(0,), (1,)] and ends[0] == (1,) and whole
-    return (one.input[0] if fits else None), {index for index in indices if index is not None}
+    return (one.input[0] if whole else None), {a, b}
