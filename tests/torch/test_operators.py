@@ -51,14 +51,22 @@ def test_opcheck(last):
         torch.library.opcheck(ops.pooled_conv_gradients.default, (*given, *FUSED[:8], *wanted))
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [False, True, None])
 def test_compile_of_the_whole_graph(dynamic, recwarn):
     layer = convpool.torch.ConvAvgPool1d(3, 4, 3, padding="same", pool_size=2, dtype=torch.float64)
-    for function, own, shapes in ((fused, pair, ((2, 4, 8), (3, 4, 3, 3), (3,))), (layer, layer, ((2, 3),))):
+    up = nn.Sequential(nn.Upsample(scale_factor=2), nn.Conv2d(64, 3, 3, padding=1, dtype=torch.float64))
+    for function, own, shapes in (
+        (fused, pair, ((2, 4, 8), (3, 4, 3, 3), (3,))),
+        (layer, layer, ((2, 3),)),
+        (up, up, ((8, 64, 8),)),
+    ):
         torch._dynamo.reset()
-        compiled = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+        backend = convpool.torch.backend.Backend(inner=torch._dynamo.lookup_backend("aot_eager"))
+        compiled = torch.compile(function, fullgraph=True, backend=backend, dynamic=dynamic)
         for size in (6, 10):
             given = [drawn(*shapes[0], size), *(drawn(*shape) for shape in shapes[1:])]
+            if dynamic is None:  # nor is the batch known
+                torch._dynamo.decorators.mark_unbacked(given[0], 0)
             y, expected = compiled(*given), own(*given)
             torch.testing.assert_close(y, expected)
             torch.testing.assert_close(*(torch.autograd.grad(out.square().sum(), given) for out in (y, expected)))

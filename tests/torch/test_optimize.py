@@ -63,11 +63,6 @@ def test_zeros_around_a_map_beside(pads):
     assert site.status == "rewritten", site.reason
 
 
-def branching(m, x):
-    y = m.pair(x)
-    return y * 2 if y.sum() > 0 else y * 3
-
-
 def keeping(m, x):
     m.kept = m.c(x)
     return F.avg_pool2d(m.kept, 2)
@@ -103,7 +98,7 @@ def deviation(m, x):
 
 FORWARDS = {
     "plain": (lambda m, x: m.pair(x), 1),
-    "a branch by data": (branching, 1),
+    "a branch by data": (lambda m, x: (y := m.pair(x)) * (2 if y.sum() > 0 else 3), 1),
     "text": (lambda m, x: (y := m.pair(x), print("seen", tuple(y.shape)))[0] + 1, 1),
     "random numbers": (lambda m, x: m.pair(x + torch.randn_like(x)) * torch.rand(()), 1),
     "types of the input": (lambda m, x: m.pair(x) * {torch.float32: 2}.get(x.dtype, 7) * 3 ** (type(x) is torch.Tensor), 1),
@@ -231,8 +226,7 @@ def test_hooks_that_come_and_go_at_each_call(monkeypatch):
 
 def test_explain_leaves_the_module_alone_and_the_report_prints_as_a_table():
     module = nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.AvgPool2d(2))
-    assert explain(module, X).summary.rewritten == 1
-    assert module._compiled_call_impl is None and "_convpool" not in module.__dict__
+    assert explain(module, X).summary.rewritten == 1 and module._compiled_call_impl is None and "_convpool" not in module.__dict__
     changed, report = optimize(module)
     assert str(report).splitlines()[0] == "No call is captured." and "call the module" in report.hints[0]
     changed(X)
@@ -296,8 +290,7 @@ def test_the_original_is_left_alone_unless_it_may_change():
     "make", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), lambda m: torch.optim.swa_utils.AveragedModel(m).module]
 )
 def test_copies(make):
-    changed, _ = optimize(nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.AvgPool2d(2)), X)
-    other = make(changed)
+    other = make(optimize(nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.AvgPool2d(2)), X)[0])
     with torch.no_grad():
         other[0].weight.mul_(2)
     expected = nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.AvgPool2d(2))
@@ -463,8 +456,7 @@ def test_checkpoints_inside_of_forward(x, keep):
 
 
 def test_a_weight_changed_between_forward_and_backward_is_an_error(x):
-    module = both(x)[1]
-    loss = module(x).square().sum()
+    loss = (module := both(x)[1])(x).square().sum()
     with torch.no_grad():
         module.blocks[1].conv2.weight.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):

@@ -67,9 +67,9 @@ def memory_format(x: torch.Tensor) -> torch.memory_format:
         return torch.contiguous_format
 
 
-def hints(sizes: Sequence[Any]) -> list[int]:
-    """Sizes with numbers in place of symbols: those of the tensors that were traced, else 1."""
-    return [n if type(n) is int else n.node.hint or 1 for n in sizes]
+def hints(sizes: Sequence[Any], keep: bool = False) -> list[Any]:
+    """Sizes with numbers for symbols: those of the tensors that were traced, else 1.  keep: symbols of the former stay."""
+    return [n if type(n) is int or keep and n.node.hint else n.node.hint or 1 for n in sizes]
 
 
 def result_format(x: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
@@ -146,8 +146,8 @@ def box_mean_adjoint(grad: torch.Tensor, size: Ints, kernel: Ints, strides: Ints
     """The adjoint of `box_mean` for inputs of `size`: a mean over windows too, of the gradient with zeros in between."""
     rank, spread = len(kernel), grad
     apart = all(s >= k for s, k in zip(strides, kernel, strict=True))  # else a CPU sums 16 bits in their type
-    fits = rank == 2 and grad.numel() and (apart or grad.dtype not in HALF_TYPES) and any(s != 1 for s in strides)
-    if fits and pools_rightly(grad, kernel, pads, dilations) and not grad.is_cuda:
+    fits = rank == 2 and (apart or grad.dtype not in HALF_TYPES) and any(s != 1 for s in strides)
+    if fits and 0 not in hints(grad.shape, True) and pools_rightly(grad, kernel, pads, dilations) and not grad.is_cuda:
         like = torch.empty([*grad.shape[:2], *size], dtype=grad.dtype, device=grad.device, memory_format=memory_format(grad))
         return torch.ops.aten.avg_pool2d_backward(grad, like, kernel, strides, pads[:2], False, True, None)
     if any(s != 1 for s in strides):

@@ -153,7 +153,7 @@ def _pays(x: torch.Tensor, weight: torch.Tensor, scales: Ints) -> bool:
     recorded = torch.is_grad_enabled()
     if x.shape[1] < (GPU_CHANNELS[weight.shape[0] < MANY_OUTPUTS and not recorded] if x.is_cuda else CHANNELS[recorded]):
         return False
-    kernel, pixels = tuple(weight.shape[2:]), x.shape[0] * math.prod(x.shape[2:])
+    kernel, pixels = tuple(weight.shape[2:]), math.prod(plain.hints(x.shape, True)) // x.shape[1]
     after = math.prod(k + s - 1 for k, s in zip(kernel, scales, strict=True))
     before = math.prod(kernel) * math.prod(scales)
     return pixels * (before - after) >= after * SUM_MACS.get(x.device.type, 320)
@@ -169,7 +169,7 @@ def upsample_conv_of(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor |
     x, weight, bias = pairs.cast_for_autocast((x, weight, bias))
     if convolves_first(weight):
         return _upsampled(_convolved(x, weight, bias, pads), scales)
-    if min(x.shape) == 0 or not x.is_floating_point() or not _pays(x, weight, scales):
+    if 0 in plain.hints(x.shape, True) or not x.is_floating_point() or not _pays(x, weight, scales):
         return _two_operators(x, weight, bias, scales, pads)
     if not pairs.unwatched(x, weight, "meta"):
         return _transposed(x, weight, bias, scales, pads)
