@@ -149,14 +149,20 @@ def test_a_noted_shape_counts_behind_an_operator_that_onnx_does_not_know(body, c
     assert convpool.optimize(model, check=0).report.summary.rewritten == counts
 
 
-@pytest.mark.parametrize("end,counts", [("float[1,32,8,8]", 1), ("float[1,32,H,W]", 0), ("float[1,32,4,4]", 0), ("float[]", 0)])
-def test_a_size_noted_where_a_loop_s_body_begins_may_be_the_first_run_s(end, counts):
-    given = f"(int64 i, bool c, float[1,32,8,8] s) => (bool d, {end} t, float[] by)"
+ENDS = {"float[1,32,8,8]": 1, "float[1,32,H,W]": 0, "float[1,32,4,4]": 0, "float[]": 0}
+
+
+@pytest.mark.parametrize("begin", ["float[1,32,8,8]", "float[]"])
+@pytest.mark.parametrize("end", ENDS)
+def test_a_size_noted_where_a_loop_s_body_begins_may_be_the_first_run_s(begin, end):
+    """The names q and r stand for two tensors each: the body's, and a later one of another shape."""
+    counts = ENDS[end] * (begin != "float[]")
+    given = f"(int64 i, bool c, {begin} s) => (bool d, {end} t, float[] by) <float[1,32,8,8] r>"
     t = "MaxPool<kernel_shape=[1,1]>" if counts else "MaxPool<kernel_shape=[2,2], strides=[2,2]>"
-    inner = f"d = Identity(c) t = {t}(s) h = Conv<pads=[1,1,1,1]>(s, w) by = GlobalAveragePool(h)"
-    body = f"l, y = Loop(trips, yes, x) <body = b {given} {{ {inner} }}>"
+    inner = f"d = Identity(c) t = {t}(s) q = Relu(s) r = Relu(q) h = Conv<pads=[1,1,1,1]>(q, w) by = GlobalAveragePool(h)"
+    body = f"l, y = Loop(trips, yes, x) <body = b {given} {{ {inner} }}>\nq = Flatten(x) r = Relu(q)"
     constants = {"w": (32, 32, 3, 3), "trips": np.int64(3), "yes": np.bool_(True)}
-    model = graph(body, constants, inputs="float[1,32,8,8] x", outputs="float[a,b,c,d,e] y")
+    model = graph(body, constants, inputs="float[1,32,8,8] x", outputs="float[a,b,c,d,e] y, float[f,g] r")
     result = convpool.optimize(model, check=0)
     assert result.report.summary.rewritten == counts
     assert_close(model, result.model, {"x": np.ones((1, 32, 8, 8), np.float32)}, SHARE)
@@ -325,14 +331,19 @@ def test_sizes_that_follow_are_those_of_inference_not_of_names():
 
 
 def test_sizes_noted_at_an_export_do_not_stay():
-    """Sizes that inputs do not give are open then: behind unknown operators, and in bodies."""
+    """Sizes that inputs do not give are open then: behind unknown operators, in bodies, and in functions."""
     body = f"{PAIR.replace('y =', 'p =')}\nu = com.microsoft.Gelu(p)\ny = If(flag) <\n"
     body += "then_branch = yes () => (float[1,32,g,32] a) { r = Relu(p) a = Identity(r) },\n"
     body += "else_branch = no () => (float[1,32,g,32] b) { b = Neg(u) }>"
     inputs, outputs = "float[N,16,H,W] x, bool flag", "float[1,32,32,g] y, float[1,32,g,32] u"
     model = graph(body, inputs=inputs, outputs=outputs, imports=', "com.microsoft": 1')
     model.graph.value_info.append(onnx.helper.make_tensor_value_info("p", onnx.TensorProto.FLOAT, [1, 32, 32, 32]))
+    model.functions.append(
+        helper.make_function("local", "F", ["p", "u", "flag"], ["y"], model.graph.node[-1:], model.opset_import)
+    )
     fixed = with_sizes(model, SIZES)
+    for name, branch in zip("ab", fixed.functions[0].node[0].attribute, strict=True):
+        assert dims(branch.g.output) == {name: ["", "", "g", ""]}
     assert dims(fixed.graph.value_info) == {"p": [2, 32, 6, 7]}
     assert dims(fixed.graph.output) == {"y": ["", "", "", "g"], "u": ["", "", "g", ""]}
     yes, no = (attribute.g for attribute in fixed.graph.node[-1].attribute)

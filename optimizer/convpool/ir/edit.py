@@ -9,7 +9,6 @@ they are graph inputs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain, count
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from convpool.algebra.parts import ACCUMULATIONS
 from convpool.ir import schema
 from convpool.ir.index import Scope
 from convpool.ir.inference import MADE_UP, has_open_sizes, noted_sizes, side_by_side
-from convpool.ir.protos import graphs_within, label, model_nodes, opset_of, refill, rename, value_names
+from convpool.ir.protos import fresh_name, graphs_within, label, model_nodes, opset_of, refill, rename, value_names
 
 
 class Edit:
@@ -253,14 +252,6 @@ class Editor:
                             more |= set(scope.nodes[index].input)
             pending = more
         return [(scopes[number], names) for number, names in dead.items() if names]
-
-
-def fresh_name(wanted: str, names: set[str]) -> str:
-    """A name that is none of `names`, and one of them from then on: `wanted`, with a number behind it if that is there."""
-    numbered = (f"{wanted}_{number}" for number in count(1))
-    name = next(name for name in chain((wanted,), numbered) if name not in names)
-    names.add(name)
-    return name
 
 
 def _is_read(scope: Scope, name: str, gone: dict[int, set[int]]) -> bool:

@@ -61,6 +61,7 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
     from the model's inputs; others that the file notes count where the module says.  Raises ModelError where it would end the
     process."""
     probe = without_large_values(model)
+    renamed = _tell_apart(probe)
     taken = take(probe)
     _complete(probe)
     nodes = model_nodes(probe)
@@ -88,12 +89,33 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
     except INFERENCE_ERRORS:
         pass  # without the notes that do not fit, or without shapes
     if result is not None:
+        protos.rename(result.graph, renamed)
         result.ClearField("functions")
         result.functions.extend(model.functions)
         for own, typed, *_ in side_by_side(model, result):
             for node, before in zip(typed.node, own.node, strict=True):
                 node.op_type = before.op_type
     return result
+
+
+def _tell_apart(model: ModelProto) -> dict[str, str]:
+    """Give what a body makes names that no graph in front of it has; the old ones by the new.  onnx keeps the values of sizes by
+    name alone, so that one branch gets those of another."""
+    old: dict[str, str] = {}
+    taken = protos.value_names(model)
+    for holder in (model.graph, *model.functions):
+        seen: set[str] = set()
+        for graph in graphs_within(holder):
+            made = {name for node in graph.node for name in node.output if name}
+            if isinstance(graph, GraphProto):
+                made.update(value.name for value in (*graph.input, *graph.initializer))
+                made.update(tensor.values.name for tensor in graph.sparse_initializer)
+            names = {name: protos.fresh_name(name, taken) for name in sorted(made & seen)}
+            if names:
+                protos.rename(graph, names)
+            old |= {new: old.get(name, name) for name, new in names.items()}
+            seen |= made | {*names.values()}
+    return old
 
 
 def without_large_values(model: ModelProto) -> ModelProto:
@@ -229,7 +251,7 @@ def drop_windows(model: ModelProto, inferred: ModelProto) -> bool:
             values = known_attributes(node) if is_op(node, *POOLINGS) else None
             if not values or not values.get("ceil_mode"):
                 continue
-            dims = known.get(node.input[0], TypeProto()).tensor_type.shape.dim[2:]
+            dims = known.get("".join(node.input[:1]), TypeProto()).tensor_type.shape.dim[2:]
             spec, ends, dropped = windows({a.name: list(a.ints) for a in node.attribute if a.ints}, len(dims)), [], False
             if isinstance(spec, Refusal):
                 continue
@@ -290,7 +312,7 @@ def noted_sizes(model: ModelProto, inferred: ModelProto, outputs: bool) -> Itera
     for graph, _, known, _ in side_by_side(model, inferred):
         main = graph is model.graph
         for value in (*graph.value_info, *(() if main else graph.input), *(() if main and not outputs else graph.output)):
-            noted, found = value.type.tensor_type, known.get(value.name, TypeProto()).tensor_type
+            noted, found = value.type.tensor_type, known.maps[0].get(value.name, TypeProto()).tensor_type
             if noted.HasField("shape") and found.HasField("shape"):
                 if len(noted.shape.dim) != len(found.shape.dim):
                     refill(noted.shape.dim, [TensorShapeProto.Dimension() for _ in found.shape.dim])

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, defs, helper
 
 from convpool.ir import protos
-from convpool.ir.edit import fresh_name
 from convpool.ir.schema import is_own
 
 Call = tuple[str, ...]
@@ -132,18 +131,18 @@ class _Inliner:
             self._rename(copy, protos.label(node), names, values)
             yield copy, _first(inner)
         for name, wanted in handed_on:
-            fresh = fresh_name(f"{protos.label(node)}/{name}", self._names)
+            fresh = protos.fresh_name(f"{protos.label(node)}/{name}", self._names)
             yield helper.make_node("Identity", [names[name]], [wanted], name=fresh), wanted
 
     def _rename(self, node: NodeProto, around: str, names: dict[str, str], values: dict[str, AttributeProto]) -> None:
         """Give a node of a function its names in the call, and the attributes that it refers to.  around: the call's name.
         names: of the tensors; what the node gives comes to them.  values: the attributes."""
-        node.name = fresh_name(f"{around}/{protos.label(node)}", self._names)
+        node.name = protos.fresh_name(f"{around}/{protos.label(node)}", self._names)
         node.input[:] = [names.get(name, name) for name in node.input]
         for _, _, graph in protos.subgraphs(node):
             own = [value.name for value in (*graph.input, *graph.initializer)]
             own += [tensor.values.name for tensor in graph.sparse_initializer]
-            inside = names | {name: fresh_name(f"{around}/{name}", self._names) for name in own}
+            inside = names | {name: protos.fresh_name(f"{around}/{name}", self._names) for name in own}
             for inner in graph.node:
                 self._rename(inner, around, inside, values)
             for value in (*graph.input, *graph.initializer, *graph.output, *graph.value_info):
@@ -152,7 +151,7 @@ class _Inliner:
                 tensor.values.name = inside[tensor.values.name]
         for name in filter(None, node.output):
             if name not in names:
-                names[name] = fresh_name(f"{around}/{name}", self._names)
+                names[name] = protos.fresh_name(f"{around}/{name}", self._names)
         node.output[:] = [names.get(name, name) for name in node.output]
         attributes = []
         for attribute in node.attribute:

@@ -352,7 +352,8 @@ def _check_convolutions(
     for value in (*graph.value_info, *graph.input) if inferred else () if outer else graph.input:
         if value.type.tensor_type.HasField("shape"):
             shapes.setdefault(value.name, tuple(dim if isinstance(dim, int) else None for dim in dims_of(value)))
-    shapes = {**outer, **shapes}
+    made = {name for node in graph.node for name in node.output}  # a graph around may give another one the same name later
+    shapes = {**{name: shape for name, shape in outer.items() if name not in made}, **shapes}
     for node in graph.node:
         for _, _, body in protos.subgraphs(node):
             _check_convolutions(body, inferred=inferred, outer=shapes)
@@ -526,11 +527,10 @@ def with_sizes(model: ModelProto, shapes: Shapes) -> ModelProto:
         for dim in value.type.tensor_type.shape.dim:
             if len(sizes.get(dim.dim_param, ())) == 1:
                 (dim.dim_value,) = sizes[dim.dim_param]
-    for graph in protos.graphs_within(fixed.graph):
-        for value in (*graph.value_info, *graph.output, *(() if graph is fixed.graph else graph.input)):
-            for dim in value.type.tensor_type.shape.dim:
-                if not dim.dim_param or dim.dim_param in sizes:
-                    dim.Clear()
+    for value in [value for holder in protos.holders(fixed) for value in _values(holder)][len(fixed.graph.input) :]:
+        for dim in value.type.tensor_type.shape.dim:
+            if not dim.dim_param or dim.dim_param in sizes:
+                dim.Clear()
     inferred = infer_shapes(fixed)
     for dim, size in noted_sizes(fixed, inferred, outputs=True) if inferred is not None else ():
         if size.HasField("dim_value"):

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from graphlib import CycleError, TopologicalSorter
+from itertools import chain, count
 from typing import Any, TypeVar
 
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, helper
@@ -184,6 +185,14 @@ def value_names(model: ModelProto) -> set[str]:
             names.update(node.input)
             names.update(node.output)
     return names
+
+
+def fresh_name(wanted: str, names: set[str]) -> str:
+    """A name that is none of `names`, and one of them from then on: `wanted`, with a number behind it if that is there."""
+    numbered = (f"{wanted}_{number}" for number in count(1))
+    name = next(name for name in chain((wanted,), numbered) if name not in names)
+    names.add(name)
+    return name
 
 
 def rename(graph: GraphProto, names: Mapping[str, str]) -> None:

@@ -150,6 +150,16 @@ def test_windows_behind_the_map_in_a_branch(size, pairs):
     rewrite(model, 2 * pairs)
 
 
+@pytest.mark.parametrize("size", ["12", "H"])
+def test_branches_whose_computed_sizes_have_one_name(size):
+    """onnx keeps their values by name alone; a window of the other's size would be wrong."""
+    mean = "s = Shape({}) m = Reshape(x, s) h = Conv(m, w) {} = GlobalAveragePool(h)"
+    one, other = (f"{r} () => (float[1,32,1,1] {r}) {{ {mean.format(x, r)} }}" for x, r in ("xr", "zt"))
+    inputs = f"float[1,16,{size},12] x, float[1,16,6,24] z, bool k"
+    model = graph(f"no = Not(k) y = If(no)<then_branch = {one}, else_branch = {other}>", inputs=inputs)
+    rewrite(model, 1 + (size == "12"), size=12)
+
+
 COUNTED = {  # 10 times 1.3 in float32 is 13 to runtimes, and just below it to onnx
     'AveragePool<auto_pad="SAME_UPPER", ceil_mode=1, count_include_pad=1, kernel_shape=[2,1], strides=[2,6]>(x)': 18,
     "LpPool<ceil_mode=1, kernel_shape=[1,1], strides=[3,3]>(x)": 18,
