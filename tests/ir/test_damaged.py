@@ -266,6 +266,13 @@ def test_values_of_a_constant(name, value, dtype, elements):
     assert array.dtype == dtype and array.reshape(-1).tolist() == elements and array.ndim == (name[-1] == "s")
 
 
+@pytest.mark.parametrize("node", ["Resize(h, , s)", "Resize(h, , , s)", "Pad(h, s)", "Mul(h, s)", "Resize<axes=[2,3]>(k, , t)"])
+def test_strings_for_numbers_and_a_map_without_axes_are_left_alone(node):
+    constants = {"s": np.array(["1"] * 4), "t": np.float32([2, 2])}
+    model = graph(f"k = ReduceMean<keepdims=0>(x) h = Conv(x, w) u = {node}\ny = {POOL}(u)", constants, opset=18)
+    assert not convpool.optimize(model, check=0).changed
+
+
 def test_constants_whose_value_is_not_known():
     nodes = [helper.make_node("Constant", [], ["c"], **values) for values in ({"value_string": "text"}, {}, {})]
     nodes[2].attribute.append(AttributeProto(name="value_int", ref_attr_name="count", type=AttributeProto.INT))

@@ -258,6 +258,8 @@ class Scope:
         seen through so far."""
         if name not in self._constants:
             found = self._constant(name, depth)
+            if found is not None and found.data_type == TensorProto.STRING:
+                found = None  # which no rule reads
             if depth:
                 return found  # a search that ended at its limit may go further from here
             self._constants[name] = found

@@ -88,11 +88,11 @@ def scales_of(scope: Scope, index: int, rank: int, depth: int = 0) -> tuple[Frac
     x, inputs = node.input[0], [*node.input[1:], "", "", ""]
     shape = scope.info(x).shape
     given = values.get("axes", range(rank + 2))
-    axes = [axis % (rank + 2) for axis in given]
     if shape is not None and len(shape) != rank + 2:
         return reject(scope, index, "axes of the map", len(shape), rank + 2)
     if not all(-rank - 2 <= axis < rank + 2 for axis in given):
         return reject(scope, index, "axes", list(given), f"some of {rank + 2}")
+    axes = [axis % (rank + 2) for axis in given]
     if values.get("keep_aspect_ratio_policy", b"stretch") != b"stretch":
         return reject(scope, index, "keep_aspect_ratio_policy", values["keep_aspect_ratio_policy"].decode(), "stretch")
     found: list[Fraction | None] = []
@@ -231,7 +231,7 @@ def _untraced(scope: Scope, tensor: str, axis: int) -> list[int]:
 def _traced_through(scope: Scope, tensor: str, index: int, axis: int, depth: int) -> SizeOf | None:
     node, values = scope.nodes[index], known_attributes(scope.nodes[index])
     shape = scope.info(node.input[0]).shape if node.input else None
-    if values is None or shape is None or tensor != node.output[0] and not is_op(node, "Split"):
+    if values is None or not shape or tensor != node.output[0] and not is_op(node, "Split"):
         return None
     x, rank = node.input[0], len(shape) - 2
     kept = is_op(node, *KEEPING) or is_op(node, "Split") and values.get("axis", 0) % len(shape) != axis
