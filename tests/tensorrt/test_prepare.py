@@ -76,7 +76,7 @@ def test_cast_floats_keeps_scales_of_constant_nodes_and_converts_what_branches_h
     body = """scales = Constant<value = float[4] {1, 1, 2, 2}>()
       z = Resize<mode = "nearest">(x, , scales)
       y = If (c) <
-        then_branch = t () => (float[1,1,4,4] a) <float[1] three = {3}> { a = Mul(z, three) },
+        then_branch = t () => (float[1,1,4,4] y) <float[1] three = {3}> { y = Mul(z, three) },
         else_branch = e () => (float[1,1,4,4] b) { half = Constant<value = float {0.5}>() b = Mul(z, half) }
       >"""
     model = graph(body, inputs="float[1,1,2,2] x, bool c", outputs="float[1,1,4,4] y")

@@ -33,7 +33,7 @@ from convpool.ir.files import self_contained
 from convpool.ir.inference import infer_shapes, mark_layers
 from convpool.ir.inlining import MAX_NODES, inlined
 from convpool.ir.model import TYPE_ATTRIBUTES, LoadedModel, check_functions, feeds, fitting
-from convpool.ir.protos import all_nodes, give, graphs_within, is_op, known_attributes, refill
+from convpool.ir.protos import all_nodes, give, graphs_within, is_op, known_attributes, refill, rename
 from convpool.options import OptimizeOptions
 from convpool.tensorrt.build_options import HALF_PRECISIONS, BuildOptions, Profile
 from convpool.tensorrt.package import STRONGLY_TYPED_SINCE, parser_major, tensorrt_module
@@ -223,10 +223,10 @@ def _cast_ends(graph: GraphProto, kind: int) -> None:
         if value.type.tensor_type.elem_type == TensorProto.FLOAT:
             inside = renames.setdefault(value.name, f"{value.name}__inside")
             last.append(helper.make_node("Cast", [inside], [value.name], to=TensorProto.FLOAT))
-    for node in all_nodes(graph):
-        for names in (node.input, node.output):
-            for index, name in enumerate(names):
-                names[index] = renames.get(name, name)
+    rename(graph, renames)  # also in bodies, whose results may be named as the graph's
+    own = {inside: name for name, inside in renames.items()}
+    for value in (*graph.input, *graph.output):
+        value.name = own.get(value.name, value.name)
     refill(graph.node, [*first, *graph.node, *last])
 
 
