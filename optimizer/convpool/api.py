@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`optimize`: the whole way from a model to its rewritten form, with the proof, the report, and what to do next."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ctrl-C, SIGTERM and SIGHUP end a command with one line and the status that shells expect, also while it is being imported."""
 
-from __future__ import annotations
-
 import os  # typing and pathlib take long to import: a signal still ends Python meanwhile
 import signal
 import sys

@@ -12,8 +12,6 @@ A target is a named set of these.
 | cuda | onnxruntime's CUDA provider | as for tensorrt | prologues, epilogues, image convolutions, whole chains, channels last |
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -4,8 +4,6 @@
 A Log collects the reports while the rules run.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field

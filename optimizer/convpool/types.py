@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The types of the public functions' arguments."""
 
-from __future__ import annotations
-
 import os
 from typing import Any, Literal, Protocol
 

@@ -26,8 +26,6 @@ without their Concat and DepthToSpace, for d = 1 (decision 033).
 Negative pads crop u, as an edge Pad that moved in front of the upsampling leaves more than it should.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

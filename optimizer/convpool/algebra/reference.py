@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Float64 references in plain numpy, written for plainness: every optimised form is checked against these."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import product
 from typing import Any

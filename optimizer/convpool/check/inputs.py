@@ -4,8 +4,6 @@
 `InputMaker.overhang` finds poolings whose window is larger than their map.  By ONNX they give nothing; onnxruntime clips the
 window and gives numbers, which no exact rewrite does."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -2,8 +2,6 @@
 """Judging outputs: how far two results are apart, what is allowed, and when more is the original's own doing; and the verdict
 as data."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace

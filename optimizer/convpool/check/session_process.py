@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process in which onnxruntime runs models; `convpool.check.session` starts it."""
 
-from __future__ import annotations
-
 import sys
 import time
 from typing import Any

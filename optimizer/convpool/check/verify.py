@@ -10,8 +10,6 @@ inputs, by which `verify` tells a discontinuity.  Nothing else is allowed: `veri
 discontinuous, or no further off than the original's own half precision.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy

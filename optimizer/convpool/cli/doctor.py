@@ -4,8 +4,6 @@
 Looks without changing anything, and imports GPU packages only to ask whether they are there.
 """
 
-from __future__ import annotations
-
 import ctypes
 import ctypes.util
 import importlib.metadata

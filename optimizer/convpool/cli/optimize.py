@@ -2,8 +2,6 @@
 """convpool-optimize: the command line of `convpool.optimize`; and `convpool inspect`: what a model would gain, and what to run
 next, which writes no model and runs none."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

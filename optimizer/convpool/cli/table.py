@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A report as a person reads it: one line per site, reasons and totals below."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal

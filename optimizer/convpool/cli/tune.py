@@ -5,8 +5,6 @@ The library chooses by such measurements before its cost rule: compiled-in ones 
 the environment variable CONVPOOL_TUNED names.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """convpool-verify: the comparison of any two of models and engines."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import asdict
 from pathlib import Path

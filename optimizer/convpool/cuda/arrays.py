@@ -6,8 +6,6 @@ which knows bfloat16 and the device, or the CUDA array interface.  No library is
 `sys.modules` already.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 import sys

@@ -5,8 +5,6 @@ One file is the CUDA library and TensorRT's plugin library.  The environment var
 distribution convpool-cuda brings the file, in the version of this package.  Loading needs no GPU and no CUDA installation.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import os

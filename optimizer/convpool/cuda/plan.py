@@ -7,8 +7,6 @@
 Making a plan needs a GPU; it checks the problem, chooses the tactic and loads its kernels.  A launch does none of that.
 """
 
-from __future__ import annotations
-
 import ctypes
 import weakref
 from collections.abc import Callable, Sequence

@@ -5,8 +5,6 @@ Y = act(Conv(AveragePool(f(X), count_include_pad=1), W) + B + R),  f(x) = pre(sc
 Y = act(Conv(Upsample(f(X)), W) + B + R), where every pixel of X stands `upsample` times along each dimension (nearest)
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import operator

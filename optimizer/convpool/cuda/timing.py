@@ -6,8 +6,6 @@ twice the L2 cache's size, so that no input is left in it.  A figure is the medi
 by events on the stream, over its calls; the spread is the interquartile range.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable

@@ -8,8 +8,6 @@ weights turned round: out[c, last - k, m] = factor * w[m, k, c]
 several weights, each divided by its largest singular value, and the derivative
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import struct

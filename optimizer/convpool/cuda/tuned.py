@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of tuning files, which the library asks before its cost rule: `plugin/src/tuned.def`, or the one CONVPOOL_TUNED names."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path

@@ -18,8 +18,6 @@ onnx's shape inference is C++ that trusts the model: sizes that fit no operator 
 fault, and sizes beyond memory make it run for hours.  One process serves all models, until one of them ends it.  Its results are
 used, and not only its survival: what reads beside an array fails at one time and not at another."""
 
-from __future__ import annotations
-
 from collections import ChainMap
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
@@ -61,8 +59,7 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
     from the model's inputs; others that the file notes count where the module says.  Raises ModelError where it would end the
     process."""
     probe = without_large_values(model)
-    renamed = _tell_apart(probe)
-    taken = take(probe)
+    taken, renamed = take(probe)
     _complete(probe)
     nodes = model_nodes(probe)
     for node in (*ops_of(nodes, *WITHOUT_INFERENCE), *protos.of_onnxruntime(probe)):
@@ -89,33 +86,13 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
     except INFERENCE_ERRORS:
         pass  # without the notes that do not fit, or without shapes
     if result is not None:
-        protos.rename(result.graph, renamed)
         result.ClearField("functions")
         result.functions.extend(model.functions)
         for own, typed, *_ in side_by_side(model, result):
             for node, before in zip(typed.node, own.node, strict=True):
                 node.op_type = before.op_type
+        protos.rename(result.graph, renamed)
     return result
-
-
-def _tell_apart(model: ModelProto) -> dict[str, str]:
-    """Give what a body makes names that no graph in front of it has; the old ones by the new.  onnx keeps the values of sizes by
-    name alone, so that one branch gets those of another."""
-    old: dict[str, str] = {}
-    taken = protos.value_names(model)
-    for holder in (model.graph, *model.functions):
-        seen: set[str] = set()
-        for graph in graphs_within(holder):
-            made = {name for node in graph.node for name in node.output if name}
-            if isinstance(graph, GraphProto):
-                made.update(value.name for value in (*graph.input, *graph.initializer))
-                made.update(tensor.values.name for tensor in graph.sparse_initializer)
-            names = {name: protos.fresh_name(name, taken) for name in sorted(made & seen)}
-            if names:
-                protos.rename(graph, names)
-            old |= {new: old.get(name, name) for name, new in names.items()}
-            seen |= made | {*names.values()}
-    return old
 
 
 def without_large_values(model: ModelProto) -> ModelProto:
@@ -152,9 +129,13 @@ def side_by_side(model: ModelProto, inferred: ModelProto) -> list[Side]:
     return found
 
 
-def take(model: ModelProto) -> list[tuple[GraphProto, Notes]]:
-    """Take the notes out of a model, and give its main graph and each body in it, with theirs.  Inputs are then as they count:
-    open sizes have names of their own, constants (before IR 4) are none, and what a caller may replace is no constant."""
+def take(model: ModelProto) -> tuple[list[tuple[GraphProto, Notes]], dict[str, str]]:
+    """Take the notes out of a model, and give its main graph and each body in it, with theirs, and names by `tell_apart`.  Inputs
+    are then as they count: open sizes have names of their own, constants (before IR 4) are none, and what a caller may replace is
+    no constant."""
+    renamed, graphs = protos.tell_apart(model), graphs_within(model.graph)
+    in_functions = [graphs_within(function)[1:] for function in model.functions]
+    bodies = [body for node in ops_of(model_nodes(model), "Loop") for _, _, body in subgraphs(node)]
     both = {item.name for item in model.graph.initializer} & {item.name for item in model.graph.input}
     items: Any = model.graph.input if model.ir_version < 4 else model.graph.initializer
     for index in reversed([index for index, item in enumerate(items) if item.name in both]):
@@ -169,14 +150,13 @@ def take(model: ModelProto) -> list[tuple[GraphProto, Notes]]:
                 if not dim.dim_param or dim.dim_param in names:
                     dim.dim_param = f"{MADE_UP}{value.name}_{axis}"
                 names.add(dim.dim_param)
-    graphs, in_functions = graphs_within(model.graph), [graphs_within(function)[1:] for function in model.functions]
-    for body in [body for node in ops_of(model_nodes(model), "Loop") for _, _, body in subgraphs(node)]:
+    for body in bodies:
         _forget_changing_sizes(body)
-    for function, bodies in zip(model.functions, in_functions, strict=True):
+    for function, inside in zip(model.functions, in_functions, strict=True):
         function.ClearField("value_info")
-        for graph in bodies:
+        for graph in inside:
             _take_from(graph, False)
-    return [(graph, _take_from(graph, graph is model.graph)) for graph in graphs]
+    return [(graph, _take_from(graph, graph is model.graph)) for graph in graphs], renamed
 
 
 def _forget_changing_sizes(body: GraphProto) -> None:

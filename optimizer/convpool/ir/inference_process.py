@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process in which onnx infers shapes, by onnx's C++ module alone: numpy and onnx's Python would take most of a second."""
 
-from __future__ import annotations
-
 import importlib.util
 import resource
 

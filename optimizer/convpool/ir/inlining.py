@@ -5,8 +5,6 @@ A call is named by what it gives first, with the calls around it before that: ("
 ("h", "a") the one that gives a in the function that the first one calls.  `onnx.inliner` takes all calls of a function or none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Container, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field

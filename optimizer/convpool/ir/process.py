@@ -5,8 +5,6 @@ One process of a kind serves all requests, until one of them ends it; the next r
 can.  It ends when this process does, and Ctrl-C is not for it.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import signal

@@ -2,8 +2,6 @@
 """Walks over ONNX protobufs: nodes, attributes, subgraphs and stored tensors, at any depth; and `in_order`, the one change made
 to a model on loading: each node follows those that it reads from."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -193,6 +191,26 @@ def fresh_name(wanted: str, names: set[str]) -> str:
     name = next(name for name in chain((wanted,), numbered) if name not in names)
     names.add(name)
     return name
+
+
+def tell_apart(model: ModelProto) -> dict[str, str]:
+    """Give what a body makes names that no graph in front of it has; the old ones by the new.  onnx keeps the values of sizes by
+    name alone, so that one branch gets those of another."""
+    old: dict[str, str] = {}
+    taken = value_names(model)
+    for holder in (model.graph, *model.functions):
+        seen: set[str] = set()
+        for graph in graphs_within(holder):
+            made = {name for node in graph.node for name in node.output if name}
+            if isinstance(graph, GraphProto):
+                made.update(value.name for value in (*graph.input, *graph.initializer))
+                made.update(tensor.values.name for tensor in graph.sparse_initializer)
+            names = {name: fresh_name(name, taken) for name in sorted(made & seen)}
+            if names:
+                rename(graph, names)
+            old |= {new: old.get(name, name) for name, new in names.items()}
+            seen |= made | {*names.values()}
+    return old
 
 
 def rename(graph: GraphProto, names: Mapping[str, str]) -> None:

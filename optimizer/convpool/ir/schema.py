@@ -14,8 +14,6 @@ Every model that convpool writes carries the operators it uses as model-local fu
 runtimes without the plugin run it as it stands.  Users may move the operators to a domain of their own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, replace
 from types import MappingProxyType

@@ -5,8 +5,6 @@ A request is the name of a method, whether bytes follow as its first argument, a
 of it and a value.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import select

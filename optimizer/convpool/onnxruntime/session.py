@@ -2,8 +2,6 @@
 """Sessions on onnxruntime's CUDA provider: the library of custom operators, libconvpool_ort.so, and a model as `convpool.check`
 runs it there."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from collections.abc import Iterator, Mapping, Sequence

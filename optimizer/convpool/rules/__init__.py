@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rules by stage, in the order in which they run.  A new rule is a file or folder here and an entry of `options.RULES`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pkgutil import resolve_name
 

@@ -10,8 +10,6 @@ Conditions: (1) both join along axis 1; (2) the earlier one's inputs, two or mor
 has more; (3) something else in the model was rewritten.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -10,8 +10,6 @@ What is folded is all that other nodes read of what is computed from constants a
 functions stay as they are.  An Identity that gives a result of its graph stays.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -15,8 +15,6 @@ there were; (4) the type has the new weights and biases; (5) something else in t
 float64, and rounded once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass, replace

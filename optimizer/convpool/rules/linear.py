@@ -27,8 +27,6 @@ is `size` positions that are `step` apart, so that Reshape splits and joins part
     x [N, C, H, W] - Reshape [N, 2, C/2, H, W] - Transpose 0, 2, 1, 3, 4 - Reshape [N, C, H, W]      a shuffle of channels
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace

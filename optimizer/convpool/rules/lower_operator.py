@@ -10,8 +10,6 @@ Conditions: (1) no attribute refers to a function's; (2) of a scale and shift by
 type are known.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any

@@ -18,8 +18,6 @@ others a kernel larger than one element, (12) at least `wide_channels` channels 
 front: onnxruntime would merge it into the AveragePool, and refuse it there.  So Pads of zeros in front go into the convolution's.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import suppress

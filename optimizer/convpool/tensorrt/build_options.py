@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`BuildOptions`: how an engine is built from a model, and how it is checked."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -17,8 +17,6 @@ The plugin sees neither the TF32 flag nor which weights never change, so attribu
   (`prepare.set_constant_weights`).
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 import signal

@@ -5,8 +5,6 @@ The plugins' library is libconvpool.so, which serves TensorRT 8.6 to 11.  The en
 another file.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import threading

@@ -11,8 +11,6 @@ In half precision (`builder` says how it is asked for) float32 tensors become ot
 plugin's nodes (`half_weights`), for strongly typed ones every tensor inside the model (`cast_floats`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral

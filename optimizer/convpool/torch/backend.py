@@ -8,8 +8,6 @@ TorchDynamo captures forward and watches what the capture depends on.  The backe
 a function that runs under PyTorch's own autograd: hooks, autocast, second derivatives and wrappers of modules are PyTorch's.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import linecache

@@ -15,8 +15,6 @@ that read no tensor and give none.  Such a switch counts for all nodes behind it
 A pair is rewritten only where all of it runs in the same context, and in no transform, whose tensors the operator does not know.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias

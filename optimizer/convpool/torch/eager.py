@@ -11,8 +11,6 @@ In a CUDA graph the host does not count.  There, and in the steps before a captu
 PyTorch's operators: pooling first, in the original order, or one convolution by pooled weights, whichever an estimate prefers.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

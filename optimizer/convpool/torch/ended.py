@@ -4,8 +4,6 @@
 torch.compile, which cannot follow a warning into one graph, follows these calls without it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import warnings

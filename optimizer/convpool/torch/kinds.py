@@ -9,8 +9,6 @@ A translation gives a node.  It raises Unknown, or OptionError for sizes that ar
 arguments.  It may pin the node: then the rules see it, and leave it as it is.
 """
 
-from __future__ import annotations
-
 import inspect
 import itertools
 import operator

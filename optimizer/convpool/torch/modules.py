@@ -10,8 +10,6 @@ for a pooling with strides of 1, which saves nothing; windows of more than 64 el
 little padding of the convolution, where the border averages other values; ceil_mode; count_include_pad=False with pool_padding.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import Any

@@ -5,8 +5,6 @@ The module's class, its parameters and their names stay.  PyTorch keeps a functi
 (`nn.Module.compile`); here that is a `Calls`, which copies and pickles of the module take along.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import inspect

@@ -15,8 +15,6 @@ plain convolution has the gradient at X by one, without further nodes.
 Forward is one call of the library, with derivatives or without, where it has a kernel.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 from collections.abc import Callable, Sequence

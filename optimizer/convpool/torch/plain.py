@@ -5,8 +5,6 @@ not used.
 float16 and bfloat16 are summed in float32.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Callable, Sequence

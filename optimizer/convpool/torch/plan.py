@@ -5,8 +5,6 @@ The graph is made anew, in the order of the model.  Nodes that the rules left al
 with other inputs.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection
 from dataclasses import replace

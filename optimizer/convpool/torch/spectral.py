@@ -6,8 +6,6 @@ CUDA graph runs them so.  The library does a network's in four launches, and the
 float32, and sigma is not rounded to the weights' type.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -12,8 +12,6 @@ turned round, <g, y> = s * s * <x, P(g, V)>.  So the gradient at x is P of the g
 with the pooling done first and differentiable to any order.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import Any

@@ -17,8 +17,6 @@ Converters from TensorFlow write so.  All tensors that are laid out alike (`layo
 Transposes stand there afterwards, or as many, and they move less; (2) a pair appears in the model by that, as
 `pipeline.in_reach` sees."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 from copy import deepcopy
 from dataclasses import dataclass

@@ -22,8 +22,6 @@ constant [C, M] and adds at most a constant, a MatMul multiplies by one; (10) th
 the channels last (`layouts`); (12) the type has the weights of a sum, the map's size times as large, to its precision.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace

@@ -25,8 +25,6 @@ Groups that no node of the operator touches stay as they are.  So do tensors wit
 unknown rank.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from copy import deepcopy

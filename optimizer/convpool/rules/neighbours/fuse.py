@@ -27,8 +27,6 @@ The residual cannot depend on the node: only the Add reads the node's result, so
 since it comes after the prologue; folding a shift in front of a padded convolution into its bias would not be.  Each step removes
 a pass over a tensor (`saved_bytes`) and adds none, so the cost only falls; onnxruntime inlines the function."""
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping

@@ -7,8 +7,6 @@
 Factor and summand are computed tensors [N, C, 1...], as of conditional and adaptive normalization.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

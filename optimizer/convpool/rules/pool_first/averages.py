@@ -29,8 +29,6 @@ of window k, stride s and dilation d, behind it k', s', d',
     mean_j mean_l x[(i s' + d' j) s + d l],    one window of k k' elements where d' s = k d, or k = 1, or k' = 1
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace

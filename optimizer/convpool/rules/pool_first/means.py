@@ -29,8 +29,6 @@ A chain of them is taken as far as it is such an average: a mean over channels b
 act along channels, it begins behind them.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from itertools import product

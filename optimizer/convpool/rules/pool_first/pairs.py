@@ -26,8 +26,6 @@ A plan becomes poolings and convolutions in the lowerings that it has chosen.  T
 convolution the old one's name, doc string and metadata.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace

@@ -12,8 +12,6 @@ lowering that is admitted and pays, by the cost of all of its tree.
 `rules.convs` has what these files hand on: a `Pooling`, and the `ConvLeaf`s and `JoinTree`s in front of it.  `pairs` writes the
 nodes (`PairRule.apply`).  What stands behind the average goes into the node later (`rules.neighbours.fuse`, stage epilogues)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 

@@ -2,8 +2,6 @@
 """The change and the reports of the rules that move a convolution in front of resamplings; and the nodes of a plan: maps at their
 own size, the convolution in the form chosen for each, and their sum."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, ClassVar

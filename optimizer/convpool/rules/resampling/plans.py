@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parts of the rules that move a convolution in front of resamplings: sites, plans, the choice of forms."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Iterator, Sequence

@@ -17,8 +17,6 @@ on each position alike if (1) holds and the weights of each position add up to o
 beside static ones, or sizes that are computed from the input's Shape.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -31,8 +31,6 @@ interpolation, which multiplies by 0 too; (6) it takes at most 95% of the time b
 written than before: the channels that are resized are those of its input then.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from copy import deepcopy
