@@ -6,6 +6,7 @@ import os
 import stat
 import sys
 import threading
+from contextlib import suppress
 from unittest.mock import Mock
 
 import numpy as np
@@ -271,6 +272,26 @@ def test_strings_for_numbers_and_a_map_without_axes_are_left_alone(node):
     constants = {"s": np.array(["1"] * 4), "t": np.float32([2, 2])}
     model = graph(f"k = ReduceMean<keepdims=0>(x) h = Conv(x, w) u = {node}\ny = {POOL}(u)", constants, opset=18)
     assert not convpool.optimize(model, check=0).changed
+
+
+@pytest.mark.parametrize("order", [[2**40] * 4, [0, 3, 1], [0, 1, 2, -1], [1, 0, 2, 3, 4]], ids=str)
+@pytest.mark.parametrize(
+    "body",
+    [
+        "h = Conv(x, w)\nt = Transpose<perm=[0,2,3,1]>(h)\nu = BAD(t)\ny = POOL(u)",
+        "h = Conv(x, w)\nt = BAD(h)\nr = Relu(t)\nu = Transpose<perm=[0,3,1,2]>(r)\ny = POOL(u)",
+        "g = BAD(x)\np = Pad(g, o)\nt = BAD(p)\nh = Conv(t, w)\ny = POOL(h)",
+        "t = Transpose<perm=[0,3,1,2]>(x)\ng = GatherND(t, i)\nu = BAD(g)\ny = Conv(u, w)",
+    ],
+    ids=["behind a convolution", "in front of another", "around a Pad", "behind a GatherND"],
+)
+def test_orders_of_axes_that_are_none_are_left_alone(body, order):
+    constants = {"o": [0, 0, 1, 1, 0, 0, 1, 1], "i": np.stack(np.indices((1, 4, 4, 4)), -1)}
+    model = graph(body.replace("BAD", f"Transpose<perm={order}>").replace("POOL", POOL), constants)
+    bad = [node for node in model.graph.node if node.attribute and list(node.attribute[0].ints) == order]
+    with suppress(ModelError):  # for a convolution's input that no longer has four axes
+        left = convpool.optimize(model, check=0, target="tensorrt", fold=True).model
+        assert bad and [node for node in left.graph.node if node in bad] == bad
 
 
 def test_constants_whose_value_is_not_known():

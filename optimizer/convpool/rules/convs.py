@@ -23,7 +23,7 @@ from convpool.ir.protos import FLOATS, AttributeReference, attributes, is_op, kn
 from convpool.ir.schema import POOL_DILATIONS_OPSET
 from convpool.options import Limits
 from convpool.rules.base import Context, Reject, reject, rejection, spatial_size
-from convpool.rules.linear import Step, op_of, pad_numbers, step_or_reject
+from convpool.rules.linear import Step, op_of, order_of, pad_numbers, step_or_reject
 
 
 @dataclass(frozen=True)
@@ -379,7 +379,7 @@ def moved_pads(scope: Scope, index: int, orders: tuple[Ints | None, ...], rank: 
         numbers = pad_numbers(scope, index, rank)
     except AttributeReference:
         return None
-    if isinstance(numbers, Reject) or None in orders:
+    if isinstance(numbers, Reject) or any(order is None or order_of({"perm": order}, rank + 2) is None for order in orders):
         return None
     return geometry.transposed(numbers[0], [order for order in orders if order is not None], rank)
 

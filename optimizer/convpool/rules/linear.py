@@ -28,7 +28,7 @@ is `size` positions that are `step` apart, so that Reshape splits and joins part
 """
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -84,6 +84,12 @@ def whole(scope: Scope, x: str, rank: int, size: Ints | None) -> View:
     return View(tuple((Part(axis, n),) if n != 1 or axis == 0 else () for axis, n in enumerate(sizes)))
 
 
+def order_of(values: Mapping[str, Any], count: int) -> tuple[int, ...] | None:
+    """The order of axes that a Transpose of these attributes gives; None where that is none of `count` axes."""
+    order = tuple(values.get("perm") or range(count)[::-1])
+    return order if sorted(order) == list(range(count)) else None
+
+
 def viewed(scope: Scope, index: int, view: View) -> View | Reject:
     """Apply node `index`, one of VIEWS, to a view.  Raises AttributeReference."""
     node, count = scope.nodes[index], len(view.axes)
@@ -91,9 +97,9 @@ def viewed(scope: Scope, index: int, view: View) -> View | Reject:
     if is_op(node, "Reshape"):
         return _reshaped(scope, index, view)
     if is_op(node, "Transpose"):
-        order = values.get("perm") or range(count - 1, -1, -1)
-        if sorted(order) != list(range(count)):
-            return reject(scope, index, "perm", list(order), f"the axes from 0 to {count - 1}")
+        order = order_of(values, count)
+        if order is None:
+            return reject(scope, index, "perm", list(values["perm"]), f"the axes from 0 to {count - 1}")
         return replace(view, axes=tuple(view.axes[axis] for axis in order))
     if is_op(node, "Flatten"):
         axis = values.get("axis", 1)

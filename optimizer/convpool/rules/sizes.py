@@ -32,7 +32,7 @@ from convpool.ir.index import Dim, Scope
 from convpool.ir.protos import attributes, is_op, known_attributes
 from convpool.ir.schema import is_operator, layout_of, specs_of
 from convpool.rules.base import Reject, reject
-from convpool.rules.linear import BROADCASTING, UNARY, Step, op_of, pad_numbers, slice_numbers, step_or_reject
+from convpool.rules.linear import BROADCASTING, UNARY, Step, op_of, order_of, pad_numbers, slice_numbers, step_or_reject
 
 MAX_DEPTH = 96
 """Nodes that a size is traced back through at most, of maps and of what computes sizes together."""
@@ -263,7 +263,8 @@ def _traced_through(scope: Scope, tensor: str, index: int, axis: int, depth: int
         if (found_there := traced(scope, x, axis, depth) if copied else _sized(terms, axis)) is not None:
             return found_there
     if is_op(node, "Transpose"):
-        return traced(scope, x, tuple(values.get("perm", range(len(shape))[::-1]))[axis], depth)
+        order = order_of(values, len(shape))
+        return None if order is None else traced(scope, x, order[axis], depth)
     step = step_or_reject(scope, index, rank) if rank > 0 and axis > 1 and op_of(node) is not None else None
     if not isinstance(step, Step):
         return None

@@ -41,7 +41,7 @@ from convpool.ir.protos import give, is_op, known_attributes
 from convpool.options import Limits
 from convpool.rules.base import Reject
 from convpool.rules.convs import KERNEL_TYPES, channel_count
-from convpool.rules.linear import BROADCASTING, UNARY, Step, axes_of, pad_numbers, step_or_reject
+from convpool.rules.linear import BROADCASTING, UNARY, Step, axes_of, order_of, pad_numbers, step_or_reject
 
 To = Callable[[int], list[int]]
 """A layout: gives the permutation into it for a number of spatial axes, as those of `algebra.parts` do."""
@@ -121,10 +121,10 @@ def reads_any(scope: Scope, index: int, to: To = to_channels_last) -> bool:
     """Return True if a node, told of the layout of its first input, gives the same from either."""
     node = scope.nodes[index]
     shape = scope.info(node.input[0]).shape if node.input else None
-    if shape is None or len(shape) < 3 or known_attributes(node) is None:
+    if shape is None or len(shape) < 3 or (values := known_attributes(node)) is None:
         return False
     if is_op(node, "Transpose"):
-        return True
+        return order_of(values, len(shape)) is not None
     if is_op(node, *SUMS):
         axes = summed_axes(scope, index)
         # What remains are batch or channels, or nothing beside space.
@@ -132,12 +132,12 @@ def reads_any(scope: Scope, index: int, to: To = to_channels_last) -> bool:
     if not is_op(node, *VIEWS) or not keeps_order(shape, to):
         return False
     if is_op(node, "Flatten"):
-        return (known_attributes(node) or {}).get("axis", 1) == 1
+        return values.get("axis", 1) == 1
     if is_op(node, "Squeeze"):
         axes = summed_axes(scope, index)
         return axes is not None and keeps_order([None] * len(shape), to, axes)
     target = scope.constant_ints(node.input[1])
-    return target is not None and all(size != 0 for size in target[1:]) and not (known_attributes(node) or {}).get("allowzero", 0)
+    return target is not None and all(size != 0 for size in target[1:]) and not values.get("allowzero", 0)
 
 
 def turning(node: NodeProto) -> list[int] | None:
@@ -176,7 +176,7 @@ def _moved(axis: int, rank: int, to: To = to_channels_last) -> int:
 
 
 def _permuted(node: NodeProto, rank: int, x: bool, y: bool, to: To = to_channels_last) -> NodeProto:
-    perm = list((known_attributes(node) or {}).get("perm", range(rank - 1, -1, -1)))
+    perm = list(order_of(known_attributes(node) or {}, rank) or ())
     if x:
         perm = [_moved(axis, rank, to) for axis in perm]
     if y:

@@ -29,7 +29,7 @@ from convpool.algebra.geometry import Ints
 from convpool.ir.index import FOLDABLE, Dim, Scope
 from convpool.ir.protos import attributes, is_op
 from convpool.rules.base import Reject, reject
-from convpool.rules.linear import WHOLE_AXIS, axes_of, slice_numbers
+from convpool.rules.linear import WHOLE_AXIS, axes_of, order_of, slice_numbers
 from convpool.rules.sizes import rough_scales, scales_of, unknown_ratios
 
 CENTRED = ("half_pixel", "pytorch_half_pixel", "half_pixel_symmetric")
@@ -237,15 +237,15 @@ def _gathered(scope: Scope, index: int, rank: int) -> Resample | None:
     if chain is None:
         return None
     last, gather, first = chain
-    orders = [tuple(attributes(scope.nodes[i]).get("perm") or ()) for i in (first, last)]
-    if len(orders[0]) != rank + 2 or len(orders[1]) != rank + 2:
+    inner, outer = (order_of(attributes(scope.nodes[i]), rank + 2) for i in (first, last))
+    if inner is None or outer is None or [inner[i] for i in outer] != list(range(rank + 2)):
         return None
-    if [orders[0][i] for i in orders[1]] != list(range(rank + 2)) or attributes(scope.nodes[gather]).get("batch_dims", 0):
+    if attributes(scope.nodes[gather]).get("batch_dims", 0):
         return None
     constant = scope.constant(scope.nodes[gather].input[1])
     if constant is None or len(constant.shape) != constant.shape[-1] + 1:
         return None
-    axes = orders[0][: constant.shape[-1]]
+    axes = inner[: constant.shape[-1]]
     return _by_indices(scope, index, scope.nodes[first].input[0], constant.array(), axes, chain, rank)
 
 
