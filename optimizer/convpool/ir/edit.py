@@ -170,6 +170,7 @@ class Editor:
             there = {name for node in graph.node for name in node.output} & self._fresh - known
             new = [value for value in typed.value_info if value.name in there]
             for value in new:
+                value.ClearField("doc_string")
                 for dim in value.type.tensor_type.shape.dim:
                     if dim.dim_param.startswith(MADE_UP):
                         dim.ClearField("dim_param")

@@ -27,7 +27,7 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, SparseTensorP
 
 from convpool.ir import protos
 from convpool.ir.files import is_external
-from convpool.ir.inference import BRANCHES_OPSET, infer_elsewhere, infer_shapes
+from convpool.ir.inference import BRANCHES_OPSET, DISPUTED, infer_elsewhere, infer_shapes
 from convpool.ir.protos import HALF_TYPES, STANDARD_DOMAINS, all_nodes, is_op, key_of
 from convpool.ir.schema import is_own
 
@@ -143,10 +143,11 @@ Dim = int | str | None
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Element type (a TensorProto.DataType, 0 if unknown) and shape (None if even the rank is unknown)."""
+    """Element type (a TensorProto.DataType, 0 if unknown), shape (None if even the rank is unknown) and if onnx disputes it."""
 
     elem_type: int
     shape: tuple[Dim, ...] | None
+    disputed: bool = False
 
 
 @dataclass(eq=False, repr=False)
@@ -529,7 +530,8 @@ def _tensor_infos(graph: GraphProto | None) -> dict[str, TensorInfo]:
         if value.type.HasField("tensor_type"):
             tensor = value.type.tensor_type
             dims = (dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in tensor.shape.dim)
-            infos[value.name] = TensorInfo(tensor.elem_type, tuple(dims) if tensor.HasField("shape") else None)
+            shape = tuple(dims) if tensor.HasField("shape") else None
+            infos[value.name] = TensorInfo(tensor.elem_type, shape, value.doc_string == DISPUTED)
     return infos
 
 

@@ -48,6 +48,8 @@ WITHOUT_INFERENCE = ("GroupNormalization", "MeanVarianceNormalization")
 """Operators whose result has the shape of X, and whose shape onnx does not infer: an Identity stands for each meanwhile."""
 UNKNOWN_SIZE = "UnknownSize"
 """No operator: it stands for one whose result's size onnx says otherwise than runtimes, so that the size is unknown."""
+DISPUTED = "onnx says another shape than runtimes"
+"""Note of a tensor, after shape inference, whose sizes must not be stored: onnx would find that they contradict its own."""
 BRANCHES_OPSET = 11
 """The first opset whose Ifs may have branches of different shapes; before, onnx takes the better known one."""
 INFERENCE_ERRORS = (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, RuntimeError, ValueError, EncodeError)
@@ -76,16 +78,18 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
                 node.op_type = UNKNOWN_SIZE
     for node in ops_of(nodes, "If") if opset_of(model.opset_import) < BRANCHES_OPSET else ():
         node.op_type = UNKNOWN_SIZE
-    scaled, result = any(node.op_type in ("Resize", "Upsample") for node in nodes), None
+    scaled, result, by_onnx = any(node.op_type in ("Resize", "Upsample") for node in nodes), None, None
     try:
-        result = _infer(probe)
+        result = by_onnx = _infer(probe)
         while drop_windows(probe, result) or scaled and raise_scales(probe, result):
             result = _infer(probe)
         if fill_in(probe, result, taken):
             result = _infer(probe)
     except INFERENCE_ERRORS:
         pass  # without the notes that do not fit, or without shapes
-    if result is not None:
+    if result is not None and by_onnx is not None:
+        if result is not by_onnx:
+            _mark_disputed(result, by_onnx)
         result.ClearField("functions")
         result.functions.extend(model.functions)
         for own, typed, *_ in side_by_side(model, result):
@@ -93,6 +97,15 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
                 node.op_type = before.op_type
         protos.rename(result.graph, renamed)
     return result
+
+
+def _mark_disputed(result: ModelProto, by_onnx: ModelProto) -> None:
+    """Note of each tensor that onnx gives another shape than runtimes do, see DISPUTED."""
+    for graph, other in zip(graphs_within(result.graph), graphs_within(by_onnx.graph), strict=True):
+        types = {value.name: value.type for value in (*other.value_info, *other.output)}
+        for value in (*graph.value_info, *graph.output):
+            if _contradict(value.type, types.get(value.name)):
+                value.doc_string = DISPUTED
 
 
 def without_large_values(model: ModelProto) -> ModelProto:

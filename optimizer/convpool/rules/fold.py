@@ -7,7 +7,7 @@
 What is folded is all that other nodes read of what is computed from constants and from sizes that are known.  Conditions:
 (1) the operator is a standard one, without bodies, and gives the same for the same inputs; no Q or DQ, which runtimes look for;
 (2) the result is a tensor of known shape, of at most MAX_BYTES, or no larger than the inputs; (3) the node stands in a graph:
-functions stay as they are.  An Identity that gives a result of its graph stays.
+functions stay as they are; (4) onnx counts sizes as runtimes do.  An Identity that gives a result of its graph stays.
 """
 
 import math
@@ -89,7 +89,7 @@ class Fold(Rule):
 
 
 def _computed(scope: Scope) -> set[int]:
-    """The nodes whose results are known: conditions (1) and (2)."""
+    """The nodes whose results are known: conditions (1), (2) and (4)."""
     found: set[int] = set()
     known: set[str] = set()
     for index, node in enumerate(scope.nodes):
@@ -101,6 +101,7 @@ def _computed(scope: Scope) -> set[int]:
             folds = all(size is not None and size <= allowed for size in sizes)
         else:  # of a shape that is known, or in part
             folds = is_op(node, "Shape", "Gather", "Slice") and scope.constant(node.output[0]) is not None
+            folds = folds and not _is_disputed(scope, node.output[0])
         if folds:
             found.add(index)
             known.update(node.output)
@@ -116,7 +117,16 @@ def _is_foldable(node: NodeProto) -> bool:
 def _is_constant(scope: Scope, name: str) -> bool:
     """Return True if a tensor is stored, also renamed; computed ones are `known` or too large."""
     index = scope.producer.get(name)
-    return (index is None or is_op(scope.nodes[index], "Constant", "Identity")) and scope.constant(name) is not None
+    stored = index is None or is_op(scope.nodes[index], "Constant", "Identity")
+    return stored and scope.constant(name) is not None and not _is_disputed(scope, name)
+
+
+def _is_disputed(scope: Scope, name: str) -> bool:
+    """Return True if a tensor is computed from sizes that break condition (4)."""
+    while scope.parent is not None and not scope.defines(name):
+        scope = scope.parent
+    cone = scope.upstream([name], lambda index: _is_foldable(scope.nodes[index]) or is_op(scope.nodes[index], "Identity"))
+    return any(scope.info(source).disputed for index in cone for source in scope.nodes[index].input)
 
 
 def _bytes(scope: Scope, name: str) -> int | None:
