@@ -19,7 +19,7 @@ fault, and sizes beyond memory make it run for hours.  One process serves all mo
 used, and not only its survival: what reads beside an array fails at one time and not at another."""
 
 from collections import ChainMap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -34,7 +34,7 @@ from convpool.ir import inference_process, protos
 from convpool.ir.inference_process import GROWTH_BYTES
 from convpool.ir.process import EndedError, Shared
 from convpool.ir.protos import give, graphs_within, is_op, known_attributes, model_nodes, ops_of, opset_of, refill, subgraphs
-from convpool.ir.schema import add_functions_for_sizes
+from convpool.ir.schema import add_functions_for_sizes, is_own
 from convpool.ir.serving import FAILED, MEMORY
 
 Notes = dict[str, ValueInfoProto]
@@ -72,14 +72,12 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
             dilations = [number for item in node.attribute for number in item.ints if item.name == "dilations"]
             if is_op(node, *POOLINGS) and max(dilations, default=1) > 1:  # which onnxruntime leaves out there
                 node.op_type = UNKNOWN_SIZE
-    for function in probe.functions:
-        for node in ops_of(protos.all_nodes(function), *POOLINGS) if opset_of(function.opset_import) < CEIL_OPSET else ():
-            if any(item.name == "ceil_mode" and (item.i or item.ref_attr_name) for item in node.attribute):  # see `drop_windows`
-                node.op_type = UNKNOWN_SIZE
     for node in ops_of(nodes, "If") if opset_of(model.opset_import) < BRANCHES_OPSET else ():
         node.op_type = UNKNOWN_SIZE
     scaled, result, by_onnx = any(node.op_type in ("Resize", "Upsample") for node in nodes), None, None
     try:
+        for function in filter(lambda function: not is_own(function), probe.functions):  # convpool's are by whole scales
+            _mark_unknown(function)
         result = by_onnx = _infer(probe)
         while drop_windows(probe, result) or scaled and raise_scales(probe, result):
             result = _infer(probe)
@@ -130,8 +128,7 @@ def side_by_side(model: ModelProto, inferred: ModelProto) -> list[Side]:
     def visit(own: GraphProto, types: ChainMap[str, TypeProto], stored: ChainMap[str, Any]) -> None:
         typed = next(others)
         types = types.new_child({v.name: v.type for v in (*typed.value_info, *typed.input, *typed.output)})
-        constants = [(name, a) for node in ops_of(own.node, "Constant") for name in node.output for a in node.attribute]
-        stored = stored.new_child({name: a.t if a.type == a.TENSOR else a.floats for name, a in constants})
+        stored = stored.new_child(dict(_constants(own.node)))
         stored.update((tensor.name, tensor) for tensor in own.initializer)
         found.append((own, typed, types, stored))
         for node in own.node:
@@ -140,6 +137,36 @@ def side_by_side(model: ModelProto, inferred: ModelProto) -> list[Side]:
 
     visit(model.graph, ChainMap(), ChainMap())
     return found
+
+
+def _constants(nodes: Iterable[onnx.NodeProto]) -> list[tuple[str, Any]]:
+    """The names of Constants, each with a tensor or floats."""
+    found = [(name, a) for node in ops_of(nodes, "Constant") for name in node.output for a in node.attribute]
+    return [(name, a.t if a.type == a.TENSOR else a.floats) for name, a in found]
+
+
+def _floats(given: Any) -> np.ndarray:
+    """The numbers of a tensor or an attribute; none where they are no float32, or in another file."""
+    if isinstance(given, TensorProto):
+        readable = given.data_type == TensorProto.FLOAT and given.data_location != TensorProto.EXTERNAL
+        given = numpy_helper.to_array(given) if readable else ()
+    return np.array(given, np.float32)
+
+
+@np.errstate(all="ignore")
+def _mark_unknown(function: onnx.FunctionProto) -> None:
+    """Leave no size behind nodes of a function whose results may be others than onnx says: see `drop_windows`, `raise_scales`."""
+    nodes, opset = protos.all_nodes(function), opset_of(function.opset_import)
+    for node in ops_of(nodes, *POOLINGS) if opset < CEIL_OPSET else ():
+        if any(item.name == "ceil_mode" and (item.i or item.ref_attr_name) for item in node.attribute):
+            node.op_type = UNKNOWN_SIZE
+    stored, at = _constants(nodes), 1 if opset < 11 else 2
+    for node in ops_of(nodes, "Resize", "Upsample"):
+        own = [item.floats for item in node.attribute if item.name == "scales"]
+        given = [value for name, value in stored if name == node.input[at]] if len(node.input) > at else own
+        exact = [len(scales) and not np.mod(scales, 1 / 16).any() for scales in map(_floats, given)]
+        if not (exact and all(exact)) and [*node.input[at : at + 1]] != [""]:  # behind which are sizes
+            node.op_type = UNKNOWN_SIZE
 
 
 def take(model: ModelProto) -> tuple[list[tuple[GraphProto, Notes]], dict[str, str]]:
@@ -219,7 +246,8 @@ def fill_in(model: ModelProto, inferred: ModelProto, taken: Sequence[tuple[Graph
         inputs = {value.name: value for value in graph.input}
         bounds = set(inputs)
         for node in graph.node if missing else ():
-            if any(subgraphs(node)) or not onnx.defs.has(node.op_type, "" if node.domain == "ai.onnx" else node.domain):
+            known_by_onnx = onnx.defs.has(node.op_type, "" if node.domain == "ai.onnx" else node.domain)
+            if any(subgraphs(node)) or not known_by_onnx and node.op_type != UNKNOWN_SIZE:  # whose notes are often onnx's
                 bounds.update(node.output)
         for name, note in missing.items():
             if name not in bounds:
@@ -273,10 +301,7 @@ def raise_scales(model: ModelProto, inferred: ModelProto) -> bool:
         dims, own = known.get("".join(node.input[:1]), TypeProto()).tensor_type.shape.dim, {a.name: a for a in node.attribute}
         axes = own["axes"].ints if "axes" in own else range(len(dims))
         given = stored.get(node.input[at], ()) if len(node.input) > at else own.get("scales", onnx.AttributeProto()).floats
-        if isinstance(given, TensorProto):
-            readable = given.data_type == TensorProto.FLOAT and given.data_location != TensorProto.EXTERNAL
-            given = numpy_helper.to_array(given) if readable and [*given.dims] == [len(axes)] else ()
-        scales = np.array(given, np.float32)
+        scales = _floats(given)
         if scales.shape != (len(axes),) or not {*axes} <= {*range(-len(dims), len(dims))}:
             continue
         sizes = np.array([dims[axis].dim_value for axis in axes], np.float32)

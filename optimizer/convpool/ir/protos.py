@@ -200,12 +200,12 @@ def tell_apart(model: ModelProto) -> dict[str, str]:
     taken = value_names(model)
     for holder in (model.graph, *model.functions):
         seen: set[str] = set()
-        for graph in graphs_within(holder):
+        for number, graph in enumerate(graphs_within(holder)):
             made = {name for node in graph.node for name in node.output if name}
             if isinstance(graph, GraphProto):
                 made.update(value.name for value in (*graph.input, *graph.initializer))
                 made.update(tensor.values.name for tensor in graph.sparse_initializer)
-            names = {name: fresh_name(name, taken) for name in sorted(made & seen)}
+            names = {name: fresh_name(f"{name}_{number}", taken) for name in sorted(made & seen)}
             if names:
                 rename(graph, names)
             old |= {new: old.get(name, name) for name, new in names.items()}

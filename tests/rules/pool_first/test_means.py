@@ -3,7 +3,7 @@
 
 import numpy as np
 import pytest
-from onnx import numpy_helper
+from onnx import numpy_helper, shape_inference
 
 import convpool
 from convpool.ir.index import index_model
@@ -133,12 +133,36 @@ def test_a_window_of_ceil_mode_behind_the_map_does_not_count(opset, operator, wi
     assert_close(model, result.model, random_feeds(model, size=14), 1e-5)
 
 
-@pytest.mark.parametrize("node", ["local.f(x)", 'MaxPool<auto_pad="SAME_UPPER", dilations=[2,2], kernel_shape=[2,2]>(x)'])
-def test_windows_that_onnx_counts_otherwise_where_it_is_not_seen(node):
-    f = '<opset_import: ["": {}], domain: "local"> f (a) => (b) {{b = MaxPool<kernel_shape=[1,1],strides=[3,3],ceil_mode=1>(a)}}'
-    for opset, pairs in ((17, 0), (22, node == "local.f(x)")):
-        model = graph(f"m = {node}\nh = Conv(m, w)\ny = GlobalAveragePool(h)", functions=f.format(opset), opset=opset)
-        rewrite(model, pairs, "auto")
+SAME = 'MaxPool<auto_pad="SAME_UPPER", dilations=[2,2], kernel_shape=[2,2]>(x)'
+WINDOWED = "b = MaxPool<kernel_shape=[1,1],strides=[3,3],ceil_mode=1>(a)"
+
+
+def resized(inputs: str, scale: float) -> str:
+    return f"s = Constant<value_floats=[1.0,1.0,{scale},2.0]>() t = Constant<value_ints=[1,16,13,13]>() b = Resize(a, {inputs})"
+
+
+@pytest.mark.parametrize(
+    ("node", "inner", "pairs"),
+    [
+        ("local.f(x, e)", WINDOWED, (0, 1)),
+        (SAME, WINDOWED, (0, 0)),
+        ("local.f(x, e)", resized(", s", 1.3), (0, 0)),
+        ("local.f(x, e)", resized(", s", 1.5), (1, 1)),
+        ("local.f(x, e)", resized(", , t", 1.3), (1, 1)),
+        ("local.f(x, e)", resized(", e", 1.5), (0, 0)),
+    ],
+)
+def test_sizes_that_onnx_counts_otherwise_where_it_is_not_seen(node, inner, pairs):
+    """Nor do notes count that onnx has written."""
+    f = '<opset_import: ["": {}], domain: "local"> f (a, e) => (b) {{ {} }}'
+    for opset, expected in zip((17, 22), pairs, strict=True):
+        body = f"m = {node}\nh = Conv(m, w)\ny = GlobalAveragePool(h)"
+        size = 12 if inner == WINDOWED else 10
+        inputs, scales = f"float[1,16,{size},{size}] x", {"e": np.float32([1, 1, 1.3, 1.3])}
+        model = graph(body, scales, functions=f.format(opset, inner), inputs=inputs, opset=opset)
+        rewrite(model, expected, "auto")
+        if node == SAME:
+            rewrite(shape_inference.infer_shapes(model), expected, "auto")
 
 
 @pytest.mark.parametrize(("size", "pairs"), [(9, 0), (10, 1)])
