@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counts of operations and accesses: of small layers, and the papers' tables against their formulas."""
 
-from __future__ import annotations
-
 import csv
 from collections import defaultdict
 from pathlib import Path
