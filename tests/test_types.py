@@ -83,8 +83,7 @@ def test_a_graph_of_graphsurgeon_comes_back_as_one():
     result = convpool.optimize(gs.import_onnx(model))
     assert isinstance(result.graph, gs.Graph) and [node.op for node in result.graph.nodes] == ["ConvAvgPool"]
     assert convpool.verify(gs.import_onnx(model), result.graph).passed
-    feeds = random_feeds(model)
-    exported = gs.export_onnx(result.graph)
+    feeds, exported = random_feeds(model), gs.export_onnx(result.graph)
     onnx.checker.check_model(exported)
     assert sessions.run(exported, feeds)[0].shape == sessions.run(model, feeds)[0].shape
 

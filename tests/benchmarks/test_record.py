@@ -37,8 +37,7 @@ def test_figures_of_rows():
 def test_fp32_has_the_rate_of_three_products_in_tf32():
     """0.31 TFLOP at a third of 480 TFLOP/s; without TF32's rate the ceiling is not known."""
     entry = {**record()["rows"][1], "precision": "fp32"}
-    flops = entry["direct_flops"]
-    rates = {"fp32": 50.0, "tf32": 480.0}
+    flops, rates = entry["direct_flops"], {"fp32": 50.0, "tf32": 480.0}
     assert roofline_us(entry, {"copy_tb_per_s": 4.0, "tflops": rates}) == pytest.approx(flops / 160e6)
     assert roofline_us(entry, {"copy_tb_per_s": 4.0, "tflops": {**rates, "fp32": 200.0}}) == pytest.approx(flops / 200e6)
     assert roofline_us(entry, {"copy_tb_per_s": 4.0, "tflops": {"fp32": 50.0}}) is None
@@ -127,8 +126,7 @@ def test_what_is_no_record_is_told(text, tmp_path):
 
 
 def test_the_tuning_table_names_the_fastest_tactic_of_each_problem(tmp_path):
-    path = tmp_path / "tuned.def"
-    data = record()
+    path, data = tmp_path / "tuned.def", record()
     path.write_bytes(tuned.merged(tactics.fastest(data), str(path)))
     lines = path.read_text().splitlines()
     notes = [line.split("  // ")[1] for line in lines[1:]]

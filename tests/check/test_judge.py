@@ -187,8 +187,7 @@ def test_indices_have_no_distance():
 
 
 def test_slightly_changed_inputs_are_run_once_for_all_outputs():
-    runs = []
-    judge = Judge(["y", "z"], EXACT)
+    runs, judge = [], Judge(["y", "z"], EXACT)
     zero, one = arrays([0.0], [1.0])
     judge.add([zero, zero], [one, one], nudge=lambda: runs.append(1) or [[one, one]])
     assert judge.verdict("", 1, {}).passed and runs == [1]

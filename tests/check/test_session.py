@@ -228,8 +228,7 @@ def test_a_session_goes_on_in_the_next_process():
 
 
 def test_what_onnxruntime_refuses_leaves_the_process():
-    found = made()
-    place = session._shared.process
+    found, place = made(), session._shared.process
     with pytest.raises(RuntimeError, match="are missing"):
         found.run(None, {"z": X["x"]})
     with pytest.raises(RuntimeError):
@@ -238,8 +237,7 @@ def test_what_onnxruntime_refuses_leaves_the_process():
 
 
 def test_sessions_are_forgotten(monkeypatch):
-    asked = []
-    usual = OtherProcess._exchange
+    asked, usual = [], OtherProcess._exchange
     monkeypatch.setattr(OtherProcess, "_exchange", lambda self, words, *more: asked.append(words[0]) or usual(self, words, *more))
     made().run(None, X)
     gc.collect()
@@ -263,8 +261,7 @@ def test_threads_share_the_process():
 
 
 def test_a_forked_process_starts_one_of_its_own(monkeypatch):
-    kept = made()
-    place = session._shared.process
+    kept, place = made(), session._shared.process
     with monkeypatch.context() as forked:
         forked.setattr(os, "getpid", lambda: -1)
         assert kept.run(None, X)[0].tolist() == [0, 2, 4] and session._shared.process is not place

@@ -50,8 +50,7 @@ def test_only_what_is_rewritten_is_in_the_sum_and_the_model_is_counted_whole():
     body += "f = Flatten(s)\nm = MatMul(f, a)\ny = Gemm<transB=1>(m, b)"
     model = graph(body, {"v": (32, 16, 1, 1), "a": (1152, 20), "b": (10, 20)}, outputs="float[d,e] y")
     report = convpool.optimize(model, check=0).report
-    found = report.summary
-    rest = 32 * 16 * 144 + 1152 * 20 + 20 * 10
+    found, rest = report.summary, 32 * 16 * 144 + 1152 * 20 + 20 * 10
     assert (found.rewritten_macs_before, found.rewritten_macs_after) == (144 * CONV, 36 * CONV)
     assert (found.model_macs_before, found.model_macs_after) == (144 * CONV + rest, 36 * CONV + rest)
     assert (found.convolutions, found.rewritten_convolutions, found.counted_shapes) == (2, 1, {})
@@ -245,8 +244,7 @@ def test_a_site_is_one_line_on_a_terminal(columns):
 
 
 def test_a_site_is_one_line_without_padding_in_a_pipe():
-    lines = printed(long_names()).splitlines()
-    name = LONG.format(0, "Conv")
+    lines, name = printed(long_names()).splitlines(), LONG.format(0, "Conv")
     assert lines[0] == "convolution  pooling  rewritten as  multiply-adds  after"
     assert lines[1] == f"{name}  {LONG.format(1, 'AveragePool')}  convavgpool  664 k  166 k"
     assert all(line == line.rstrip() for line in lines)

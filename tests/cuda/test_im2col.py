@@ -84,8 +84,7 @@ def walk(s: dict[str, int], box: list[list[int]], x: int, y: int, n: int, count:
 
 def test_the_walk_is_the_convolutions(plan):
     rng = random.Random(5)
-    shapes = [shape(rng) for _ in range(1500)]
-    taken = 0
+    shapes, taken = [shape(rng) for _ in range(1500)], 0
     for s, box in zip(shapes, plan(shapes), strict=True):
         if isinstance(box, str):
             continue
@@ -99,8 +98,7 @@ def test_the_walk_is_the_convolutions(plan):
 
 def test_what_does_not_fit_into_a_tensor_map_is_refused(plan):
     rng = random.Random(6)
-    shapes = [shape(rng) for _ in range(1500)]
-    refused = 0
+    shapes, refused = [shape(rng) for _ in range(1500)], 0
     for s, box in zip(shapes, plan(shapes), strict=True):
         fits = True
         for axis in "hw":

@@ -43,8 +43,7 @@ def normalized(p: Problem, x: np.ndarray, scale: np.ndarray, shift: np.ndarray) 
 @pytest.mark.parametrize("index", range(len(CASES)))
 def test_every_tactic_against_the_definition(gpu, index, dtype, layout):
     changed, far = CASES[index]
-    rng = np.random.default_rng(index)
-    ran = 0
+    rng, ran = np.random.default_rng(index), 0
     for allow_tf32 in (False, True)[: 1 + (dtype == "float32")]:
         p = Problem(**LAYER | changed, dtype=dtype, layout=layout, allow_tf32=allow_tf32)
         rounded = lambda *shape: rng.standard_normal(shape).astype(NUMPY_TYPES[dtype]).astype(np.float64)  # noqa: B023, E731

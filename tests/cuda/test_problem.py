@@ -346,8 +346,7 @@ def test_a_wrong_size_of_a_tactics_entry_is_told():
 
 
 def test_null_pointers_are_refused():
-    lib = library.load()
-    problem = Problem(**LAYER).struct
+    lib, problem = library.load(), Problem(**LAYER).struct
     assert lib.convpool_output_shape(None, None) == 1
     assert lib.convpool_workspace_bytes(problem, 1, None) == 1
     assert lib.convpool_launch(problem, 1, None, None) == 1
@@ -427,8 +426,7 @@ def test_problem_is_a_value():
 
 def test_reasons_belong_to_the_thread_that_asked():
     def ask(c):
-        problem = Problem(**(LAYER | dict(c=c, group=3)))
-        reasons = set()
+        problem, reasons = Problem(**(LAYER | dict(c=c, group=3))), set()
         for _ in range(200):
             with pytest.raises(ProblemError) as caught:
                 library.check(library.load().convpool_output_shape(problem.struct, None))

@@ -135,8 +135,7 @@ def reversed_nodes(name: str) -> onnx.ModelProto:
 @pytest.mark.parametrize("name", ["lenet5", "discriminator_block", "wgan_gp_slices_small"])
 def test_rewritten_and_sorted(name):
     model = reversed_nodes(name)
-    before = model.SerializeToString()
-    result = convpool.optimize(model)
+    before, result = model.SerializeToString(), convpool.optimize(model)
     assert model.SerializeToString() == before
     assert sum(site.status == "rewritten" for site in result.report.sites) >= 2
     assert result.report.verification.passed

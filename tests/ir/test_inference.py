@@ -117,8 +117,7 @@ def test_a_process_that_does_not_start(tmp_path, monkeypatch, source):
     (tmp_path / "module.py").write_text(source)
     monkeypatch.setattr(elsewhere.onnx.onnx_cpp2py_export, "__file__", str(tmp_path / "module.py"))
     monkeypatch.setattr(process, "START_S", 0.3)
-    started = []
-    start = subprocess.Popen
+    started, start = [], subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda *given, **more: started.append(start(*given, **more)) or started[0])
     assert fresh().current() is None
     assert started[0].returncode is not None

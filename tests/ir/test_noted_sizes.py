@@ -28,8 +28,7 @@ ONES = np.ones((1, 16, 12, 12), np.float32)
 
 def outcome(seed: int) -> tuple[str, list[str]]:
     """Rewrite the model of a seed: whether it is, and what is wrong with that at three sizes."""
-    noted = noted_models.make(seed)
-    rng = np.random.default_rng(seed)
+    noted, rng = noted_models.make(seed), np.random.default_rng(seed)
     target = TARGETS[seed % len(TARGETS)]
     result = convpool.optimize(noted.model, check=0, target=target)
     wrong, ran = [], 0

@@ -94,8 +94,7 @@ def _names(proto):
 
 def random_feeds(model: onnx.ModelProto, seed: int = 1, size: int = 8) -> dict[str, np.ndarray]:
     """Normal numbers for every input without an initializer; open dimensions become `size`, truth values true."""
-    known = {tensor.name for tensor in model.graph.initializer}
-    feeds = {}
+    known, feeds = {tensor.name for tensor in model.graph.initializer}, {}
     for value in model.graph.input:
         if value.name not in known:
             kind = value.type.tensor_type

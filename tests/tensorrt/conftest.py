@@ -23,8 +23,7 @@ def trt(monkeypatch):
 
 @pytest.fixture
 def driver(monkeypatch):
-    driver = played_pycuda()
-    package = types.ModuleType("pycuda")
+    driver, package = played_pycuda(), types.ModuleType("pycuda")
     package.driver = driver
     monkeypatch.setitem(sys.modules, "pycuda", package)
     monkeypatch.setitem(sys.modules, "pycuda.driver", driver)

@@ -148,8 +148,7 @@ def test_integers_are_narrowed_only_where_they_fit(engine_of):
 
 
 def test_gpu_arrays_live_until_others_take_their_place(engine_of):
-    engine = engine_of()
-    arrays = [Array(), Array(), Array()]
+    engine, arrays = engine_of(), [Array(), Array(), Array()]
     alive = [weakref.ref(array) for array in arrays]
     engine.bind({"x": arrays[0]})
     engine.point({"x": arrays[1]})

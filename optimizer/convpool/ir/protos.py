@@ -199,7 +199,7 @@ def tell_apart(model: ModelProto) -> dict[str, str]:
     old: dict[str, str] = {}
     taken = value_names(model)
     for holder in (model.graph, *model.functions):
-        seen: set[str] = set()
+        seen: set[str] = {*holder.input} if isinstance(holder, FunctionProto) else set()
         for number, graph in enumerate(graphs_within(holder)):
             made = {name for node in graph.node for name in node.output if name}
             if isinstance(graph, GraphProto):

@@ -34,8 +34,7 @@ class Conv(OpRun):
         assert auto_pad in (None, "NOTSET")
         kernel = w.shape[2:]
         pads, strides, dilations = pads or [0] * 2 * rank, strides or [1] * rank, dilations or [1] * rank
-        group = group or 1
-        total = None
+        group, total = group or 1, None
         for tap, values in windows(x, kernel, strides, pads, dilations, 0.0):
             parts = [
                 np.tensordot(wg[(slice(None), slice(None), *tap)], xg, axes=(1, 1))

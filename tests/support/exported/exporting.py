@@ -38,8 +38,7 @@ class Exported:
 
 def module_and_inputs(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     """The module of a case in inference mode with seeded weights, and seeded inputs; the same at each call."""
-    case = CASES[name]
-    seed = zlib.crc32(name.encode())
+    case, seed = CASES[name], zlib.crc32(name.encode())
     torch.manual_seed(seed)  # for the buffers of spectral norm
     module, generator = case.make(), torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -57,8 +57,7 @@ def made(name: str, exporter: str) -> Made:
     folder = root() / exporter / str(list(CASES).index(name))
     exported = export(name, exporter, folder / "original")
     before = snapshot(folder / "original")
-    result = convpool.optimize(exported.path)
-    files = {}
+    result, files = convpool.optimize(exported.path), {}
     for layout in LAYOUTS:
         (folder / layout).mkdir()
         files[layout] = result.save(folder / layout / "result.onnx", external_data=layout)

@@ -53,8 +53,7 @@ def linear(p: Problem, x: np.ndarray, w: np.ndarray) -> np.ndarray:
     places = _windows(_pad(x, a["pool_pads"]), a["pool_kernel"], a["pool_strides"], a["pool_dilations"])
     pooled = sum(view for _, view in places) / np.prod(a["pool_kernel"])
     per_group_c, per_group_m = p.c // p.group, p.m // p.group
-    parts = []
-    padded = _pad(pooled, a["pads"])
+    parts, padded = [], _pad(pooled, a["pads"])
     for g in range(p.group):
         channels = padded[:, g * per_group_c : (g + 1) * per_group_c]
         filters = w[g * per_group_m : (g + 1) * per_group_m]

@@ -86,8 +86,7 @@ def run_twice(p: Problem, tactic, x, w, b, r, scale, shift, skewed: str = "") ->
     need = p.workspace_bytes(tactic) if tactic is not None else 0
     workspace = arena.output((need // 4,), np.float32) if need else None
     arena.upload()
-    s = p.struct
-    rank = len(p.spatial)
+    s, rank = p.struct, len(p.spatial)
     results = []
     for again in (False, True):
         if again:
