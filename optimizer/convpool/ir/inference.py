@@ -18,7 +18,6 @@ onnx's shape inference is C++ that trusts the model: sizes that fit no operator 
 fault, and sizes beyond memory make it run for hours.  One process serves all models, until one of them ends it.  Its results are
 used, and not only its survival: what reads beside an array fails at one time and not at another."""
 
-from collections import ChainMap
 from collections.abc import Iterable, Iterator, Sequence
 from copy import deepcopy
 from typing import Any
@@ -116,27 +115,16 @@ def without_large_values(model: ModelProto) -> ModelProto:
     return probe
 
 
-Side = tuple[GraphProto, GraphProto, ChainMap[str, TypeProto], ChainMap[str, Any]]
+def side_by_side(model: ModelProto, inferred: ModelProto) -> list[tuple[GraphProto, GraphProto, dict[str, TypeProto]]]:
+    """Each graph of a model, outer ones first, it after shape inference, and the types known there by tensor."""
+    pairs = zip(graphs_within(model.graph), graphs_within(inferred.graph), strict=True)
+    return [(own, typed, {v.name: v.type for v in (*typed.value_info, *typed.input, *typed.output)}) for own, typed in pairs]
 
 
-def side_by_side(model: ModelProto, inferred: ModelProto) -> list[Side]:
-    """Each graph of a model, outer ones first; it after shape inference; the types and the constants that are known there by
-    tensor, those of the graphs around it behind its own: two bodies may have names in common."""
-    found: list[Side] = []
-    others = iter(graphs_within(inferred.graph))
-
-    def visit(own: GraphProto, types: ChainMap[str, TypeProto], stored: ChainMap[str, Any]) -> None:
-        typed = next(others)
-        types = types.new_child({v.name: v.type for v in (*typed.value_info, *typed.input, *typed.output)})
-        stored = stored.new_child(dict(_constants(own.node)))
-        stored.update((tensor.name, tensor) for tensor in own.initializer)
-        found.append((own, typed, types, stored))
-        for node in own.node:
-            for _, _, body in subgraphs(node):
-                visit(body, types, stored)
-
-    visit(model.graph, ChainMap(), ChainMap())
-    return found
+def _types(inferred: ModelProto) -> dict[str, TypeProto]:
+    """The types that are known by tensor, in all graphs of a model whose bodies' names are told apart."""
+    found = [(*graph.value_info, *graph.input, *graph.output) for graph in graphs_within(inferred.graph)]
+    return {value.name: value.type for values in found for value in values}
 
 
 def _constants(nodes: Iterable[onnx.NodeProto]) -> list[tuple[str, Any]]:
@@ -234,8 +222,7 @@ def _forget_shape(kind: TypeProto) -> None:
 
 def fill_in(model: ModelProto, inferred: ModelProto, taken: Sequence[tuple[GraphProto, Notes]]) -> bool:
     """Put the notes that count into a model that is without; whether there are any.  inferred: it, after shape inference."""
-    both = zip(taken, side_by_side(model, inferred), strict=True)
-    graphs = [(graph, known, noted) for (graph, noted), (_, _, known, _) in both]
+    graphs = [(graph, known, noted) for (graph, noted), (_, _, known) in zip(taken, side_by_side(model, inferred), strict=True)]
     pairs = ((note.type, known.get(name)) for _, known, noted in graphs for name, note in noted.items())
     ranks = all(value.type.tensor_type.HasField("shape") for value in model.graph.input)
     ranks = ranks and not any(_contradict(*pair) for pair in pairs)
@@ -266,8 +253,8 @@ def fill_in(model: ModelProto, inferred: ModelProto, taken: Sequence[tuple[Graph
 def drop_windows(model: ModelProto, inferred: ModelProto) -> bool:
     """Write poolings with `ceil_mode` without, whose last window starts behind the map; whether there are any.  Runtimes drop
     that window, and onnx counts it before opset 22.  For shape inference alone: pads are such that sizes are right."""
-    found = False
-    for graph, _, known, _ in side_by_side(model, inferred) if opset_of(model.opset_import) < CEIL_OPSET else ():
+    found, known = False, _types(inferred)
+    for graph in graphs_within(model.graph) if opset_of(model.opset_import) < CEIL_OPSET else ():
         for node in graph.node:
             values = known_attributes(node) if is_op(node, *POOLINGS) else None
             if not values or not values.get("ceil_mode"):
@@ -296,8 +283,12 @@ def raise_scales(model: ModelProto, inferred: ModelProto) -> bool:
     """Raise scales of Resizes by a rounding error where results are longer than onnx says; whether there are any.  Runtimes round
     the product of scale and size to float32, up to a whole number too; onnx rounds it down.  For shape inference alone."""
     found, at = False, 1 if opset_of(model.opset_import) < 11 else 2
-    graphs = [(*side, node) for side in side_by_side(model, inferred) for node in ops_of(side[0].node, "Resize", "Upsample")]
-    for graph, _, known, stored, node in graphs:
+    known, graphs = _types(inferred), graphs_within(model.graph)
+    nodes = [(node, graph) for graph in graphs for node in graph.node]
+    stored = dict(_constants(node for node, _ in nodes)) | {
+        tensor.name: tensor for graph in graphs for tensor in graph.initializer
+    }
+    for node, graph in [(node, graph) for node, graph in nodes if is_op(node, "Resize", "Upsample")]:
         dims, own = known.get("".join(node.input[:1]), TypeProto()).tensor_type.shape.dim, {a.name: a for a in node.attribute}
         axes = own["axes"].ints if "axes" in own else range(len(dims))
         given = stored.get(node.input[at], ()) if len(node.input) > at else own.get("scales", onnx.AttributeProto()).floats
@@ -327,10 +318,10 @@ def has_open_sizes(model: ModelProto) -> bool:
 def noted_sizes(model: ModelProto, inferred: ModelProto, outputs: bool) -> Iterator[tuple[Any, Any]]:
     """Yield each size that a model notes, with the one after shape inference; of a tensor whose rank is noted wrongly open ones.
     outputs: the model's own count too."""
-    for graph, _, known, _ in side_by_side(model, inferred):
+    for graph, _, known in side_by_side(model, inferred):
         main = graph is model.graph
         for value in (*graph.value_info, *(() if main else graph.input), *(() if main and not outputs else graph.output)):
-            noted, found = value.type.tensor_type, known.maps[0].get(value.name, TypeProto()).tensor_type
+            noted, found = value.type.tensor_type, known.get(value.name, TypeProto()).tensor_type
             if noted.HasField("shape") and found.HasField("shape"):
                 if len(noted.shape.dim) != len(found.shape.dim):
                     refill(noted.shape.dim, [TensorShapeProto.Dimension() for _ in found.shape.dim])
