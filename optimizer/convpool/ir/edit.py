@@ -165,7 +165,7 @@ class Editor:
                 dim.Clear()
         if inferred is None or not self._annotated:
             return
-        for graph, typed, *_ in side_by_side(self._model, inferred):
+        for graph, typed, _ in side_by_side(self._model, inferred):
             known = {value.name for value in (*graph.value_info, *graph.output)}
             there = {name for node in graph.node for name in node.output} & self._fresh - known
             new = [value for value in typed.value_info if value.name in there]

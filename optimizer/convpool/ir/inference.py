@@ -78,7 +78,8 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
         for function in filter(lambda function: not is_own(function), probe.functions):  # convpool's are by whole scales
             _mark_unknown(function)
         result = by_onnx = _infer(probe)
-        while drop_windows(probe, result) or scaled and raise_scales(probe, result):
+        graphs = [graph for graph, _ in taken]
+        while drop_windows(probe, graphs, result) or scaled and raise_scales(probe, graphs, result):
             result = _infer(probe)
         if fill_in(probe, result, taken):
             result = _infer(probe)
@@ -89,7 +90,7 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
             _mark_disputed(result, by_onnx)
         result.ClearField("functions")
         result.functions.extend(model.functions)
-        for own, typed, *_ in side_by_side(model, result):
+        for own, typed, _ in side_by_side(model, result):
             for node, before in zip(typed.node, own.node, strict=True):
                 node.op_type = before.op_type
         protos.rename(result.graph, renamed)
@@ -98,8 +99,7 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
 
 def _mark_disputed(result: ModelProto, by_onnx: ModelProto) -> None:
     """Note of each tensor that onnx gives another shape than runtimes do, see DISPUTED."""
-    for graph, other in zip(graphs_within(result.graph), graphs_within(by_onnx.graph), strict=True):
-        types = {value.name: value.type for value in (*other.value_info, *other.output)}
+    for graph, _, types in side_by_side(result, by_onnx):
         for value in (*graph.value_info, *graph.output):
             if _contradict(value.type, types.get(value.name)):
                 value.doc_string = DISPUTED
@@ -123,8 +123,7 @@ def side_by_side(model: ModelProto, inferred: ModelProto) -> list[tuple[GraphPro
 
 def _types(inferred: ModelProto) -> dict[str, TypeProto]:
     """The types that are known by tensor, in all graphs of a model whose bodies' names are told apart."""
-    found = [(*graph.value_info, *graph.input, *graph.output) for graph in graphs_within(inferred.graph)]
-    return {value.name: value.type for values in found for value in values}
+    return {name: kind for _, _, known in side_by_side(inferred, inferred) for name, kind in known.items()}
 
 
 def _constants(nodes: Iterable[onnx.NodeProto]) -> list[tuple[str, Any]]:
@@ -250,11 +249,11 @@ def fill_in(model: ModelProto, inferred: ModelProto, taken: Sequence[tuple[Graph
     return filled
 
 
-def drop_windows(model: ModelProto, inferred: ModelProto) -> bool:
-    """Write poolings with `ceil_mode` without, whose last window starts behind the map; whether there are any.  Runtimes drop
-    that window, and onnx counts it before opset 22.  For shape inference alone: pads are such that sizes are right."""
+def drop_windows(model: ModelProto, graphs: list[GraphProto], inferred: ModelProto) -> bool:
+    """Write poolings with `ceil_mode` in a model's graphs without, whose last window starts behind the map; whether any are.
+    Runtimes drop that window; onnx counts it before opset 22.  For shape inference alone: pads are such that sizes are right."""
     found, known = False, _types(inferred)
-    for graph in graphs_within(model.graph) if opset_of(model.opset_import) < CEIL_OPSET else ():
+    for graph in graphs if opset_of(model.opset_import) < CEIL_OPSET else ():
         for node in graph.node:
             values = known_attributes(node) if is_op(node, *POOLINGS) else None
             if not values or not values.get("ceil_mode"):
@@ -279,11 +278,11 @@ def drop_windows(model: ModelProto, inferred: ModelProto) -> bool:
 
 
 @np.errstate(all="ignore")
-def raise_scales(model: ModelProto, inferred: ModelProto) -> bool:
+def raise_scales(model: ModelProto, graphs: list[GraphProto], inferred: ModelProto) -> bool:
     """Raise scales of Resizes by a rounding error where results are longer than onnx says; whether there are any.  Runtimes round
     the product of scale and size to float32, up to a whole number too; onnx rounds it down.  For shape inference alone."""
     found, at = False, 1 if opset_of(model.opset_import) < 11 else 2
-    known, graphs = _types(inferred), graphs_within(model.graph)
+    known = _types(inferred)
     nodes = [(node, graph) for graph in graphs for node in graph.node]
     stored = dict(_constants(node for node, _ in nodes)) | {
         tensor.name: tensor for graph in graphs for tensor in graph.initializer
