@@ -2,6 +2,7 @@
 """Random problems of convolution and average pooling for PyTorch, and what tests do without it or without a GPU."""
 
 import contextlib
+import gc
 import importlib.util
 import os
 import random
@@ -13,6 +14,9 @@ import pytest
 
 from tests.support.gpu import skip_or_fail
 
+ROUNDS = int(os.environ.get("CONVPOOL_TEST_ROUNDS", "1"))
+"""How many times as many random cases as usual are tested."""
+
 
 def require_torch() -> Any:
     """PyTorch.  The calling module is skipped without it, or fails where REQUIRE_TORCH=1."""
@@ -21,8 +25,13 @@ def require_torch() -> Any:
             pytest.fail("REQUIRE_TORCH=1, but PyTorch is not installed")
         pytest.skip("no PyTorch: make test-torch", allow_module_level=True)
     import torch
+    import torch._dynamo.guards
 
     torch.set_num_threads(1)  # of layers as small as those of tests more would wait for one another
+    # TorchDynamo times its guards for a log, behind a flush of all caches: a fifth of a small module's capture.
+    torch._dynamo.guards.profile_guard_manager = lambda *given: 0.0
+    gc.freeze()  # what is imported stays
+    gc.set_threshold(700, 10, 50)
     return torch
 
 

@@ -2,17 +2,18 @@
 """Real networks, original and optimized: outputs, gradients, second gradients, inference, checkpoints, 20 steps of training.
 
 What may differ is derived from PyTorch itself: the original with two orders of summation (contiguous and channels last) against
-the original in float64.  The optimized one may be four times as far from float64 as the worse of the two, or `floor` where both
-happen to be nearer.  Random modules in float64 behind them, through changes of mode, parameters and batch.
+the original in float64.  The optimized one may be four times as far from float64 as the worse of the two, or four units of
+rounding where both happen to be nearer.  Random modules in float64 behind them, through changes of mode, parameters and batch.
 """
 
 import collections
 import copy
+import functools
 import itertools
 
 import pytest
 
-from tests.support.torch import nodes_of, require_torch, results
+from tests.support.torch import ROUNDS, nodes_of, require_torch, results
 
 torch = require_torch()
 import torch.nn.functional as F  # noqa: E402
@@ -29,11 +30,6 @@ KINDS = [("cpu", torch.float32), *(("cuda", dtype) for dtype in (torch.float32, 
 def exact_products(monkeypatch):
     monkeypatch.setattr(upsampling, "_pays", lambda *given: True)  # the small maps here too
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-
-
-def floor(dtype):
-    """Return the floor of differences relative to a tensor's largest value."""
-    return 4 * torch.finfo(dtype).eps
 
 
 def everything(module, x):
@@ -68,18 +64,28 @@ def distance(found, reference):
     return float(torch.tensor(differences, dtype=torch.float64).max())
 
 
-DEEP = {"SNGAN 128x128": 4, "DenseNet-121": 2}
+DEEP = {"SNGAN 64x64": 4, "SNGAN 128x128": 4, "DenseNet-121": 2}
+LIKE_OTHERS = ("projection 64x64", "WGAN-GP 32x32", "IGEBM 32x32", "StyleGAN 64x64", "GAN stability 32x32")
 ALL = [
     (name, *kind, of)
     for name, kind, of in itertools.product(NETWORKS, KINDS, (everything, inference))
-    if name not in DEEP or kind in KINDS[1 : DEEP[name]]
+    if (name not in DEEP or kind in KINDS[1 : DEEP[name]]) and (kind, of, name in LIKE_OTHERS) != (KINDS[0], inference, True)
 ]
-"""Each network on each device and in each type; the deepest, whose blocks are those of others, on a GPU, DenseNet-121 in one."""
+"""Each network on each device and in each type; the deepest, whose blocks are those of others, on a GPU, DenseNet-121 in one.
+On a CPU those without normalizations, or with another one's, run in training alone."""
+
+
+@functools.cache
+def in_training(name, size):
+    """A module on a CPU, an input of at most this size, the optimized module, which has the same tensors, and the report."""
+    module, x = made(name)
+    return module, x[..., :size, :size], *optimize(module, x[..., :size, :size])
 
 
 @pytest.mark.parametrize(("name", "device", "dtype", "of"), ALL)
 def test_outputs_and_derivatives(name, device, dtype, of):
-    module, x = made(name, device, dtype)
+    trains = (device, of) == ("cpu", everything)
+    module, x, *optimized = in_training(name, NETWORKS[name].shape[-1]) if trains else made(name, device, dtype)
     if of is inference:
         for _ in range(2):  # running means, and the vectors of spectral norm
             of(module, x)
@@ -87,7 +93,7 @@ def test_outputs_and_derivatives(name, device, dtype, of):
     exact = of(copy.deepcopy(module).double(), x.double())
     own = [of(copy.deepcopy(module), x), of(*channels_last(module, x))]
     with torch.set_grad_enabled(of is everything):
-        changed, report = optimize(module, x)
+        changed, report = optimized or optimize(module, x)
     assert report.summary.rewritten == NETWORKS[name].pairs, [(s.conv, s.status, s.reason) for s in report.sites]
     assert len(report.plans) == 1  # one graph
     kept = [[(key, id(t)) for key, t in net.state_dict(keep_vars=True).items()] for net in (module, changed)]
@@ -99,7 +105,7 @@ def test_outputs_and_derivatives(name, device, dtype, of):
         assert any(held) and (all(held) or dtype == torch.float16), kind
         compared = (reference, found[kind], *(result[kind] for result in own))
         kept = [list(itertools.compress(tensors, held)) for tensors in compared]
-        bound = max(TIMES * max(distance(tensors, kept[0]) for tensors in kept[2:]), floor(dtype))
+        bound = max(TIMES * max(distance(tensors, kept[0]) for tensors in kept[2:]), 4 * torch.finfo(dtype).eps)
         assert distance(kept[1], kept[0]) <= bound, kind
     # Without a penalty a CPU runs no Python in the backward pass.
     assert device == "cuda" or of is inference or not any("_Pair" in node for node in nodes_of(changed(x)))
@@ -133,9 +139,12 @@ TRAINED = [("cpu", name) for name in OF_ALL_KINDS] + [("cuda", name) for name in
 
 @pytest.mark.parametrize("device, name", TRAINED)
 def test_training_follows_the_original(name, device):
-    module, x = made(name, device)
-    x = x[..., : NETWORKS[name].trained, : NETWORKS[name].trained]
-    changed, _ = optimize(copy.deepcopy(module), x)
+    size = min(NETWORKS[name].trained, NETWORKS[name].shape[-1])
+    if device == "cpu":
+        module, x, changed, _ = in_training(name, size)
+    else:
+        module, x = made(name, device)
+        changed, _ = optimize(copy.deepcopy(module), x := x[..., :size, :size])
     # A ReLU may pass zero by a rounding, which moves the losses by 1e-5 or not at all.  On a GPU runs differ, so one more counts.
     own_orders = [channels_last(module, x)] + [(module, torch.nextafter(x, x + 1))] * (device == "cuda")
     own_far, far = 0.0, 0.0
@@ -146,17 +155,17 @@ def test_training_follows_the_original(name, device):
         assert found.isfinite().all()
         own_far = max(own_far, *(float((other - own).abs().max() / own.abs().max()) for other in others))
         far = max(far, float((found - own).abs().max() / own.abs().max()))
-    assert far <= max(TIMES * own_far, STEPS * floor(torch.float32))
+    assert far <= max(TIMES * own_far, STEPS * 4 * torch.finfo(torch.float32).eps)
 
 
 # ---- random modules ----
 
-SEEDS, CALLS, LEAST_PAIRS, LEAST_UPSAMPLED = 45, 3, 20, 3
+FIRST, SEEDS, CALLS, LEAST_PAIRS, LEAST_UPSAMPLED = 20, 15, 3, 8, 2
 
 
 def test_random_modules_keep_their_results():
     rules = collections.Counter()
-    for seed in range(SEEDS):
+    for seed in range(FIRST, FIRST + SEEDS * ROUNDS):
         generator = RandomModules(seed)
         rng, original = generator.rng, generator.module()
         x = torch.randn(2, generator.inputs, *[rng.choice((12, 14, 15))] * generator.rank, dtype=torch.float64)
