@@ -15,6 +15,7 @@ from torch import nn  # noqa: E402
 
 import convpool  # noqa: E402
 from tests.support import sessions  # noqa: E402
+from tests.support.exported import exporting  # noqa: E402, F401
 
 SIZES = ((1, 20, 12), (2, 36, 28), (3, 4, 44))
 """Batch, height and width: odd multiples of what two poolings take."""

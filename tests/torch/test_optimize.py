@@ -68,18 +68,6 @@ def keeping(m, x):
     return F.avg_pool2d(m.kept, 2)
 
 
-def changed_later(m, x):
-    y = F.avg_pool2d(h := m.c(x), 2)
-    h.mul_(0.0)
-    return y + h.mean()
-
-
-def changed_through_a_view(m, x):
-    h = m.c(x)
-    h[:, 0].zero_()
-    return F.avg_pool2d(h, 2)
-
-
 def changed_weight(m, x):
     h = m.c(x)
     with torch.no_grad():
@@ -104,7 +92,7 @@ FORWARDS = {
     "types of the input": (lambda m, x: m.pair(x) * {torch.float32: 2}.get(x.dtype, 7) * 3 ** (type(x) is torch.Tensor), 1),
     "a kept map": (keeping, 0),
     "a map read twice": (lambda m, x: F.avg_pool2d(h := m.c(x), 2) + h.mean(), 0),
-    "a map changed by a view": (changed_through_a_view, 0),
+    "a map changed by a view": (lambda m, x: (h := m.c(x), h[:, 0].zero_(), F.avg_pool2d(h, 2))[2], 0),
     "a weight changed later": (changed_weight, 0),
     "an activation in place": (lambda m, x: m.pair(F.relu_(x * 1)), 1),
     "a function of autograd": (lambda m, x: Doubled.apply(m.pair(Doubled.apply(x))), 1),
@@ -121,7 +109,7 @@ FORWARDS = {
     "slices": (lambda m, x: F.avg_pool2d(m.c(x)[:, ::2], 2).view(len(x), -1)[:, :4] + m.c(x)[:, ::2].mean((2, 3)), 2),
     "half by a linear resize": (lambda m, x: F.interpolate(m.c(x), scale_factor=0.5, mode="bilinear"), 1),
     "a global": (lambda m, x: m.pair(x) * SCALE["a"], 1),
-    "a map changed later, without gradients": (changed_later, 0),
+    "a map changed later, without gradients": (lambda m, x: (F.avg_pool2d(h := m.c(x), 2), h.mul_(0.0))[0] + h.mean(), 0),
 }
 
 
@@ -130,7 +118,7 @@ def test_forward(name):
     torch.manual_seed(1)
     module, pairs = Net(FORWARDS[name][0]), FORWARDS[name][1]
     with torch.set_grad_enabled("without gradients" not in name):
-        changed, report = optimize(copy.deepcopy(module), X)
+        changed, report = optimize(copy.deepcopy(module), X.clone().requires_grad_())
         assert report.summary.rewritten == pairs, str(report)
         assert_same(module, changed)
         assert changed(X).stride() == module(X).stride()
@@ -164,7 +152,7 @@ def test_a_module_that_changes(name, monkeypatch):
     monkeypatch.setitem(SCALE, "a", 1.0)
     torch.manual_seed(2)
     module = Net(lambda m, x: m.pair(x) * m.factor * sum(m.factors) * SCALE["a"])
-    changed, _ = optimize(copy.deepcopy(module), X)
+    changed, _ = optimize(copy.deepcopy(module), X.clone().requires_grad_())
     assert_same(module, changed)
     for net in (module, changed):
         torch.manual_seed(5)
@@ -365,13 +353,13 @@ def test_the_backend_by_its_name(monkeypatch):
 
 @pytest.mark.parametrize("layers", [False, True])
 def test_onnx(layers, tmp_path):
-    pytest.importorskip("onnxscript")
+    pytest.importorskip("tests.support.exported.exporting")  # whose exports take less time
     pair = [ConvAvgPool2d(4, 64, 3, padding=1, pool_size=2)] if layers else [nn.Conv2d(4, 64, 3, padding=1), nn.AvgPool2d(2)]
     module = nn.Sequential(*pair, nn.ReLU()).eval()
     changed = module if layers else optimize(module, X)[0]
     own = torch.onnx.export(changed, (X,), dynamo=True).model_proto
-    assert [node.op_type for node in own.graph.node][:2] == ["Conv", "AveragePool"]
     model = export_onnx(changed, (X,), tmp_path / "model.onnx")
+    assert [node.op_type for node in own.graph.node][:2] == ["Conv", "AveragePool"]
     assert "ConvAvgPoolRelu" in [node.op_type for node in model.graph.node] and (tmp_path / "model.onnx").stat().st_size > 1000
     runtime = pytest.importorskip("onnxruntime")
     found = runtime.InferenceSession(model.SerializeToString()).run(None, {model.graph.input[0].name: X.numpy()})[0]
@@ -396,9 +384,9 @@ def x():
 def both(x, seed=0):
     """A small network in float64 and what `optimize` makes of it."""
     torch.manual_seed(seed)
-    original = SNGAN(8, (1, 2, 4), spectral_norm=False).double()
+    original = SNGAN(8, (1, 2), spectral_norm=False).double()
     optimized, report = optimize(copy.deepcopy(original), x)
-    assert report.summary.rewritten == 5
+    assert report.summary.rewritten == 3
     return original, optimized
 
 
@@ -412,11 +400,8 @@ def functional(module, x):
     return grad(lambda weights: functional_call(module, weights, (x,)).square().sum())(weights)
 
 
-def product_of_the_hessian(module, x):
-    return jvp(grad(lambda x: module(x).square().sum()), (x,), (x.flip(-1),))[1]
-
-
-AROUND = [functional, product_of_the_hessian, *(functools.partial(checkpointed, reentrant=flag) for flag in (False, True))]
+AROUND = [functional, lambda module, x: jvp(grad(lambda x: module(x).square().sum()), (x,), (x.flip(-1),))[1]]
+AROUND += [functools.partial(checkpointed, reentrant=flag) for flag in (False, True)]
 
 
 @pytest.mark.parametrize("derivatives", AROUND)
@@ -444,7 +429,7 @@ def test_checkpoints_inside_of_forward(x, keep):
     found = []
     for change in (False, True):
         torch.manual_seed(0)
-        module, seen = Saving(8, (1, 2, 4), spectral_norm=False).double(), []
+        module, seen = Saving(8, (1, 2), spectral_norm=False).double(), []
         if change:
             module, report = optimize(module, x)
             assert report.summary.rewritten > 0  # parts of it

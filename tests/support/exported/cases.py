@@ -132,15 +132,9 @@ NETWORKS: dict[str, Case] = {
     "sum of convolutions": Case(lambda: nn.Sequential(Parallel(sum, conv(), conv(kernel_size=1, padding=0)), POOL), 2),
     "shared convolution": Case(lambda: blocks.Shared(pooled=True), 2, (IMAGE[0], IMAGE[0])),
     "shared convolution, one pooled": Case(lambda: blocks.Shared(pooled=False), 1, (IMAGE[0], IMAGE[0])),
-    "audio": Case(
-        lambda: nn.Sequential(
-            blocks.weight(nn.Conv1d(1, 16, 15, padding=7)),
-            nn.LeakyReLU(0.1),
-            blocks.weight(nn.Conv1d(16, 32, 9, padding=4, groups=4)),
-            nn.AvgPool1d(4),
-        ),
-        1,
-        ((1, 1, 256),),
+    "audio": before(
+        *(nn.LeakyReLU(0.1), blocks.weight(nn.Conv1d(16, 32, 9, padding=4, groups=4)), nn.AvgPool1d(4)),
+        **{"first": blocks.weight(nn.Conv1d(1, 16, 15, padding=7)), "shape": (1, 1, 256)},
     ),
     "audio, old weight norm": Case(
         lambda: nn.Sequential(utils.weight_norm(nn.Conv1d(4, 16, 5, padding=2)), nn.AvgPool1d(3, 2)), 1, ((2, 4, 101),)

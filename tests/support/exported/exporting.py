@@ -8,11 +8,11 @@ import warnings
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import onnx
 import torch
+import torch._export.utils as _export_utils
 from torch import nn
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
@@ -21,8 +21,9 @@ from tests.support.exported.cases import CASES, Case
 UNITS = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24, torch.float64: 2.0**-53}
 POWER_ITERATIONS = 8
 OPSETS = {"dynamo": 20, "script": 17}
-made_once = staticmethod(functools.cache(ONNXRegistry.from_torchlib))
-"""PyTorch makes the table of its operators for every export anew, for as long as all the rest takes."""
+# PyTorch makes tables of its operators for every export anew, for as long as all the rest takes.
+ONNXRegistry.from_torchlib = staticmethod(functools.cache(ONNXRegistry.from_torchlib))
+_export_utils._materialize_cpp_cia_ops = functools.cache(_export_utils._materialize_cpp_cia_ops)
 
 
 @dataclass(frozen=True)
@@ -105,11 +106,8 @@ def write_dynamo(module: nn.Module, inputs: tuple[torch.Tensor, ...], case: Case
     """torch.export, then onnxscript: one data file of the weights."""
     axes = {axis: torch.export.Dim(name) for axis, name in case.open_axes.items()}
     shapes = tuple(axes for _ in inputs) if axes else None
-    with mock.patch.object(ONNXRegistry, "from_torchlib", made_once):
-        torch.onnx.export(
-            module, inputs, path, dynamo=True, external_data=True, opset_version=case.opset or OPSETS["dynamo"],
-            dynamic_shapes=shapes, verbose=False,
-        )  # fmt: skip
+    options = {"dynamo": True, "external_data": True, "opset_version": case.opset or OPSETS["dynamo"], "verbose": False}
+    torch.onnx.export(module, inputs, path, dynamic_shapes=shapes, **options)
 
 
 def write_script(module: nn.Module, inputs: tuple[torch.Tensor, ...], case: Case, path: Path) -> None:
