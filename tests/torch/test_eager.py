@@ -73,8 +73,15 @@ def assert_same(got, expected):
     torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10, check_device=False)
 
 
-@pytest.mark.parametrize("rank, last", [(1, False), *itertools.product((2, 3), (False, True))])
-@pytest.mark.parametrize("kind", OPTIONS)
+MAPS = [(1, False), *itertools.product((2, 3), (False, True))]
+EVERY = itertools.product((False, True), ("cpu", "cuda"), enumerate(OPTIONS), enumerate(MAPS))
+DERIVATIVES = [
+    (kind, *of, nodes, device) for nodes, device, (i, kind), (j, of) in EVERY if device == "cuda" or (i + j + nodes) % 2
+]
+"""Kinds and maps with both costs of nodes; on a CPU one of the two, so that each two values meet."""
+
+
+@pytest.mark.parametrize("kind, rank, last, nodes, device", DERIVATIVES, indirect=["nodes", "device"])
 def test_derivatives(kind, rank, last, nodes, device):
     torch.manual_seed(1)
     channels = 1 if kind == "one channel" else 6
@@ -237,16 +244,18 @@ ORDERS = [((8, 64, 64), 16, 1, FIRST), ((8, 256, 64), 16, 1, BEHIND), ((1, 512, 
 ORDERS += [((8, 64, 4), 32, 5, ONE), ((8, 64, 64), 8, 5, FIRST), ((0, 64, 64), 8, 3, FIRST)]
 
 
-@pytest.mark.parametrize("dtype, rtol", [(torch.float32, 1e-5), (torch.bfloat16, 0.03)])
-@pytest.mark.parametrize("sizes, size, kernel, expected", ORDERS)
-@pytest.mark.parametrize("penalty, joined", [(False, False), (False, True), (True, False)])
+TYPES, STEPS = [(torch.float32, 1e-5), (torch.bfloat16, 0.03)], [(False, False), (False, True), (True, False)]
+CASES = [(*step, *order, *TYPES[(i + j) % 2]) for (i, step), (j, order) in itertools.product(enumerate(STEPS), enumerate(ORDERS))]
+
+
+@pytest.mark.parametrize("penalty, joined, sizes, size, kernel, expected, dtype, rtol", CASES)
 def test_the_order_that_takes_a_cpu_least(penalty, joined, sizes, size, kernel, expected, dtype, rtol):
-    """Averages take long, those of the channels last not.  With a penalty large ones have convpool's second derivatives."""
+    """Averages take long, those of the channels last not.  With a penalty large ones have convpool's second derivatives.
+
+    Of two types each meets every order, and large ones in every kind of step."""
     torch.manual_seed(4)
     conv = torch.nn.Conv2d(*sizes[1:], kernel, padding=kernel // 2)
-    net = Forward(
-        lambda module, x: F.avg_pool2d(module.conv(x) + module.conv(x.abs()) if joined else module.conv(x), 2), conv=conv
-    )
+    net = Forward(lambda m, x: F.avg_pool2d(m.conv(x) + m.conv(x.abs()) if joined else m.conv(x), 2), conv=conv)
     x, large = torch.randn(*sizes[:2], size, size), penalty and math.prod(sizes) * (kernel * size) ** 2 > 8e6
     exact = gradients(copy.deepcopy(net).double(), x.double(), penalty)[1]
     for order in (torch.contiguous_format, torch.channels_last):
@@ -272,19 +281,16 @@ def test_gradients_in_autocast_are_of_the_types_of_forward(device, monkeypatch):
         torch.testing.assert_close(*(function(x, weight, None, *geometry) for function in (convolved, F.conv2d)))
 
 
-@pytest.mark.parametrize(
-    ("operators", "penalty", "us"),
-    [
+def test_a_kernel_waits_for_its_launch_and_the_one_before():
+    for operators, penalty, us in (
         ([(True, 9, 3)], False, 11),  # the host: 3, then 6 for the backward, whose kernels take 2
         ([(True, 3, 9)], False, 10),  # the GPU: behind the first launch, of 1
         ([(True, 30, 3), (True, 3, 30)], False, 43),  # 11, 21, the second one's backward 41, the first one's, launched at 33
         ([(False, 5, 1), (True, 3, 9)], False, 15),
         ([(True, 6, 60)], True, 61),
         ([(True, 60, 6), (True, 6, 60)], True, 96),
-    ],
-)
-def test_a_kernel_waits_for_its_launch_and_the_one_before(operators, penalty, us):
-    assert eager._step_us(operators, penalty) == pytest.approx(us)
+    ):
+        assert eager._step_us(operators, penalty) == pytest.approx(us)
 
 
 def test_each_order_of_sizes_of_batches_has_its_plan(monkeypatch):

@@ -132,7 +132,7 @@ def test_16_bits_on_a_cpu(dtype, shape, layers, casts, monkeypatch):
     monkeypatch.setattr(upsampling, "CHANNELS", (0, 0))
     plain, x = copy.deepcopy(nn.Sequential(*layers)), torch.randn(shape)
     plain, x = (plain, x) if casts else (plain.to(dtype), x.to(dtype))
-    changed = optimize(copy.deepcopy(plain), x)[0]
+    changed = optimize(copy.deepcopy(plain), x.requires_grad_())[0]
     with torch.autocast("cpu", dtype, enabled=casts):
         for mine, own in zip(results(changed, x), results(plain, x), strict=True):
             torch.testing.assert_close(mine, own, rtol=0.03, atol=0.03 * float(own.detach().abs().max()))
