@@ -106,7 +106,7 @@ def viewed(scope: Scope, index: int, view: View) -> View | Reject:
         axis += count if axis < 0 else 0
         return replace(view, axes=tuple(sum(half, ()) for half in (view.axes[:axis], view.axes[axis:])))
     if is_op(node, "SpaceToDepth"):
-        return _space_to_depth(scope, index, view, values["blocksize"])
+        return _space_to_depth(scope, index, view, values)
     axes = axes_of(scope, index, values)
     if isinstance(axes, Reject):
         return axes
@@ -205,15 +205,15 @@ def _regrouped(parts: list[Part], sizes: list[int]) -> list[Parts] | None:
     return None if left or 0 in sizes else axes
 
 
-def _space_to_depth(scope: Scope, index: int, view: View, block: int) -> View | Reject:
-    """Blocks of positions to the front of the channels, row by row."""
-    batch, channels, *spatial = view.axes
+def _space_to_depth(scope: Scope, index: int, view: View, values: dict[str, Any]) -> View | Reject:
+    """Blocks of positions in front of the channels, row by row, or behind them."""
+    (batch, channels, *spatial), block = view.axes, values["blocksize"]
     split = [_regrouped(list(parts), [math.prod(p.size or 0 for p in parts) // block, block]) for parts in spatial]
     outer = [axes[0] for axes in split if axes is not None]
     if len(outer) < len(spatial):
         return reject(scope, index, "sizes of a SpaceToDepth", "unknown, or not its blocks'", "multiples of the block size")
     inner = [part for axes in split if axes is not None for part in axes[1]]
-    return replace(view, axes=(batch, (*inner, *channels), *outer))
+    return replace(view, axes=(batch, (*channels, *inner) if values.get("mode") == b"CRD" else (*inner, *channels), *outer))
 
 
 def joined(parts: list[Part]) -> list[Part]:

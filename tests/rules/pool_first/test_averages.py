@@ -93,6 +93,10 @@ FORMS: dict[str, tuple] = {  # body, what `graph_of` is given, and the operators
         CONV + "d = SpaceToDepth<blocksize=2>(h)\nv = Reshape(d, s)\ny = ReduceMean<axes=[1], keepdims=0>(v)",
         {"s": [1, 4, 32, 6, 6]},
     ),
+    "SpaceToDepth of opset 28": (
+        CONV + 'd = SpaceToDepth<blocksize=2, mode="CRD">(h)\nv = Reshape(d, s)\ny = ReduceMean<keepdims=0>(v, a)',
+        {"s": [1, 32, 4, 6, 6], "a": [2], "opset": 28},
+    ),
     "pixel_unshuffle": (
         CONV + "v = Reshape(h, s)\nt = Transpose<perm=[0,1,3,5,2,4]>(v)\nu = Reshape(t, d)\nq = Reshape(u, e)\n"
         "y = ReduceMean<axes=[2], keepdims=0>(q)",
@@ -116,10 +120,7 @@ FORMS: dict[str, tuple] = {  # body, what `graph_of` is given, and the operators
     ),
     "box filter of ones": (CONV + "y = Conv<strides=[2,2], group=32>(h, box)", box(2, 2, 1), SCALED),
     "box filter of nearly a quarter": (CONV + "y = Conv<strides=[2,2], group=32>(h, box)", box(2, 2, 0.2501), SCALED),
-    "box filter whose end pads no window reaches": (
-        CONV + "y = Conv<strides=[2,2], pads=[0,0,1,1], group=32>(h, box)",
-        box(2, 2),
-    ),
+    "box filter, end pads unread": (CONV + "y = Conv<strides=[2,2], pads=[0,0,1,1], group=32>(h, box)", box(2, 2)),
     "box filter with SAME": (CONV + 'y = Conv<strides=[2,2], auto_pad="SAME_UPPER", group=32>(h, box)', box(2, 2)),
     "slices by rows, then by columns": (CONV + ROWS + COLUMNS, AXES),
     "two poolings": (CONV + f"p = {POOL}(h)\ny = AveragePool<kernel_shape=[3,3], strides=[3,3]>(p)", {}),
@@ -128,11 +129,10 @@ FORMS: dict[str, tuple] = {  # body, what `graph_of` is given, and the operators
         CONV + f"p = {POOL}(h)\ny = GlobalAveragePool(p)",
         {"inputs": "float[1,16,13,13] x"},
     ),
-    "a mean over rows, a window over columns": (
-        CONV + "p = ReduceMean<axes=[2]>(h)\ny = AveragePool<kernel_shape=[1,2], strides=[1,2]>(p)",
-        {},
-    ),
+    "rows, then pairs": (CONV + "p = ReduceMean<axes=[2]>(h)\ny = AveragePool<kernel_shape=[1,2], strides=[1,2]>(p)", {}),
 }
+if onnx.defs.onnx_opset_version() < 28:
+    del FORMS["SpaceToDepth of opset 28"]
 WINDOWS = {  # kernel of the AveragePool that remains, strides of the Conv behind it
     "one axis": ([1, 12], [1, 1]),
     "view, open batch": ([3, 2], [3, 2]),
@@ -145,7 +145,7 @@ WINDOWS = {  # kernel of the AveragePool that remains, strides of the Conv behin
     "two poolings": ([6, 6], [6, 6]),
     "a pooling and the mean of the map": ([12, 12], [1, 1]),
     "a pooling that leaves a row, and the mean of its result": ([12, 12], [12, 12]),
-    "a mean over rows, a window over columns": ([12, 2], [1, 2]),
+    "rows, then pairs": ([12, 2], [1, 2]),
 }
 FUSED = (
     "view", "view of one axis", "SpaceToDepth", "Resize by scales", "box filter with other strides",
