@@ -370,16 +370,17 @@ def test_types_of_inner_values_become_float32(body, wrap, kind):
 
 
 def test_types_within_functions_and_of_attributes_become_float32():
-    """Also the types that the bodies in a function note of what they give."""
-    functions = """<opset_import: ["": 17], domain: "local">
-    halved (a) => (b) { c = Neg(a) e = EyeLike<dtype=10>(c) d = Cast<to=10>(e) f = Add(c, d) t = Constant<value=bool {1}>()
+    """Also the types that the bodies in a function note of what they give, and those that calls give, or defaults."""
+    functions = """<opset_import: ["": 17, "local": 1], domain: "local"> net <n> (a) => (b) { b = local.halved<k: int=@n>(a) }
+    <opset_import: ["": 17], domain: "local"> halved <k, m: int=10> (a) => (b)
+    { c = Neg(a) e = EyeLike<dtype: int=@m>(c) d = Cast<to: int=@k>(e) f = Add(c, d) t = Constant<value=bool {1}>()
     b = If(t) <then_branch = yes () => (float16[3,3] g) { g = Identity(f) },
               else_branch = no () => (float16[3,3] h) { h = Neg(f) }> }"""
     given = {"inputs": "float16[3,3] x", "outputs": "float16[3,3] y", "ir": 10}
-    model = graph("y = local.halved(x)", functions=functions, **given)
-    model.functions[0].value_info.append(helper.make_tensor_value_info("c", TensorProto.FLOAT16, [3, 3]))
+    model = graph("y = local.net<n=10>(x)", functions=functions, **given)
+    model.functions[1].value_info.append(helper.make_tensor_value_info("c", TensorProto.FLOAT16, [3, 3]))
     wide = LoadedModel(model, None, 0).in_float32().proto
-    assert wide.functions[0].value_info[0].type.tensor_type.elem_type == TensorProto.FLOAT
+    assert wide.functions[1].value_info[0].type.tensor_type.elem_type == TensorProto.FLOAT
     x = random_feeds(wide)["x"]
     np.testing.assert_array_equal(run(wide, {"x": x})[0], np.eye(3, dtype=np.float32) - x)
 

@@ -226,8 +226,7 @@ def test_branches_stay_before_opset_11(opset):
         one.output[0].type.tensor_type.ClearField("shape")
     result = convpool.optimize(model, check=0, target="cpu", upsampling="fused")
     (site,) = result.report.sites
-    stays = ("rejected", "branch of an If")
-    assert (site.status, site.obstacle) == (stays if opset < 11 else ("rewritten", None))
+    assert (site.status, site.obstacle) == (("rejected", "branch of an If") if opset < 11 else ("rewritten", None))
     for condition in (True, False):
         assert_close(model, result.model, {"c": np.array(condition), "x": ONES}, SHARE)
 

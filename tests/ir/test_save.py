@@ -89,13 +89,20 @@ def test_weights_go_into_the_model_one_file_or_files_as_the_originals(apart, lay
 
 
 def test_tensors_that_share_bytes_go_on_to(tmp_path):
-    path = make(tmp_path)
+    """Also one that a function has by default, and one for training."""
+    path, out = make(tmp_path), tmp_path / "out.onnx"
     model = onnx.load(path, load_external_data=False)
-    model.graph.initializer.append(model.graph.initializer[0])
-    model.graph.initializer[-1].name = "again"
+    default = onnx.helper.make_attribute("w", model.graph.initializer[0])
+    model.functions.add(name="net", domain="local", opset_import=model.opset_import, attribute_proto=[default])
+    for holder in (model.graph, model.training_info.add().algorithm):
+        holder.initializer.append(default.t)
+        holder.initializer[-1].name = "again"
     path.write_bytes(model.SerializeToString())
-    convpool.optimize(path, check=0, exclude=["*"]).save(tmp_path / "out.onnx", external_data="one")
+    convpool.optimize(path, check=0, exclude=["*"]).save(out, external_data="one")
     assert (tmp_path / "out.onnx.data").stat().st_size <= 200_000 + WEIGHT_BYTES + 2 * saving.PAGE_BYTES
+    saved = onnx.load(out, load_external_data=False)
+    again = [saved.training_info[0].algorithm.initializer[0], saved.functions[0].attribute_proto[0].t]
+    assert all(tensor.external_data == saved.graph.initializer[-1].external_data for tensor in again)
 
 
 def test_the_limit_decides_over_one_file(tmp_path, monkeypatch):

@@ -208,17 +208,20 @@ class LoadedModel:
         result = deepcopy(self.proto)
         for tensor in (*protos.tensors(result), *protos.sparse_values(result)):
             if tensor.data_type in OTHER_FLOATS:
-                name = tensor.name
-                tensor.CopyFrom(numpy_helper.from_array(self.read(tensor).astype(np.float32), name))
-        values = [value for holder in protos.holders(result) for value in _values(holder)]
-        for value in values:
+                tensor.CopyFrom(numpy_helper.from_array(self.read(tensor).astype(np.float32), tensor.name))
+        for value in (value for holder in protos.holders(result) for value in _values(holder)):
             kind = value.type
             while (which := kind.WhichOneof("value")) in ("sequence_type", "optional_type"):
                 kind = getattr(kind, which).elem_type
             if which == "tensor_type" and kind.tensor_type.elem_type in OTHER_FLOATS:
                 kind.tensor_type.elem_type = TensorProto.FLOAT
-        for attribute in (attribute for node in protos.model_nodes(result) for attribute in node.attribute):
-            if attribute.name in TYPE_ATTRIBUTES and attribute.type == AttributeProto.INT and attribute.i in OTHER_FLOATS:
+        attributes = [attribute for node in protos.model_nodes(result) for attribute in node.attribute]
+        attributes += [default for function in result.functions for default in function.attribute_proto]
+        names = {*TYPE_ATTRIBUTES}
+        while more := {item.ref_attr_name for item in attributes if item.name in names and item.ref_attr_name} - names:
+            names |= more
+        for attribute in attributes:
+            if attribute.name in names and attribute.type == AttributeProto.INT and attribute.i in OTHER_FLOATS:
                 attribute.i = TensorProto.FLOAT
         return LoadedModel(result, self.base_dir, 0)
 
@@ -244,8 +247,7 @@ def load(source: object, base_dir: Path | None = None) -> LoadedModel:
     elif isinstance(source, bytes):
         model = LoadedModel(_parse(source, "the bytes given"), base_dir, len(source), source=source)
     elif isinstance(source, (str, os.PathLike)):
-        path = Path(source)
-        data = _read_file(path)
+        path, data = Path(source), _read_file(Path(source))
         model = LoadedModel(_parse(data, str(path)), path.absolute().parent, len(data), source=path, path=path)
     else:
         graphsurgeon = sys.modules.get("onnx_graphsurgeon")  # whoever holds a gs.Graph has imported it
@@ -357,9 +359,7 @@ def _check_convolutions(
     for node in graph.node:
         for _, _, body in protos.subgraphs(node):
             _check_convolutions(body, inferred=inferred, outer=shapes)
-    for node in protos.ops_of(graph.node, "Conv"):
-        if len(node.input) < 2:
-            continue
+    for node in (node for node in protos.ops_of(graph.node, "Conv") if len(node.input) > 1):
         x, w = shapes.get(node.input[0]), shapes.get(node.input[1])
         group = next((a.i for a in node.attribute if a.name == "group"), 1)
         if w is None or None in w:

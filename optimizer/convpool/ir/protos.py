@@ -124,12 +124,12 @@ def training_graphs(model: ModelProto) -> list[GraphProto]:
 
 
 def tensors(model: ModelProto) -> list[TensorProto]:
-    """Every tensor stored in the model: initializers and Constant values, subgraphs and functions included."""
+    """Every tensor stored in the model: initializers and Constant values, those of subgraphs, functions and training included."""
     found: list[TensorProto] = []
-    for proto in holders(model):
-        if isinstance(proto, GraphProto):
-            found += proto.initializer
-        for attribute in (attribute for node in proto.node for attribute in node.attribute):
+    for proto in (*holders(model), *training_graphs(model)):
+        stored, defaults = (proto.initializer, ()) if isinstance(proto, GraphProto) else ((), proto.attribute_proto)
+        found += stored
+        for attribute in (*defaults, *(attribute for node in proto.node for attribute in node.attribute)):
             if attribute.HasField("t"):
                 found.append(attribute.t)
             found += attribute.tensors

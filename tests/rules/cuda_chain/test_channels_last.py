@@ -368,8 +368,7 @@ def test_unknown_ranks_and_sizes(inputs):
     model = graph(text + f"u = Conv<pads=[1,1,1,1]>(a, v)\ny = {POOL}(u)", NARROW, inputs=inputs)
     result = convpool.optimize(model, target="cuda", check=0)
     assert layouts(result.model) == ([0, 0, 0] if inputs == "float[] x" else [2, 1, 3])
-    feeds = {"x": weights((2, 16, 32, 32))}
-    assert_close(model, result.model, feeds, 4 * RTOL)
+    assert_close(model, result.model, {"x": weights((2, 16, 32, 32))}, 4 * RTOL)
 
 
 def between(pooling: str, channels: int = 32, kind: str = "float") -> onnx.ModelProto:

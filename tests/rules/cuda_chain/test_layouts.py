@@ -111,8 +111,7 @@ def test_a_norm_by_an_attribute_of_the_function_keeps_its_layout(epsilon, tensor
     functions = f"""<domain: "local", opset_import: ["": 17]>
       norm <e> (a) => (b) {{ one = Constant<value_floats = [1.0]>() b = BatchNormalization<{epsilon}>(a, one, one, one, one) }}"""
     model = graph("y = local.norm<e = 0.1>(x)", inputs="float[2,1,4,4] x", functions=functions)
-    scope = next(scope for scope in index(model) if scope.is_function)
-    assert joined(scope, 1) == tensors
+    assert joined(next(scope for scope in index(model) if scope.is_function), 1) == tensors
 
 
 OLDER_OR_NEWER = {

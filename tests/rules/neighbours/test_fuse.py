@@ -162,8 +162,7 @@ def test_an_activation_that_two_pairs_read_is_recomputed_in_each():
 
 def test_pooling_in_front_takes_in_what_is_before_it():
     body = f"p = Relu(x)\nh = {POOL}(p)\nq = Conv<pads=[1,1,1,1]>(h, w)\ny = Add(q, r)"
-    node = only(rewrite(graph(body, inputs=RESIDUAL), 1, "convavgpool", enable="fuse_pool_conv"))
-    assert node.op_type == "ReluConvAvgPoolAdd"
+    assert only(rewrite(graph(body, inputs=RESIDUAL), 1, "convavgpool", enable="fuse_pool_conv")).op_type == "ReluConvAvgPoolAdd"
 
 
 def test_a_model_of_version_1_gains_fused_variants_and_loses_the_function():
@@ -222,8 +221,7 @@ def test_open_sizes_by_a_common_origin():
 
 def test_open_sizes_of_a_common_origin_beside_one_channel():
     model = graph(f"{TAIL}\n{SKIP}\ny = Add(q, r)", {"v": (1, 16, 1, 1)}, inputs=OPEN["inputs"])
-    found = rewrite(model, 1, "convavgpool", size=16)
-    assert operators(found.graph) == {"ConvAvgPool": 1, "Conv": 1, "AveragePool": 1, "Add": 1}
+    assert operators(rewrite(model, 1, "convavgpool", size=16).graph) == {"ConvAvgPool": 1, "Conv": 1, "AveragePool": 1, "Add": 1}
 
 
 @pytest.mark.parametrize("dtype", [*TYPES, "bfloat16"])

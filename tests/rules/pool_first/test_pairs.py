@@ -118,8 +118,7 @@ def test_long_ways_to_the_pooling_and_to_a_constant():
     chain = "c0 = Relu(x)\n" + "".join(f"c{i + 1} = Add(c{i}, x)\n" for i in range(count))
     same = "w0 = Identity(w)\n" + "".join(f"w{i + 1} = Identity(w{i})\n" for i in range(count))
     body = f"{chain}{same}p = Conv<pads=[1,1,1,1]>(x, w{count})\nh = Add(p, c{count})\ny = {POOL}(h)"
-    result = convpool.optimize(graph(body, {"w": (16, 16, 3, 3)}), lowering="direct", check=1)
-    assert result.report.summary.rewritten == 1
+    assert convpool.optimize(graph(body, {"w": (16, 16, 3, 3)}), lowering="direct", check=1).report.summary.rewritten == 1
 
 
 UNPADDED = {  # poolings whose auto_pad or ceil_mode changes nothing, and the map they are of
