@@ -95,8 +95,16 @@ def test_damage_by_hand(make, message):
         convpool.optimize(make())
 
 
-def test_a_name_that_is_no_text():
-    data = graph(PAIR.replace("h", "hhhh")).SerializeToString()
+@pytest.mark.parametrize("what", ["h", "quantization", "scale", "sparse", "overload", "device"])
+def test_a_name_that_is_no_text(what):
+    model = graph(PAIR.replace("h", "hhhh" if what == "h" else "h"))
+    note, node, name = model.graph.quantization_annotation.add(), model.graph.node[0], "hhhh"
+    note.tensor_name = name if what == "quantization" else "h"
+    note.quant_parameter_tensor_names.add(key="SCALE_TENSOR", value=name if what == "scale" else "w")
+    model.graph.sparse_initializer.add().values.name = name if what == "sparse" else "s"
+    node.overload = name if what == "overload" else ""
+    node.device_configurations.add().sharding_spec.add().tensor_name = name if what == "device" else "h"
+    data = model.SerializeToString()
     with pytest.raises(ModelError, match="a name; got the bytes .*, expected UTF-8"):
         convpool.optimize(data.replace(b"hhhh", b"hh\xff\xfe"))
 

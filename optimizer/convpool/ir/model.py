@@ -53,20 +53,20 @@ def _strings(model: ModelProto) -> Iterator[str | bytes]:
     for holder in protos.holders(model):
         yield holder.name
         if isinstance(holder, FunctionProto):
-            yield from (holder.domain, *holder.input, *holder.output, *holder.attribute)
+            yield from (holder.domain, holder.overload, *holder.input, *holder.output, *holder.attribute)
+        else:
+            yield from (note.tensor_name for note in holder.quantization_annotation)
+            yield from (e.value for note in holder.quantization_annotation for e in note.quant_parameter_tensor_names)
         for value in _values(holder):
             yield value.name
             yield from (dim.dim_param for dim in value.type.tensor_type.shape.dim)
     for node in protos.model_nodes(model):
-        yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
-        for attribute in node.attribute:
-            yield from (attribute.name, attribute.ref_attr_name)
-    for tensor in protos.tensors(model):
-        yield tensor.name
-        for entry in tensor.external_data:
-            yield from (entry.key, entry.value)
-    for part in (model, *model.functions):
-        yield from (entry.domain for entry in part.opset_import)
+        yield from (node.name, node.op_type, node.domain, node.overload, *node.input, *node.output)
+        yield from (text for item in node.attribute for text in (item.name, item.ref_attr_name))
+        yield from (spec.tensor_name for item in node.device_configurations for spec in item.sharding_spec)
+    for tensor in (*protos.tensors(model), *protos.sparse_values(model)):
+        yield from (tensor.name, *(text for entry in tensor.external_data for text in (entry.key, entry.value)))
+    yield from (entry.domain for part in (model, *model.functions) for entry in part.opset_import)
 
 
 def check_types(model: ModelProto) -> None:

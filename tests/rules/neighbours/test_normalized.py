@@ -68,8 +68,7 @@ def test_of_any_batch_and_size(size):
 def test_a_group_normalization_by_channel_is_fused():
     body = f"q = GroupNormalization<num_groups=4>(x, o, o)\n{BEHIND}"
     model = graph(body, CONSTANTS, inputs="float[2,16,8,8] x", opset=21)
-    noted = helper.make_tensor_value_info("q", onnx.TensorProto.FLOAT, [2, 16, 8, 8])
-    model.graph.value_info.append(noted)  # as by exporters
+    model.graph.value_info.append(helper.make_tensor_value_info("q", onnx.TensorProto.FLOAT, [2, 16, 8, 8]))  # as by exporters
     result = convpool.optimize(model, target="cuda").model
     assert operators(result.graph) == {KIND: 1} and schema.parts_of(result.graph.node[0]).norm_groups == 4
     assert_close(model, result)

@@ -83,8 +83,7 @@ class Net(RandomGraph):
         opened = bool(self.rng.integers(2)) if opened is None else opened
         size = [f"s{axis}" for axis in range(self.rank)] if opened else self.size
         x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [self.first, self.channels, *size])
-        given = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
-        model = self.model([x], given, self.opset)
+        model = self.model([x], [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs], self.opset)
         for value in model.graph.output:
             known = next(item for item in onnx.shape_inference.infer_shapes(model).graph.output if item.name == value.name)
             value.type.tensor_type.shape.SetInParent()
@@ -366,8 +365,7 @@ def test_reason(name):
 def test_pads_of_channels_in_front_of_a_convolution_stay():
     """They are none of its own, even behind a Pad of space."""
     body = f"a = Pad(x, space)\nb = Pad(a, channels)\nd = Pad(b, space)\nc = Conv(d, w)\ny = {POOL}(c)"
-    pads = {"space": [0, 0, 1, 1, 0, 0, 1, 1], "channels": [0, 2, 0, 0, 0, 1, 0, 0]}
-    model = graph(body, pads, inputs="float[1,13,12,12] x")
+    model = graph(body, {"space": [0, 0, 1, 1, 0, 0, 1, 1], "channels": [0, 2, 0, 0, 0, 1, 0, 0]}, inputs="float[1,13,12,12] x")
     for way, pairs in (("convavgpool", 1), ("direct", 0), ("fused", 1)):
         rewrite(model, pairs, way)
 

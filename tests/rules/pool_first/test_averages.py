@@ -216,8 +216,7 @@ def test_an_average_that_something_else_reads_is_moved_alone():
     body = CONV + "m = ReduceMean<axes=[3]>(h)\ny = ReduceMean<axes=[2]>(m)\nz = Relu(m)"
     result = rewrite(graph(body, outputs="float[a,b,c,d] y, float[d,e,f,g] z"), 1)
     assert operators(result.graph) == {**DIRECT, "ReduceMean": 1, "Relu": 1}
-    slices = ROWS + COLUMNS + "\nz = Relu(m)"
-    result = rewrite(graph(CONV + slices, AXES, outputs="float[a,b,c,d] y, float[d,e,f,g] z"), 1)
+    result = rewrite(graph(CONV + ROWS + COLUMNS + "\nz = Relu(m)", AXES, outputs="float[a,b,c,d] y, float[d,e,f,g] z"), 1)
     assert operators(result.graph) == {**DIRECT, "Slice": 2, "Add": 1, "Div": 1, "Relu": 1}
 
 
@@ -243,8 +242,7 @@ def test_half_precision(name):
 
 
 def test_a_box_filter_by_an_attribute_of_the_function():
-    box = "w2 = Constant<value_floats = [1.0]>() b = Conv<group: int = @e>(a, w2)"
-    assert may_be_box_filter(function_scope(box), 1) is None
+    assert may_be_box_filter(function_scope("w2 = Constant<value_floats = [1.0]>() b = Conv<group: int = @e>(a, w2)"), 1) is None
 
 
 @pytest.mark.parametrize(("size", "known"), [(256, True), (257, False)])

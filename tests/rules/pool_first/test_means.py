@@ -91,8 +91,7 @@ def test_slices_of_one_axis_that_name_the_other(step):
 def test_slices_that_name_the_channels_keep_all_of_them(end, pairs):
     """Exporters write the largest int32 or int64 for the end of an axis."""
     rows = {"e": [end, end], "a": [1, 2], "f": [0, 0], "r": [0, 1], "s": [1, 2], "two": np.float32(2)}
-    body = CONV + "s1 = Slice(h, f, e, a, s)\ns2 = Slice(h, r, e, a, s)\nt = Add(s1, s2)\ny = Div(t, two)"
-    rewrite(graph(body, rows), pairs)
+    rewrite(graph(CONV + "s1 = Slice(h, f, e, a, s)\ns2 = Slice(h, r, e, a, s)\nt = Add(s1, s2)\ny = Div(t, two)", rows), pairs)
 
 
 @pytest.mark.parametrize("batch", [1, "N"])
@@ -107,8 +106,7 @@ def test_slices_added_to_zeros_of_their_own_shape(zeros, batch):
 def test_halves_that_are_no_strided_slices():
     """Slices without steps, one beside the other: their mean is no average over windows."""
     ends = {"b": [0, 0], "c": [0, 6], "e": [12, 6], "f": [12, 12], "a": [2, 3], "half": np.float32(0.5)}
-    body = CONV + "s1 = Slice(h, b, e, a)\ns2 = Slice(h, c, f, a)\nt = Add(s1, s2)\ny = Mul(t, half)"
-    verified(graph(body, ends), 0)
+    verified(graph(CONV + "s1 = Slice(h, b, e, a)\ns2 = Slice(h, c, f, a)\nt = Add(s1, s2)\ny = Mul(t, half)", ends), 0)
 
 
 @pytest.mark.parametrize("opset", [11, 17, 21, 22])
