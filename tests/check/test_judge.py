@@ -372,9 +372,9 @@ def test_types_of_inner_values_become_float32(body, wrap, kind):
 def test_types_within_functions_and_of_attributes_become_float32():
     """Also the types that the bodies in a function note of what they give, and those that calls give, or defaults."""
     functions = """<opset_import: ["": 17, "local": 1], domain: "local"> net <n> (a) => (b) { b = local.halved<k: int=@n>(a) }
-    <opset_import: ["": 17], domain: "local"> halved <k, m: int=10> (a) => (b)
-    { c = Neg(a) e = EyeLike<dtype: int=@m>(c) d = Cast<to: int=@k>(e) f = Add(c, d) t = Constant<value=bool {1}>()
-    b = If(t) <then_branch = yes () => (float16[3,3] g) { g = Identity(f) },
+    <opset_import: ["": 17], domain: "local"> halved <k, m: int=10> (a) => (b) { c = Neg(a) e = EyeLike<dtype: int=@m>(c)
+    d = Cast<to: int=@k>(e) f = Add(c, d) t = Constant<value=bool {1}>() n = Constant<value=int64 {3}>()
+    w = HannWindow<output_datatype=10>(n) v = Mul(w, d) b = If(t) <then_branch = yes () => (float16[3,3] g) { g = Identity(f) },
               else_branch = no () => (float16[3,3] h) { h = Neg(f) }> }"""
     given = {"inputs": "float16[3,3] x", "outputs": "float16[3,3] y", "ir": 10}
     model = graph("y = local.net<n=10>(x)", functions=functions, **given)

@@ -152,7 +152,7 @@ def _are_equal(first: TensorProto, second: TensorProto) -> bool:
 
 
 OTHER_FLOATS = (*protos.HALF_TYPES, TensorProto.DOUBLE)
-TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype")
+TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "output_datatype")
 
 
 @dataclass
