@@ -15,9 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
-    "optimizer": 25013,
+    "optimizer": 25015,
     "plugin": 17500,
-    "tests": 35984,
+    "tests": 35985,
     "benchmarks": 8638,
     "tools": 952,
     "examples": 1167,

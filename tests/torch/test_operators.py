@@ -127,13 +127,13 @@ for size, (kernel, mode) in itertools.product((6, 16), ((3, "zeros"), (1, "zeros
 
 @pytest.mark.parametrize("shape, layers, casts", SIXTEEN)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_16_bits_on_a_cpu(dtype, shape, layers, casts, monkeypatch):
-    """PyTorch has no avg_pool3d for them, autocast averages in float32, and a layer behind another one gets halves."""
+def test_16_bits_of_layers(dtype, shape, layers, casts, device, monkeypatch):
+    """A CPU has no avg_pool3d of them, autocast averages there in float32, on a GPU upsamples; layers behind have halves."""
     monkeypatch.setattr(upsampling, "CHANNELS", (0, 0))
-    plain, x = copy.deepcopy(nn.Sequential(*layers)), torch.randn(shape)
+    plain, x = copy.deepcopy(nn.Sequential(*layers)).to(device), torch.randn(shape, device=device)
     plain, x = (plain, x) if casts else (plain.to(dtype), x.to(dtype))
     changed = optimize(copy.deepcopy(plain), x.requires_grad_())[0]
-    with torch.autocast("cpu", dtype, enabled=casts):
+    with torch.autocast(device, dtype, enabled=casts):
         for mine, own in zip(results(changed, x), results(plain, x), strict=True):
             torch.testing.assert_close(mine, own, rtol=0.03, atol=0.03 * float(own.detach().abs().max()))
 

@@ -32,7 +32,7 @@ def network(wrap=spectral_norm, **options):
     return nn.Sequential(first, nn.AvgPool2d(2), nn.ReLU(), second, nn.AvgPool2d(2), nn.Flatten(), last)
 
 
-def compiled(net, monkeypatch, inner=None):
+def compiled(net, monkeypatch, inner=None, dynamic=None):
     """The network with what a GPU's graphs have in front, by PyTorch's operators, and how many weights each graph normalizes.
 
     inner: what compiles the graphs."""
@@ -51,7 +51,7 @@ def compiled(net, monkeypatch, inner=None):
         changed = torch.fx.GraphModule(module, graph)
         return inner(changed, inputs) if inner else changed.forward
 
-    return torch.compile(net, backend=backend), counts
+    return torch.compile(net, backend=backend, dynamic=dynamic), counts
 
 
 RUNS = [(None, torch.contiguous_format), (torch._dynamo.lookup_backend("aot_eager"), torch.channels_last)]
@@ -122,6 +122,7 @@ LEFT = {
     "vector read before": of_one(lambda conv, x: conv.parametrizations.weight[0]._u.sum() * conv(x)),
     "twice": of_one(lambda conv, x: conv(x) + conv(x + 1)),
     "a context of its own": of_one(in_autocast),
+    "open numbers": network(),
 }
 
 
@@ -135,7 +136,7 @@ FOUND = {
 @pytest.mark.parametrize("name", [*LEFT, *FOUND])
 def test_what_is_left_to_pytorch(name, monkeypatch):
     net = copy.deepcopy((LEFT | FOUND)[name])
-    changed, counts = compiled(copy.deepcopy(net), monkeypatch)
+    changed, counts = compiled(copy.deepcopy(net), monkeypatch, dynamic=name == "open numbers" or None)
     x = torch.randn(2, 3, 18, 18, dtype=next(net.parameters()).dtype)
     found, expected = (
         (y := m(x), torch.autograd.grad(y.sin().sum(), list(m.parameters()), allow_unused=True)) for m in (changed, net)

@@ -67,6 +67,7 @@ def _found(result: fx.Node) -> Normalized | None:
     (u, of_u, last_u, epsilon), (v, of_v, last_v, other) = steps
     (first, by_u), (turned, by_v) = _given(of_u, 2, torch.mv), _given(of_v, 2, torch.mv)
     turns = isinstance(turned, fx.Node) and turned.target in ("t", getattr)
+    turns = turns and isinstance(epsilon, float)  # one that a compiler leaves open is a node
     if first is not matrix or epsilon != other or not turns or turned.args not in ((matrix,), (matrix, "H"), (matrix, "T")):
         return None
     if (by_u, by_v) not in ((last_v, u), (v, last_u)) or not all(map(is_of_module, (last_u, last_v))):
