@@ -30,7 +30,7 @@ from convpool.check.inputs import Given, shapes_of
 from convpool.check.session import OnnxruntimeRunner, Session, evaluate, time_sessions
 from convpool.errors import ModelError
 from convpool.ir import protos, schema
-from convpool.ir.files import external_size
+from convpool.ir.files import external_size, serialize
 from convpool.ir.index import Scope
 from convpool.ir.model import LoadedModel, batches_of_one, scopes_at
 from convpool.ir.protos import STANDARD_DOMAINS, is_op, known_attributes, label, ops_of
@@ -166,7 +166,7 @@ def totals(
         operators_before=_counted(before),
         operators_after=_counted(after),
         bytes_before=original.size_bytes,
-        bytes_after=result.proto.ByteSize() + external_size(result.proto),
+        bytes_after=len(serialize(result.proto)) + external_size(result.proto),
         seconds=0.0,
         concats=log.concats,
         channels_last=log.channels_last,

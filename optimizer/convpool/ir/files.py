@@ -290,14 +290,6 @@ def external_size(model: ModelProto) -> int:
     return sum(place.length for place in {place_of(tensor) for tensor in filter(is_external, tensors(model))})
 
 
-def without_data(model: ModelProto) -> ModelProto:
-    """A copy with an empty tensor for each one in a file: onnx's checker asks only whether there are such files."""
-    probe = deepcopy(model)
-    for tensor in filter(is_external, tensors(probe)):
-        tensor.CopyFrom(TensorProto(name=tensor.name, data_type=tensor.data_type, dims=[0]))
-    return probe
-
-
 LAYOUTS = ("auto", "one", "keep")
 """Where weights go: inside the model where it fits one file, else as `one`; in one data file; in files as the original's."""
 PROTOBUF_LIMIT_BYTES = 2**31 - 1

@@ -18,6 +18,7 @@ onnx's shape inference is C++ that trusts the model: sizes that fit no operator 
 fault, and sizes beyond memory make it run for hours.  One process serves all models, until one of them ends it.  Its results are
 used, and not only its survival: what reads beside an array fails at one time and not at another."""
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from copy import deepcopy
 from typing import Any
@@ -106,13 +107,19 @@ def _mark_disputed(result: ModelProto, by_onnx: ModelProto) -> None:
 
 
 def without_large_values(model: ModelProto) -> ModelProto:
-    """A copy without the values of large tensors, on which no shape depends."""
-    probe = deepcopy(model)
-    for tensor in probe.graph.initializer:
-        if tensor.data_location != TensorProto.EXTERNAL and len(tensor.raw_data) > 2**14:
-            tensor.ClearField("raw_data")
-            tensor.data_location = TensorProto.EXTERNAL
+    """A copy without the values of large tensors, on which no shape depends; these are never copied."""
+    probe = _without_field(model, "graph")
+    probe.graph.CopyFrom(_without_field(model.graph, "initializer"))
+    for given in model.graph.initializer:
+        kept = given.data_location == TensorProto.EXTERNAL or not given.HasField("raw_data") or math.prod(given.dims) <= 2**12
+        kept = kept or getattr(given, helper.tensor_dtype_to_field(given.data_type))  # two values, for onnx's checker to refuse
+        place = TensorProto(name=given.name, data_type=given.data_type, dims=given.dims, data_location=TensorProto.EXTERNAL)
+        probe.graph.initializer.append(given if kept else place)
     return probe
+
+
+def _without_field(message: Any, name: str) -> Any:
+    return type(message)(**{field.name: value for field, value in message.ListFields() if field.name != name})
 
 
 def side_by_side(model: ModelProto, inferred: ModelProto) -> list[tuple[GraphProto, GraphProto, dict[str, TypeProto]]]:
