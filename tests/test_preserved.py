@@ -35,8 +35,7 @@ def documented() -> onnx.ModelProto:
             devices.sharding_spec.add(tensor_name=tensor)
     model.configuration.add(name="two", num_devices=2)
     for name in ("h", "y", "w", "x"):
-        annotation = main.quantization_annotation.add(tensor_name=name)
-        annotation.quant_parameter_tensor_names.add(key="SCALE_TENSOR", value="scale")
+        main.quantization_annotation.add(tensor_name=name).quant_parameter_tensor_names.add(key="SCALE_TENSOR", value="scale")
     main.initializer.append(numpy_helper.from_array(np.float32(1), "scale"))
     return model
 
@@ -75,8 +74,7 @@ def test_annotations_of_tensors_that_are_gone_go():
 
 def test_constants_that_an_annotation_names_stay():
     model = graph(PAIR.replace("(h)", "(m)").replace("\ny", "\nm = Mul(h, scale)\ny"), {"scale": np.float32(2)})
-    note = model.graph.quantization_annotation.add(tensor_name="y")
-    note.quant_parameter_tensor_names.add(key="SCALE_TENSOR", value="scale")
+    model.graph.quantization_annotation.add(tensor_name="y").quant_parameter_tensor_names.add(key="SCALE_TENSOR", value="scale")
     result = convpool.optimize(model, check=0).model
     assert "Mul" not in {node.op_type for node in result.graph.node}
     assert "scale" in {tensor.name for tensor in result.graph.initializer}

@@ -34,8 +34,8 @@ BATCHES = {
     "lenet5_digits": 32, "lenet5": 8, "sngan64": 2, "sngan64_in_place": 2, "wgan_gp": 4, "stargan_v2": 1,
     "densenet121": 1, "densenet_transition1": 1, "densenet_transition2": 1, "densenet_transition3": 1,
 }  # fmt: skip
-ENGINE_SIZES = {"densenet121": {"size": 64}}
-"""Smaller inputs for engines: as many layers in less time."""
+SIZES = {"densenet121": {"size": 64}}
+"""Smaller inputs: as many layers in less time."""
 RATIO_SETS = 16
 FP16_RESULTS = 1024
 """Least number of results behind a ratio in fp16: of n independent errors it scatters by 1 / sqrt(n), 0.03, and its limit is
@@ -51,19 +51,19 @@ def digit_images() -> np.ndarray:
     return np.load(file)["image"] if file else load_test_set()[0]
 
 
-@functools.cache
-def case(name: str, engine: bool = False) -> tuple[onnx.ModelProto, dict[str, np.ndarray], dict[str, np.ndarray]]:
+@functools.lru_cache(2)  # tests go model by model
+def case(name: str) -> tuple[onnx.ModelProto, dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Model, inputs and float64 outputs."""
     if name == "lenet5_digits":
         model = onnx.load(MODEL_PATH)
         inputs = {"image": digit_images()[: BATCHES[name]]}
     else:
-        model = generate(name, batch=BATCHES[name], **ENGINE_SIZES.get(name, {}) if engine else {})
+        model = generate(name, batch=BATCHES[name], **SIZES.get(name, {}))
         inputs = random_inputs(model)
     return model, inputs, run_float64(model, inputs)
 
 
-@functools.cache
+@functools.lru_cache(len(LOWERINGS))
 def lowered(name: str, lowering: str) -> onnx.ModelProto:
     model = case(name)[0]
     if lowering == "fused_variants":
@@ -142,7 +142,7 @@ def halves_outside(name: str, precision: str) -> bool:
 
 @functools.cache
 def engine(name: str, precision: str, plugin: bool) -> Engine:
-    model, inputs, _ = case(name, engine=True)
+    model, inputs, _ = case(name)
     return build_engine(
         model,
         precision=precision,
@@ -165,7 +165,7 @@ def run_engine(name: str, precision: str, plugin: bool, inputs: dict[str, np.nda
 @pytest.mark.parametrize("name", BATCHES)
 def test_tensorrt(name, precision, record_property):
     require_gpu()
-    _, inputs, reference = case(name, engine=True)
+    _, inputs, reference = case(name)
     error = largest(run_engine(name, precision, True, inputs), reference)
     record_property("error", error)
     limit = LIMITS[name].relative(precision, engine=True)
@@ -186,7 +186,7 @@ def run_exactly(model: onnx.ModelProto, precision: str, sets: list) -> list[dict
 @pytest.mark.parametrize("name", BATCHES)
 def test_tensorrt_is_as_exact_as_without_the_plugin(name, precision, record_property):
     require_gpu()
-    model, _, reference = case(name, engine=True)
+    model, _, reference = case(name)
     if name == "lenet5_digits":
         images, batch = digit_images(), BATCHES[name]
         sets = [{"image": images[i : i + batch]} for i in range(0, len(images) - batch + 1, batch)]

@@ -32,8 +32,7 @@ class FakeEngine:
         if self.inside:
             assert all(x.dtype == np.float16 for x in inputs.values())
             inputs = {name: x.astype(np.float32) for name, x in from_channels_last(inputs).items()}
-        names = self.session.outputs
-        outputs = {name: y * self.factor for name, y in zip(names, self.session.run(None, inputs), strict=True)}
+        outputs = {name: y * self.factor for name, y in zip(self.session.outputs, self.session.run(None, inputs), strict=True)}
         return to_channels_last(outputs) if self.inside else outputs
 
 

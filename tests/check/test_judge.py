@@ -412,8 +412,7 @@ def detector(name: str, factor: float = 1.0, threshold: float = 1e9, extra: str 
     """A model whose outputs are empty unless a value of its pooling is above the threshold."""
     body, outputs, _ = EMPTY[name]
     constants = {**TABLE, "t": np.float32(threshold), "w": factor * weights((32, 16, 3, 3))}
-    pair = f"c = Conv<pads=[1,1,1,1]>(x, w)\np = {POOL}(c)"
-    return graph(f"{pair}\n{body}", constants, outputs=outputs + extra)
+    return graph(f"c = Conv<pads=[1,1,1,1]>(x, w)\np = {POOL}(c)\n{body}", constants, outputs=outputs + extra)
 
 
 @pytest.mark.parametrize("name", EMPTY)

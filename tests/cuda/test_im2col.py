@@ -47,8 +47,7 @@ def plan(tmp_path_factory):
 
     def ask(shapes):
         text = "\n".join(" ".join(str(shape[name]) for name in FIELDS) for shape in shapes)
-        done = subprocess.run([folder / "plan"], input=text, capture_output=True, text=True, check=True)
-        lines = done.stdout.splitlines()
+        lines = subprocess.run([folder / "plan"], input=text, capture_output=True, text=True, check=True).stdout.splitlines()
         assert len(lines) == len(shapes)
         return [line if "tactic" in line else [[int(v) for v in line.split()][i : i + 2] for i in (0, 2, 4)] for line in lines]
 

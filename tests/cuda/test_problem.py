@@ -440,31 +440,34 @@ def test_reasons_belong_to_the_thread_that_asked():
 
 
 CHOOSE = """
-import json, sys, warnings
+import json, os, sys, warnings
 from convpool.cuda import Problem
-with warnings.catch_warnings(record=True) as told:
-    warnings.simplefilter("always")
-    ids = [Problem(**fields).default_tactic(**device).id for fields, device in json.loads(sys.argv[1])]
-print(json.dumps([ids, [str(one.message) for one in told]]))
+for line in sys.stdin:
+    if os.fork() == 0:
+        os.environ["CONVPOOL_TUNED"], asked = json.loads(line)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            ids = [Problem(**fields).default_tactic(**device).id for fields, device in asked]
+        print(json.dumps([ids, [str(one.message) for one in told]]), flush=True)
+        os._exit(0)
+    if os.wait()[1]:
+        print("null", flush=True)
 """
 WHOLE_H200 = H200 | dict(multiprocessors=132, max_workspace_bytes=2**30)
 NONE = "conv_avgpool_generic"
 SLOW = "conv_avgpool_direct_gemm_sm75_f16_m64n64k32_s4"
 
 
+@functools.cache
+def chooser() -> subprocess.Popen:
+    """A process that forks for each request, before it loads the library."""
+    return subprocess.Popen([sys.executable, "-c", CHOOSE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
 def chosen(table: str | None, *asked: tuple[dict, dict]) -> tuple[list[int], list[str]]:
     """Ids that a new process chooses with CONVPOOL_TUNED set so, and what it warns of; the variable is read once."""
-    return (of_rows_compiled_in if table in (None, "off") else in_a_new_process)(table or "", json.dumps(asked))
-
-
-def in_a_new_process(table: str, asked: str) -> tuple[list[int], list[str]]:
-    environment = {**os.environ, "CONVPOOL_TUNED": table}
-    done = subprocess.run([sys.executable, "-c", CHOOSE, asked], capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    return tuple(json.loads(done.stdout))
-
-
-of_rows_compiled_in = functools.cache(in_a_new_process)
+    print(json.dumps([table or "", asked]), file=chooser().stdin, flush=True)
+    return tuple(json.loads(chooser().stdout.readline()))
 
 
 def row(tactic: str, *, cc: int = 90, **fields) -> str:

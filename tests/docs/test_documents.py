@@ -25,8 +25,7 @@ def prose(path: Path) -> str:
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_to_files(path):
     links = [link for link in re.findall(r"\]\(([^)\s]+)\)", prose(path)) if "://" not in link]
-    missing = [link for link in links if not (path.parent / link.split("#")[0]).exists()]
-    assert not missing
+    assert not [link for link in links if not (path.parent / link.split("#")[0]).exists()]
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -41,8 +40,7 @@ def test_files_of_the_repository_that_are_named_exist(path):
 def test_decisions_are_listed_by_their_titles():
     pages = sorted(DECISIONS.glob("[0-9]*.md"))
     titles = [(p.name, p.read_text().splitlines()[0].removeprefix(f"# {p.name[:3]}: ")) for p in pages]
-    listed = re.findall(r"^\| \[\d+\]\((.*?)\) \| (.*) \|$", (DECISIONS / "README.md").read_text(), re.MULTILINE)
-    assert listed == titles
+    assert re.findall(r"^\| \[\d+\]\((.*?)\) \| (.*) \|$", (DECISIONS / "README.md").read_text(), re.MULTILINE) == titles
     assert [int(name[:3]) for name, _ in titles] == list(range(1, len(titles) + 1))
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Damaged models: whatever is wrong with a file, convpool refuses it in its own words, and neither crashes nor hangs.
-CONVPOOL_DAMAGED_CASES=20000 runs more of them, CONVPOOL_DAMAGED_FIRST=N others, CONVPOOL_DAMAGED_PROCESSES=8 more at a time."""
+CONVPOOL_TEST_ROUNDS=20 runs more of them, CONVPOOL_DAMAGED_FIRST=N others, CONVPOOL_DAMAGED_PROCESSES=8 more at a time."""
 
 import os
 import stat
@@ -24,9 +24,9 @@ from convpool.ir.model import check_functions
 from tests.fuzz.damaged import Outcome, share
 from tests.support.damage import damaged
 from tests.support.models import graph, operators
-from tests.support.rewriting import PAIR, POOL
+from tests.support.rewriting import PAIR, POOL, cases
 
-CASES = int(os.environ.get("CONVPOOL_DAMAGED_CASES", "2000"))
+CASES = cases(1000)
 FIRST = int(os.environ.get("CONVPOOL_DAMAGED_FIRST", "0"))
 PROCESSES = int(os.environ.get("CONVPOOL_DAMAGED_PROCESSES", "2"))
 
@@ -79,6 +79,7 @@ MODELS = {
     "too few bytes": (lambda: with_tensor(dims=[32, 16, 3, 4]), r"tensor 'w': data; got 18432 bytes, expected 24576 for"),
     "too many bytes": (lambda: with_tensor(dims=[32, 16, 3, 2]), "got 18432 bytes, expected 12288"),
     "too few stored values": (lambda: with_tensor(raw_data=None, float_data=[1.0] * 100), "got 100 stored values, expected 4608"),
+    "two values": (lambda: with_tensor(float_data=[1.0] * 4608), r"tensor name: w\) should contain one and only one value field"),
     "unknown type": (lambda: with_tensor(data_type=77), "tensor 'w': element type; got 77, expected one of ONNX's"),
     "no type": (lambda: with_tensor(data_type=0), "element type; got 0"),
     "strings": (lambda: with_tensor(data_type=TensorProto.STRING), "expected strings"),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Saves beside each other, interrupted and killed at every step: a model never has another's weights, and what was there stays.
-Every step is one that Python's audit events name: opening, renaming, deleting and making of files.  A process of its own goes to
-a step, and there another model is saved, a signal comes, or the process ends."""
+Every step is one that Python's audit events name: opening, renaming, deleting and making of files.  There another model is saved,
+an interruption or a signal comes, or the process ends."""
 
 import errno
 import os
@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import partial
+from functools import cache, partial
 from itertools import count, product
 from pathlib import Path
 from tempfile import mkdtemp
@@ -64,36 +64,46 @@ def files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def at_step(number: int, folder: Path, then: Callable[[], object], work: Callable[[], object]) -> int:
-    """Do `work` in another process, and `then` before its step `number` in a folder; the status that it ends with."""
-    child = os.fork()
+STEP: list = [-1, "", None]
+"""So many steps in a folder before `hook` does something, and what."""
+
+
+def hook(event: str, arguments: tuple) -> None:
+    if STEP[0] >= 0 and event in EVENTS and str(arguments[0]).startswith(STEP[1]):
+        STEP[0] -= 1
+        if STEP[0] < 0:
+            STEP[2]()
+
+
+hooked = cache(sys.addaudithook)
+
+
+def at_step(number: int, folder: Path, then: Callable[[], object], work: Callable[[], object], apart: bool) -> int:
+    """Do `work`, and `then` before its step `number` in a folder; the status that it ends with.  apart: in another process, where
+    `then` ends it: a fork of a large process takes longer than the work."""
+    child = os.fork() if apart else 0
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    left = [number]
-
-    def hook(event: str, arguments: tuple) -> None:
-        if event in EVENTS and str(arguments[0]).startswith(str(folder)) and left[0] >= 0:
-            left[0] -= 1
-            if left[0] < 0:
-                then()
-
-    status = 1
+    hooked(hook)
+    STEP[:], status = (number, str(folder), then), 1
     try:
-        sys.addaudithook(hook)
         work()
-        status = NO_SUCH_STEP if left[0] >= 0 else ENDED
+        status = NO_SUCH_STEP if STEP[0] >= 0 else ENDED
     except KeyboardInterrupt:
         status = 130
     finally:
-        os._exit(status)
+        STEP[0] = -1
+        if apart:
+            os._exit(status)
+    return status
 
 
-def every_step(place: Path, work: Callable[[Path], object], then: Callable[[Path], object], status: int, prepare=lambda _: None):
+def every_step(place: Path, work: Callable, then: Callable, status: int, prepare: Callable = lambda _: None, apart: bool = True):
     """The folder after each step of `work` at which `then` came, a new one each time."""
     for number in count():
         folder = Path(mkdtemp(dir=place))
         prepare(folder)
-        ended = at_step(number, folder, partial(then, folder), partial(work, folder))
+        ended = at_step(number, folder, partial(then, folder), partial(work, folder), apart)
         if ended == NO_SUCH_STEP:
             assert number >= 3
             return
@@ -119,7 +129,8 @@ def test_another_save_at_every_step(tmp_path, layout, values, out):
             second.save(folder / out, external_data=layout)
             ending(folder)
 
-        for folder in every_step(tmp_path, lambda folder: first.save(folder / "same.onnx", external_data=layout), then, status):
+        save = partial(first.save, external_data=layout)
+        for folder in every_step(tmp_path, lambda at, save=save: save(at / "same.onnx"), then, status, apart=status == 9):
             needed = assert_own_weights(folder)
             assert (folder / out).exists()
             if status != 9 and out != "same.onnx":  # else the first one may have been whole, and was replaced
@@ -143,7 +154,7 @@ def test_an_old_model_at_every_step(tmp_path, layout, lost):
 
     save = partial(new.save, external_data=layout)
     for ending, status in ENDINGS:
-        for folder in every_step(tmp_path, lambda folder: save(folder / "o.onnx"), ending, status, prepare):
+        for folder in every_step(tmp_path, lambda folder: save(folder / "o.onnx"), ending, status, prepare, status == 9):
             if onnx.load(folder / "o.onnx", load_external_data=False).producer_name == "2.0" or not lost or layout == "auto":
                 assert_own_weights(folder)
             else:

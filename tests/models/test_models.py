@@ -87,8 +87,7 @@ def test_command_line_writes_the_same_bytes(tmp_path, capsys):
     path = tmp_path / "out.onnx"
     assert generate.main(["lenet5", "-o", str(path)]) == 0
     assert hashlib.sha256(path.read_bytes()).hexdigest() == MANIFEST["generators"]["lenet5"]["sha256"]
-    command = ["sngan64", "-o", str(path), "--set", "width=4", "--batch", "3", "--size", "32", "--opset", "13"]
-    assert generate.main(command) == 0
+    assert generate.main(["sngan64", "-o", str(path), "--set", "width=4", "--batch", "3", "--size", "32", "--opset", "13"]) == 0
     model = onnx.load(path)
     assert [d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim] == [3, 3, 32, 32]
     assert model.opset_import[0].version == 13

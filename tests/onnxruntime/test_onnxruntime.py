@@ -42,12 +42,11 @@ def registered(model: onnx.ModelProto):
     return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
-@pytest.mark.parametrize("op_type", SAMPLED)
-def test_every_operator_of_every_type(op_type):
-    """Nodes of all types in one model: making a session takes far longer than a run."""
-    nodes = {f"{dtype}_": Node(op_type, dtype) for dtype in ("float16", "bfloat16", "float32", "float64")}
+def run_together(nodes: dict[str, Node]) -> None:
+    """Run nodes, by a prefix for their names, in one model: making a session takes far longer than a run."""
     given = {prefix: node.with_constants(node.arrays(1)) for prefix, node in nodes.items()}
-    whole, *others = (compose.add_prefix(node.model(functions=False), prefix) for prefix, node in nodes.items())
+    parts = (compose.add_prefix(node.model(functions=False), prefix) for prefix, node in nodes.items())
+    *others, whole = sorted(parts, key=lambda part: max(entry.version for entry in part.opset_import if entry.domain))
     for part, field in itertools.product(others, ("node", "input", "output", "initializer")):
         getattr(whole.graph, field).extend(getattr(part.graph, field))
     feeds = {prefix + name: a for prefix, node in nodes.items() for name, a in node.feeds(given[prefix]).items()}
@@ -55,13 +54,16 @@ def test_every_operator_of_every_type(op_type):
         node.check(y, given[prefix])
 
 
+@pytest.mark.parametrize("part", range(8))
+def test_every_operator_of_every_type(part):
+    names = itertools.product(SAMPLED[part::8], ("float16", "bfloat16", "float32", "float64"))
+    run_together({f"{op_type}_{dtype}_": Node(op_type, dtype) for op_type, dtype in names})
+
+
 @pytest.mark.parametrize("channels_last", [0, 1, 2, 3])
-@pytest.mark.parametrize("sizes", [(11,), (7, 10), (5, 6, 7)])
-@pytest.mark.parametrize("group", [1, 4])
-def test_ranks_groups_and_layouts(sizes, group, channels_last):
-    for op_type in ("ReluConvAvgPoolAdd", "ReluUpsampleConvAdd"):
-        node = Node(op_type, sizes=sizes, group=group, channels_last=channels_last)
-        node.run(registered(node.model(functions=False)), seed=1)
+def test_ranks_groups_and_layouts(channels_last):
+    cases = itertools.product(("ReluConvAvgPoolAdd", "ReluUpsampleConvAdd"), ((11,), (7, 10), (5, 6, 7)), (1, 4))
+    run_together({f"{case}": Node(case[0], sizes=case[1], group=case[2], channels_last=channels_last) for case in cases})
 
 
 @pytest.mark.parametrize("op_type", ["ConvAvgPool", "UpsampleConv"])
@@ -274,7 +276,10 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("ways", [ways for count in (2, 3) for ways in itertools.product(WAYS, repeat=count)], ids=" ".join)
+AGAIN = [*itertools.product(WAYS, repeat=2), *((way, other, way) for way, other in itertools.permutations(WAYS))]
+
+
+@pytest.mark.parametrize("ways", AGAIN, ids=" ".join)
 @pytest.mark.parametrize("between", ["nothing", "a session", "a session's copy"])
 def test_registering_again_changes_nothing(ways, between):
     node = Node()
@@ -336,8 +341,7 @@ def test_a_session_on_a_machine_without_the_provider_says_so():
 
 
 def test_a_library_that_is_not_there_is_named(tmp_path, monkeypatch, library):
-    alone = tmp_path / "libconvpool.so"
-    alone.symlink_to("/dev/null")
+    (tmp_path / "libconvpool.so").symlink_to("/dev/null")
     monkeypatch.setenv("CONVPOOL_LIBRARY", str(tmp_path / "none.so"))
     with pytest.raises(on_gpu.OnnxruntimeError, match="libconvpool: not found"):
         on_gpu.library_path()

@@ -10,7 +10,7 @@ import convpool
 from convpool.algebra.expand import FORMS
 from tests.support.random_graph import RandomGraph
 from tests.support.resizing import TOLERANCE
-from tests.support.rewriting import assert_close, assert_stable
+from tests.support.rewriting import assert_close, assert_stable, cases
 
 
 class Maker(RandomGraph):
@@ -185,7 +185,7 @@ def random_upsampled(seed: int) -> tuple[onnx.ModelProto, dict[str, np.ndarray],
     return maker.finish(outputs), {name: maker.numbers(*dims) for name, dims in maker.inputs.items()}, maker
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", range(cases(120)))
 def test_a_random_model(seed):
     model, feeds, maker = random_upsampled(seed)
     result = convpool.optimize(model, check=0, target="cpu", upsampling=maker.form)

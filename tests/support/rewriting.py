@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pairs to rewrite, and what every rewritten model must hold."""
 
+import os
+
 import numpy as np
 import onnx
 
@@ -20,6 +22,11 @@ CORNER_SLICES = "".join(f"s{number} = Slice(h, {start}, e, a, s)\n" for number, 
 """The four corners of each 2x2 window, by the constants CORNERS."""
 RTOL = 2e-6
 """A share of the largest output: sums of up to 576 float32 products with random errors of 6e-8."""
+
+
+def cases(usual: int) -> int:
+    """Return how many random cases run: so many, times CONVPOOL_TEST_ROUNDS of the environment."""
+    return max(1, round(usual * float(os.environ.get("CONVPOOL_TEST_ROUNDS", "1"))))
 
 
 def assert_close(model, result, feeds: dict | None = None, rtol: float = RTOL) -> None:

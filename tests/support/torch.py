@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.gpu import skip_or_fail
 
-ROUNDS = int(os.environ.get("CONVPOOL_TEST_ROUNDS", "1"))
+ROUNDS = max(1, round(float(os.environ.get("CONVPOOL_TEST_ROUNDS", "1"))))
 """How many times as many random cases as usual are tested."""
 
 

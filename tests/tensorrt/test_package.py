@@ -214,8 +214,7 @@ def test_convolutions_that_the_plugin_takes_by_compute_capability(monkeypatch, c
     for version in ("9.3.0", "10.0.0"):
         found = prepare.offloaded_convs(BuildOptions(precision="fp16", trt=tensorrt(version)))
         assert found == (none if version == "10.0.0" else {"image_conv": stem, "plain_conv": plain})
-    of_rtx = tensorrt("1.2.0", "tensorrt_rtx")
-    assert not prepare.offloaded_convs(BuildOptions(precision="fp16", trt=of_rtx))["plain_conv"]
+    assert not prepare.offloaded_convs(BuildOptions(precision="fp16", trt=tensorrt("1.2.0", "tensorrt_rtx")))["plain_conv"]
 
 
 @pytest.mark.parametrize("options", [BuildOptions(precision=p, plain_conv=c) for p in ("fp16", "bf16", "tf32") for c in (0, 1)])

@@ -64,7 +64,7 @@ class Runs:
         left_out = [word for name in self.dropped for word in ("--deselect", name)]
         words = [sys.executable, *start, "-q", "-p", "no:cacheprovider", "-k", CHOSEN, "--tb=no", *left_out, *tests]
         paths = [folder, str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        given = {"CONVPOOL_PROPERTY_CASES": "150", "TMPDIR": folder, "COVERAGE_CORE": "ctrace"}
+        given = {"CONVPOOL_TEST_ROUNDS": "0.3", "TMPDIR": folder, "COVERAGE_CORE": "ctrace"}
         run = self._start(words, {**given, "PYTHONPATH": os.pathsep.join(paths)})
         try:
             output, _ = run.communicate(timeout=limit_s)

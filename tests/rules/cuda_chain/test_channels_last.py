@@ -18,9 +18,9 @@ from convpool.rules.cuda_chain.layouts import SUMS
 from tests.support.cuda_target import NARROW, TAIL, for_cuda, layouts, wide
 from tests.support.models import graph, operators, weights
 from tests.support.random_graph import RandomGraph
-from tests.support.rewriting import IF_BODY, IF_INPUTS, PAIR, POOL, RTOL, assert_close, assert_stable
+from tests.support.rewriting import IF_BODY, IF_INPUTS, PAIR, POOL, RTOL, assert_close, assert_stable, cases
 
-CHAINS = 120
+CHAINS = max(80, cases(80))
 KINDS = ("conv", "pair", "pool", "act", "norm", "bias", "residual", "concat", "max", "turn", "mean", "tanh", "grouped", "scale")
 
 

@@ -236,8 +236,7 @@ def test_types(dtype):
     model = graph(body, constants, inputs=inputs, outputs=outputs, opset=22, ir=10)
     result = convpool.optimize(model, check=2)
     assert only(result.model).op_type == "AffineReluConvAvgPoolAddRelu" and result.report.verification.passed
-    types = {tensor.data_type for tensor in result.model.graph.initializer}
-    assert types == {helper.np_dtype_to_tensor_dtype(np.dtype(kind))}
+    assert {tensor.data_type for tensor in result.model.graph.initializer} == {helper.np_dtype_to_tensor_dtype(np.dtype(kind))}
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ sums over absolute values), u the unit roundoff of the model's type:
    |e| serves both.
 
 The float64 arithmetic is the tests' own (`tests.support.error_bounds`).  For the types without kernels in onnxruntime (bfloat16,
-float64) the second run is onnx's ReferenceEvaluator's.  CONVPOOL_PROPERTY_CASES sets the number of cases,
-CONVPOOL_PROPERTY_FIRST the first.
+float64) the second run is onnx's ReferenceEvaluator's.  CONVPOOL_TEST_ROUNDS multiplies the number of cases,
+CONVPOOL_PROPERTY_FIRST sets the first.
 """
 
 import os
@@ -37,8 +37,9 @@ from tests.support import sessions
 from tests.support.error_bounds import UNIT_ROUNDOFF, Traced, evaluate, gamma
 from tests.support.random_models import Case
 from tests.support.random_pooling import make_case
+from tests.support.rewriting import cases
 
-CASES = int(os.environ.get("CONVPOOL_PROPERTY_CASES", "800"))
+CASES = cases(800)
 FIRST = int(os.environ.get("CONVPOOL_PROPERTY_FIRST", "0"))
 REASON = re.compile(r"^(tensor|[A-Z]\w+) '[^']*': .+; got .+, expected .+", re.DOTALL)
 """<node>: <condition>; got <value>, expected <value>."""
@@ -84,8 +85,8 @@ def tally() -> Tally:
     return result
 
 
-def run_cases(result: Tally, cases: int = CASES, target: str = "any") -> None:
-    for seed in range(FIRST, FIRST + cases):
+def run_cases(result: Tally, count: int = CASES, target: str = "any") -> None:
+    for seed in range(FIRST, FIRST + count):
         try:
             check_case(make_case(seed), result, target)
         except Exception as error:  # collected, so that one run shows every failure
@@ -94,7 +95,7 @@ def run_cases(result: Tally, cases: int = CASES, target: str = "any") -> None:
 
 def test_every_case_is_rejected_or_exact(tally):
     shown = "\n".join(tally.failures[:20])
-    again = "CONVPOOL_PROPERTY_CASES=1 CONVPOOL_PROPERTY_FIRST=<case> python -m pytest tests/rules/pool_first/test_property.py"
+    again = "CONVPOOL_TEST_ROUNDS=0 CONVPOOL_PROPERTY_FIRST=<case> python -m pytest tests/rules/pool_first/test_property.py"
     assert not tally.failures, f"{len(tally.failures)} of {CASES} cases fail; repeat one by\n{again}\n{shown}"
 
 

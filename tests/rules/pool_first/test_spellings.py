@@ -2,12 +2,11 @@
 """Pairs as other exporters write them: with Transposes between, in functions, in the domain ai.onnx, with sparse weights.
 
 The random models are right, stable, and have the pairs that the plain model has.  Their bound is that of `test_property`, once
-for each of the two models.  CONVPOOL_PROPERTY_CASES sets the number of cases.
+for each of the two models.  CONVPOOL_TEST_ROUNDS multiplies the number of cases.
 """
 
 import copy
 import functools
-import os
 from collections import Counter
 from itertools import product
 
@@ -26,7 +25,7 @@ from tests.support import sessions
 from tests.support.error_bounds import UNIT_ROUNDOFF, evaluate, gamma
 from tests.support.models import TYPES, graph, operators, random_feeds, sparse_of, weights
 from tests.support.random_pooling import make_case
-from tests.support.rewriting import IF_BODY, IF_INPUTS, PAIR, POOL, assert_close, assert_stable, rewrite
+from tests.support.rewriting import IF_BODY, IF_INPUTS, PAIR, POOL, assert_close, assert_stable, cases, rewrite
 
 ELEMENTWISE = ("Add", "Sub", "Mul", "Div", "Relu", "Identity", "Tanh", "Sigmoid", "LeakyRelu")
 
@@ -177,7 +176,7 @@ def _as_calls(model, nodes, outputs, rng, depth) -> list[onnx.NodeProto]:
     return found
 
 
-CASES = int(os.environ.get("CONVPOOL_PROPERTY_CASES", "800")) // 4
+CASES = cases(120)
 SPELLINGS = {
     "channels last": lambda model, rng: with_channels_last(model),
     "functions": in_functions,

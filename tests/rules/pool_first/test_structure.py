@@ -60,8 +60,7 @@ def test_branches_with_equal_names_and_own_weights():
         attribute.g.initializer.append(onnx.numpy_helper.from_array(weights, "own"))
     del model.graph.initializer[:]
     result = rewrite(model, 2, "convavgpool")
-    sums = [onnx.numpy_helper.to_array(a.g.initializer[0]).mean() for a in result.graph.node[0].attribute]
-    assert sums == [1.0, 2.0]
+    assert [onnx.numpy_helper.to_array(a.g.initializer[0]).mean() for a in result.graph.node[0].attribute] == [1.0, 2.0]
 
 
 def test_pair_read_in_a_branch_only_by_its_pooling_stays():
