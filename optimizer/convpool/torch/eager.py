@@ -26,7 +26,7 @@ from convpool.torch.changes import contexts_of, is_of_module, value_of
 from convpool.torch.kernels import frozen
 from convpool.torch.pairs import POOLED_CONV, convolved, pooled_conv_of, suits
 from convpool.torch.plain import CONVS, POOLS, torch_pads
-from convpool.torch.upsampling import convolves_first, upsample_conv_of, upsampled
+from convpool.torch.upsampling import convolves_first, interpolated, upsample_conv_of
 
 # Microseconds of a training step on H100s (benchmarks/log.md), without and with a penalty; the host is a slow one.
 HOST_US, UNRECORDED_US = {False: 105, True: 200}, 36
@@ -72,7 +72,7 @@ def ready(module: fx.GraphModule, graph: fx.Graph, *, in_steps: Collection[str] 
         operators: list[tuple] | None = None  # PyTorch's, one after the other: each with its arguments but the first
         if eager and node.target is upsample_conv_of and convolves_first(value_of(node.args[1])):
             _, weight, bias, scales, _ = node.args
-            operators = [(CONVS[len(scales)], weight, bias), (upsampled, scales)]
+            operators = [(CONVS[len(scales)], weight, bias), (interpolated, scales)]
         elif node.target is POOLED_CONV:
             tensors, geometry = node.args[:3], frozen(node.args[3:])
             x, weight = value_of(tensors[0]), value_of(tensors[1])
