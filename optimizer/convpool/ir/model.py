@@ -134,7 +134,7 @@ def check_tensors(model: ModelProto) -> None:
                 raise ModelError(f"{where}: data; got {len(tensor.raw_data)} bytes, expected {expected}")
             continue
         elements, count = math.prod(tensor.dims), len(getattr(tensor, helper.tensor_dtype_to_field(tensor.data_type)))
-        stored = elements if needed is None else min(elements, needed)  # narrow numbers share one
+        stored = elements if needed is None or 2 * needed > elements + 1 else needed  # numbers of at most 4 bits share one
         if count != (2 * elements if tensor.data_type in (TensorProto.COMPLEX64, TensorProto.COMPLEX128) else stored):
             raise ModelError(f"{where}: data; got {count} stored values, expected {elements} for {list(tensor.dims)}")
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
