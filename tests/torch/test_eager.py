@@ -20,7 +20,7 @@ from convpool.options import OptimizeOptions  # noqa: E402
 from convpool.torch import eager, kernels  # noqa: E402
 from convpool.torch.backend import Captured, _planned, copied  # noqa: E402
 from convpool.torch.pairs import convolved, pooled_conv_of  # noqa: E402
-from convpool.torch.upsampling import upsample_conv_of  # noqa: E402
+from convpool.torch.upsampling import interpolated, upsample_conv_of  # noqa: E402
 from models import torch_discriminators as networks  # noqa: E402
 from tests.support.torch_gpu import LAST, as_on_a_gpu  # noqa: E402
 from tests.support.torch_modules import Forward  # noqa: E402
@@ -217,7 +217,7 @@ def test_1x1_convolutions_change_places_by_operators_in_eager_steps(upsampled, k
     net = torch.nn.Sequential(*layers).to("meta")
     with contextlib.suppress(NotImplementedError, RuntimeError):  # kernels of convpool's have no meta tensors
         torch.compile(net, backend=ready(found, in_steps=in_steps))(torch.empty(2, 4, 8, 8, device="meta", requires_grad=penalty))
-    operators = [torch.conv2d, F.interpolate] if upsampled else [F.avg_pool2d, torch.conv2d]
+    operators = [torch.conv2d, interpolated] if upsampled else [F.avg_pool2d, torch.conv2d]
     assert found == (operators if kernel == 1 and in_steps else [upsample_conv_of if upsampled else pooled_conv_of])
 
 
