@@ -79,7 +79,7 @@ MODELS = {
     "too few bytes": (lambda: with_tensor(dims=[32, 16, 3, 4]), r"tensor 'w': data; got 18432 bytes, expected 24576 for"),
     "too many bytes": (lambda: with_tensor(dims=[32, 16, 3, 2]), "got 18432 bytes, expected 12288"),
     "too few stored values": (lambda: with_tensor(raw_data=None, float_data=[1.0] * 100), "got 100 stored values, expected 4608"),
-    "two values": (lambda: with_tensor(float_data=[1.0] * 4608), r"tensor name: w\) should contain one and only one value field"),
+    "two values": (lambda: with_tensor(int64_data=[1]), r"tensor name: w\) should contain one and only one value field"),
     "unknown type": (lambda: with_tensor(data_type=77), "tensor 'w': element type; got 77, expected one of ONNX's"),
     "no type": (lambda: with_tensor(data_type=0), "element type; got 0"),
     "strings": (lambda: with_tensor(data_type=TensorProto.STRING), "expected strings"),
@@ -108,6 +108,13 @@ def test_a_name_that_is_no_text(what):
     data = model.SerializeToString()
     with pytest.raises(ModelError, match="a name; got the bytes .*, expected UTF-8"):
         convpool.optimize(data.replace(b"hhhh", b"hh\xff\xfe"))
+
+
+def test_notes_that_are_no_text_stay():
+    model = graph(PAIR)
+    model.doc_string = model.producer_name = model.domain = model.graph.doc_string = "hhhh"
+    result = convpool.optimize(model.SerializeToString().replace(b"hhhh", b"hh\xff\xfe"), check=0)
+    assert result.report.summary.rewritten == 1 and result.model.SerializeToString().count(b"hh\xff\xfe") == 4
 
 
 def test_an_element_type_of_an_input_that_there_is_not():

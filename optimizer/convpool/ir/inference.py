@@ -52,6 +52,7 @@ DISPUTED = "onnx says another shape than runtimes"
 """Note of a tensor, after shape inference, whose sizes must not be stored: onnx would find that they contradict its own."""
 BRANCHES_OPSET = 11
 """The first opset whose Ifs may have branches of different shapes; before, onnx takes the better known one."""
+OTHER_VALUES = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
 INFERENCE_ERRORS = (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, RuntimeError, ValueError, EncodeError)
 """The exceptions of onnx's checker and shape inference."""
 
@@ -107,19 +108,19 @@ def _mark_disputed(result: ModelProto, by_onnx: ModelProto) -> None:
 
 
 def without_large_values(model: ModelProto) -> ModelProto:
-    """A copy without the values of large tensors, on which no shape depends; these are never copied."""
-    probe = _without_field(model, "graph")
-    probe.graph.CopyFrom(_without_field(model.graph, "initializer"))
+    """A copy without the values of large tensors, on which no shape depends; they are never copied, nor are the model's texts."""
+    probe = ModelProto(ir_version=model.ir_version)
+    probe.graph.name = model.graph.name
+    for whole, copied, apart in ((model, probe, "graph"), (model.graph, probe.graph, "initializer")):
+        for field in whole.DESCRIPTOR.fields:
+            if field.message_type is not None and field.name != apart:
+                getattr(copied, field.name).extend(getattr(whole, field.name))
     for given in model.graph.initializer:
         kept = given.data_location == TensorProto.EXTERNAL or not given.HasField("raw_data") or math.prod(given.dims) <= 2**12
-        kept = kept or getattr(given, helper.tensor_dtype_to_field(given.data_type))  # two values, for onnx's checker to refuse
+        kept = kept or any(len(getattr(given, name)) for name in OTHER_VALUES)  # two values, for onnx's checker to refuse
         place = TensorProto(name=given.name, data_type=given.data_type, dims=given.dims, data_location=TensorProto.EXTERNAL)
         probe.graph.initializer.append(given if kept else place)
     return probe
-
-
-def _without_field(message: Any, name: str) -> Any:
-    return type(message)(**{field.name: value for field, value in message.ListFields() if field.name != name})
 
 
 def side_by_side(model: ModelProto, inferred: ModelProto) -> list[tuple[GraphProto, GraphProto, dict[str, TypeProto]]]:
@@ -291,9 +292,8 @@ def raise_scales(model: ModelProto, graphs: list[GraphProto], inferred: ModelPro
     found, at = False, 1 if opset_of(model.opset_import) < 11 else 2
     known = _types(inferred)
     nodes = [(node, graph) for graph in graphs for node in graph.node]
-    stored = dict(_constants(node for node, _ in nodes)) | {
-        tensor.name: tensor for graph in graphs for tensor in graph.initializer
-    }
+    stored = dict(_constants(node for node, _ in nodes))
+    stored |= {tensor.name: tensor for graph in graphs for tensor in graph.initializer}
     for node, graph in [(node, graph) for node, graph in nodes if is_op(node, "Resize", "Upsample")]:
         dims, own = known.get("".join(node.input[:1]), TypeProto()).tensor_type.shape.dim, {a.name: a for a in node.attribute}
         axes = own["axes"].ints if "axes" in own else range(len(dims))
