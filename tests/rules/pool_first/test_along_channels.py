@@ -116,9 +116,9 @@ def gather(net: Net, name: str, places: Sequence[int], axis: int = 1) -> str:
 
 
 def shuffle(net: Net, name: str) -> str:
-    groups = int(net.rng.choice([2, 4]))
-    split = net.reshape(name, [-1, groups, 8 // groups, *net.size])
-    return net.reshape(net.node("Transpose", [split], perm=[0, 2, 1, *range(3, net.rank + 3)]), [-1, 8, *net.size])
+    parts = ([2, 4], [4, 2], [2, 2, 2])[int(net.rng.integers(3))]
+    perm = [0, *(1 + net.rng.permutation(len(parts))), *range(1 + len(parts), 1 + len(parts) + net.rank)]
+    return net.reshape(net.node("Transpose", [net.reshape(name, [-1, *parts, *net.size])], perm=perm), [-1, 8, *net.size])
 
 
 def transposes(net: Net, name: str) -> str:
@@ -257,8 +257,7 @@ def test_scores_of_patches(name):
 @pytest.mark.parametrize("form", ["Flatten", "Reshape", "ReduceMean"])
 def test_scores_of_patches_of_an_open_size(form):
     for seed in range(SEEDS):
-        net = Net(seed, filters=1, channels=64, kernel=1)
-        name = net.name
+        name = (net := Net(seed, filters=1, channels=64, kernel=1)).name
         if form != "ReduceMean":
             name = net.node("Flatten", [name]) if form == "Flatten" else net.reshape(name, [0, -1])
         y = net.told("ReduceMean", name, 18, values=whole(net) if form == "ReduceMean" else [1], keepdims=0)
