@@ -17,7 +17,7 @@ import torch.nn.functional as F  # noqa: E402
 
 import convpool.torch  # noqa: E402
 from convpool.options import OptimizeOptions  # noqa: E402
-from convpool.torch import eager, kernels  # noqa: E402
+from convpool.torch import eager, kernels, upsampling  # noqa: E402
 from convpool.torch.backend import Captured, _planned, copied  # noqa: E402
 from convpool.torch.pairs import convolved, pooled_conv_of  # noqa: E402
 from convpool.torch.upsampling import interpolated, upsample_conv_of  # noqa: E402
@@ -269,14 +269,17 @@ def test_the_order_that_takes_a_cpu_least(penalty, joined, sizes, size, kernel, 
 def test_gradients_in_autocast_are_of_the_types_of_forward(device, monkeypatch):
     """The same as PyTorch's outside of it.  On a GPU PyTorch's own second derivatives take the type of autocast there."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    monkeypatch.setattr(upsampling, "_pays", lambda *given: True)
     torch.manual_seed(0)
     x, weight = (torch.randn(shape, device=device, requires_grad=True) for shape in ((2, 4, 9, 9), (6, 4, 3, 3)))
-    geometry, found = ((2, 2), (1, 1), (1, 1), 1), []
-    for y, inside in ((F.conv2d(x, weight, None, *geometry), False), (convolved(x, weight, None, *geometry), True)):
-        with torch.autocast(device, torch.bfloat16, enabled=inside):
-            found.append(torch.autograd.grad(y.square().sum(), (x, weight), create_graph=True))
-            found[-1] += torch.autograd.grad(found[-1][0].square().sum(), weight)
-    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-3)
+    geometry, large = ((2, 2), (1, 1), (1, 1), 1), F.interpolate(x, scale_factor=2.0)
+    plain = [function(x, weight, None, *geometry) for function in (F.conv2d, convolved)]
+    for pair, found in (plain, []), ([F.conv2d(large, weight, padding=1), upsampling.upsample_conv2d(x, weight, padding=1)], []):
+        for y, inside in zip(pair, (False, True), strict=True):
+            with torch.autocast(device, torch.bfloat16, enabled=inside):
+                found.append(torch.autograd.grad(y.square().sum() / 9, (x, weight), create_graph=True))
+                found[-1] += torch.autograd.grad(found[-1][0].square().sum(), weight)
+        torch.testing.assert_close(*found, rtol=1e-4, atol=1e-3)
     with torch.autocast(device, torch.bfloat16):
         torch.testing.assert_close(*(function(x, weight, None, *geometry) for function in (convolved, F.conv2d)))
 

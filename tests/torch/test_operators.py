@@ -123,15 +123,18 @@ SIXTEEN = [((2, 3, 8, 8, 8), *case) for case in DEEP]
 for size, (kernel, mode) in itertools.product((6, 16), ((3, "zeros"), (1, "zeros"), (3, "reflect"))):
     behind = nn.Upsample(scale_factor=2), nn.Conv2d(4, 6, kernel, padding=kernel // 2, padding_mode=mode)
     SIXTEEN += [((8, 4, size, size), (*front, *behind), True) for front in ((), (nn.Conv2d(4, 4, 3, padding=1),))]
+SCALED = nn.LeakyReLU(1e5), nn.LeakyReLU(1e-5)  # in between numbers are larger than float16 has
+SIXTEEN += [((8, 4, 16, 16), (nn.Conv2d(4, 4, 1), nn.Upsample(scale_factor=2), *SCALED, nn.Conv2d(4, 6, 3)), True)]
 
 
 @pytest.mark.parametrize("shape, layers, casts", SIXTEEN)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_16_bits_of_layers(dtype, shape, layers, casts, device, monkeypatch):
-    """A CPU has no avg_pool3d of them, autocast averages there in float32, on a GPU upsamples; layers behind have halves."""
+    """A CPU has no avg_pool3d of them, autocast averages there in float32, on a GPU, so here, upsamples; others are halves."""
+    upsample, given = torch._C._nn.upsample_nearest2d, {"device": device, "dtype": torch.float32 if casts else dtype}
     monkeypatch.setattr(upsampling, "CHANNELS", (0, 0))
-    plain, x = copy.deepcopy(nn.Sequential(*layers)).to(device), torch.randn(shape, device=device)
-    plain, x = (plain, x) if casts else (plain.to(dtype), x.to(dtype))
+    monkeypatch.setattr(torch._C._nn, "upsample_nearest2d", lambda x, *sizes: upsample(x.float() if casts else x, *sizes))
+    plain, x = copy.deepcopy(nn.Sequential(*layers)).to(**given), torch.randn(shape, **given)
     changed = optimize(copy.deepcopy(plain), x.requires_grad_())[0]
     with torch.autocast(device, dtype, enabled=casts):
         for mine, own in zip(results(changed, x), results(plain, x), strict=True):

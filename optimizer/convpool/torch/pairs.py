@@ -340,7 +340,8 @@ def _run(tensors: Any, geometry: tuple) -> torch.Tensor:
 
 def _by_cudnn(tensors: Any, geometry: tuple) -> torch.Tensor:
     """A pair without derivatives: the box means, then PyTorch's convolution."""
-    return plain.pooled_conv(*tensors, *geometry, mean=_boxes(tensors[0]).box_mean)
+    with torch._C._ExcludeDispatchKeyGuard(AUTOCAST):
+        return plain.pooled_conv(*tensors, *geometry, mean=_boxes(tensors[0]).box_mean)
 
 
 class _Convolution(torch.autograd.Function):
@@ -358,7 +359,7 @@ class _Convolution(torch.autograd.Function):
         given = grads[0], x, weight, geometry, needs
         if not torch.is_grad_enabled():
             return *of_convolution(*given), None
-        with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
+        with torch._C._ExcludeDispatchKeyGuard(AUTOCAST):
             return *recorded(*given), None
 
 
@@ -466,11 +467,11 @@ def cast_for_autocast(values: Sequence[Any]) -> list[Any]:
 
 def _autocast(*inputs: Any) -> torch.Tensor:
     cast = cast_for_autocast(inputs)
-    with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
+    with torch._C._ExcludeDispatchKeyGuard(AUTOCAST):
         return _ops.pooled_conv(*cast)
 
 
-_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
+AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
 LIBRARY.impl("pooled_conv", _autocast, "AutocastCPU")
 LIBRARY.impl("pooled_conv", _autocast, "AutocastCUDA")
 
