@@ -458,8 +458,7 @@ def test_inputs_are_made_smaller_where_everything_overflows(factor, scale, monke
 
 
 def test_given_inputs_are_not_made_smaller():
-    model = overflowing(3e38)
-    data = {"x": np.full((1, 16, 12, 12), 100, np.float32)}
+    model, data = overflowing(3e38), {"x": np.full((1, 16, 12, 12), 100, np.float32)}
     assert not convpool.verify(model, model, data=data).passed
     assert convpool.verify(model, model, data={"x": data["x"] * 1e-6}).passed
 
@@ -505,8 +504,7 @@ def test_every_type_of_a_model_becomes_float32():
     model.graph.value_info.append(helper.make_tensor_sequence_value_info("s", TensorProto.DOUBLE, None))
     optional = helper.make_optional_type_proto(helper.make_tensor_type_proto(TensorProto.BFLOAT16, [1]))
     model.graph.value_info.append(helper.make_value_info("o", optional))
-    before = model.SerializeToString()
-    found = LoadedModel(model, None, 0).in_float32().proto
+    before, found = model.SerializeToString(), LoadedModel(model, None, 0).in_float32().proto
     assert model.SerializeToString() == before
     assert [item.type.tensor_type.elem_type for item in (*found.graph.input, *found.graph.output)] == [1, TensorProto.BOOL, 1]
     casts = [node.attribute[0].i for node in (*found.graph.node, *found.functions[0].node) if node.op_type == "Cast"]

@@ -284,8 +284,7 @@ def test_mismatch_exits_with_1_and_writes_no_model(folder, capsys):
 def test_failed_write_leaves_the_old_file(folder, monkeypatch):
     out = folder / "out.onnx"
     out.write_bytes(b"old")
-    result = convpool.optimize(folder / "good.onnx", check=0)
-    before = sorted(folder.iterdir())
+    result, before = convpool.optimize(folder / "good.onnx", check=0), sorted(folder.iterdir())
     monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(OutputError, match="No space left on device"):
         result.save(out)

@@ -148,8 +148,7 @@ def test_an_empty_report_names_the_step_that_helps(name, tmp_path, capsys):
 @pytest.mark.parametrize("level", ["ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL"])
 def test_the_original_of_a_model_saved_by_onnxruntime_has_the_pair(level, tmp_path, capsys):
     body = f"{PAIR.replace('y =', 'p =')}\nr = Relu(p)\nk = Conv(r, v)\ny = GlobalAveragePool(k)"
-    original = graph(body, {"v": (32, 32, 3, 3)})
-    options = onnxruntime.SessionOptions()
+    original, options = graph(body, {"v": (32, 32, 3, 3)}), onnxruntime.SessionOptions()
     options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
     options.optimized_model_filepath = str(tmp_path / "saved.onnx")
     options.log_severity_level = 4
@@ -244,8 +243,7 @@ def test_the_step_that_counts_a_model_counts_it(tmp_path, capsys):
 
 def quantized(model: onnx.ModelProto, folder: Path, form: str) -> onnx.ModelProto:
     """The model quantized by onnxruntime's tool."""
-    quantization = pytest.importorskip("onnxruntime.quantization")
-    rng = np.random.default_rng(0)
+    quantization, rng = pytest.importorskip("onnxruntime.quantization"), np.random.default_rng(0)
     feeds = iter([{"x": rng.standard_normal((1, 16, 12, 12)).astype(np.float32)} for _ in range(3)])
     reader = SimpleNamespace(get_next=lambda: next(feeds, None))
     onnx.save(model, folder / "float.onnx")

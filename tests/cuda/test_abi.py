@@ -39,8 +39,7 @@ def compiler() -> str:
 def header_fields(structure: str) -> list[str]:
     """Names of the fields, in the order of the header."""
     text = re.sub(r"/\*.*?\*/", "", HEADER.read_text(), flags=re.S)
-    body = re.search(r"typedef struct \{([^{}]*)\} " + structure + ";", text)[1]
-    names = []
+    body, names = re.search(r"typedef struct \{([^{}]*)\} " + structure + ";", text)[1], []
     for declaration in filter(None, (part.strip() for part in body.split(";"))):
         first, *others = declaration.split(",")
         names += [re.search(r"(\w+)(\[[^]]*\])*$", text.strip())[1] for text in (first, *others)]
@@ -54,8 +53,7 @@ def layout(tmp_path_factory) -> list[str]:
     lines = [f"FIELD({structure}, {field});" for structure in STRUCTURES for field in header_fields(structure)]
     lines += [f'printf("{structure} %zu\\n", sizeof({structure}));' for structure in STRUCTURES]
     (folder / "fields.inc").write_text("\n".join(lines))
-    program = folder / "print_layout"
-    source = Path(__file__).with_name("print_layout.c")
+    program, source = folder / "print_layout", Path(__file__).with_name("print_layout.c")
     command = [compiler(), f"-I{HEADER.parent}", f'-DFIELDS="{folder}/fields.inc"', str(source), "-o", str(program)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -67,8 +67,7 @@ def test_every_tactic_against_the_definition(gpu, index, dtype, layout):
 
 
 def test_what_is_not_a_number_makes_its_group_so(gpu):
-    p = Problem(**LAYER, dtype="float16", layout="NHWC")
-    rng = np.random.default_rng(0)
+    p, rng = Problem(**LAYER, dtype="float16", layout="NHWC"), np.random.default_rng(0)
     x, w = rng.standard_normal((2, 32, 14, 13)), np.zeros(p.w_shape)
     w[:, 1, 1, :] = np.eye(40, 32)
     x[0, 5, 3, 3], x[1, 17, 0, 0] = np.inf, np.nan

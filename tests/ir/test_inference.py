@@ -311,8 +311,7 @@ def test_sizes_behind_normalizations_that_onnx_does_not_infer(node, opset):
     body = f"n = {node}\np = {pooled}(n)\nc = my.f(p, g)\ny = If(flag) <{branches}>"
     model = graph(body, {"g": np.ones(16, np.float32)}, inputs="float[1,16,12,10] x, bool flag", opset=opset, imports=', "my": 1')
     model.functions.append(onnx.parser.parse_function(f'<domain: "my", opset_import: ["":{opset}]> f(x,g) => (y) {{y={node}}}'))
-    before = model.SerializeToString(deterministic=True)
-    found = load(model).inferred
+    before, found = model.SerializeToString(deterministic=True), load(model).inferred
     assert model.SerializeToString(deterministic=True) == before and found.functions == model.functions
     assert [item.op_type for item in found.graph.node] == [item.op_type for item in model.graph.node]
     assert [item.g.node[0].op_type for item in found.graph.node[-1].attribute] == [model.graph.node[0].op_type, "Neg"]

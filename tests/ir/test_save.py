@@ -58,8 +58,7 @@ def test_original_and_result_stay_whole(tmp_path, folder, layout, lowering, chan
     before = snapshot(tmp_path / "a")
     result = convpool.optimize(path, lowering=lowering, exclude=() if changed else ["*"])
     assert result.changed == changed
-    written = result.save(out, external_data=layout)
-    after = snapshot(tmp_path / "a")
+    written, after = result.save(out, external_data=layout), snapshot(tmp_path / "a")
     assert {name: after[name] for name in before} == before
     assert_loads(path)
     assert_whole(path, out)
@@ -166,8 +165,7 @@ def test_data_file_with_the_name_of_the_new_one(tmp_path):
 
 
 def test_the_model_is_not_written_over_its_own_data(tmp_path):
-    result = convpool.optimize(make(tmp_path / "a"), check=0)
-    before = snapshot(tmp_path / "a")
+    result, before = convpool.optimize(make(tmp_path / "a"), check=0), snapshot(tmp_path / "a")
     with pytest.raises(OutputError, match="holds weights of the model"):
         result.save(tmp_path / "a" / "w.bin")
     assert snapshot(tmp_path / "a") == before

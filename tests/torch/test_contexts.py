@@ -46,8 +46,7 @@ def entered(contexts):
 
 def step(net, x, *outer, calls=1):
     """Sum of results, gradients at the input and the parameters, and parameters and buffers after a step of training."""
-    x = x.clone().requires_grad_()
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    x, optimizer = x.clone().requires_grad_(), torch.optim.SGD(net.parameters(), 0.1)
     with entered(outer):
         y = sum(net(x) for _ in range(calls))
     if y.requires_grad:

@@ -86,8 +86,7 @@ def test_box_means(shape, window, dtype, last):
     """Sums of small whole numbers are exact, so only the division and the result are rounded."""
     x = torch.randint(-8, 9, shape, device="cuda").to(dtype)
     x = x.contiguous(memory_format=LAST[x.dim() - 2]) if last and x.dim() - 2 in LAST else x
-    z = ops.box_mean(x, *window)
-    expected = plain.box_mean(x, *window)
+    z, expected = ops.box_mean(x, *window), plain.box_mean(x, *window)
     assert z.stride() == expected.stride()
     is_power_of_two = not math.prod(window[0]) & (math.prod(window[0]) - 1)  # else fp32 divides to within a rounding
     torch.testing.assert_close(z, expected, rtol=0 if is_power_of_two else torch.finfo(dtype).eps, atol=0)
@@ -161,8 +160,7 @@ def test_it_is_deterministic():
 
 def test_tf32_follows_pytorch():
     x, w = on_gpu((4, 64, 16, 16), torch.float32, True), on_gpu((64, 64, 3, 3), torch.float32, True)
-    expected = F.avg_pool2d(F.conv2d(x.double(), w.double(), padding=1), 2)
-    errors = []
+    expected, errors = F.avg_pool2d(F.conv2d(x.double(), w.double(), padding=1), 2), []
     for allowed in (False, True):
         torch.backends.cudnn.allow_tf32 = allowed
         y = convpool.torch.conv_avg_pool2d(x, w, padding=1, pool_size=2)

@@ -159,6 +159,16 @@ def test_several_gradients_at_once(last, relu):
         y, asked = one[0][0], given[1:2]
 
 
+def test_several_gradients_of_an_upsampled_convolution(device, monkeypatch):
+    monkeypatch.setattr(upsampling, "_pays", lambda *given: True)
+    given = [torch.randn(shape, device=device, requires_grad=True) for shape in ((2, 32, 6, 6), (8, 32, 3, 3))]
+    y = upsampling.upsample_conv2d(*given, padding=1)
+    many = torch.randn(3, *y.shape, device=device)
+    one = [torch.autograd.grad(y, given, each, retain_graph=True) for each in many]
+    got = torch.autograd.grad(y, given, many, is_grads_batched=True)
+    torch.testing.assert_close(got, tuple(map(torch.stack, zip(*one, strict=True))), rtol=1e-3, atol=1e-3)
+
+
 # ---- under torch.compile ----
 
 

@@ -78,8 +78,7 @@ def changed_weight(m, x):
 
 
 def deviation(m, x):
-    y = m.pair(x)
-    group = min(x.shape[0], 4)
+    y, group = m.pair(x), min(x.shape[0], 4)
     s = y.reshape(group, -1, *y.shape[1:]).var(0, unbiased=False).mean((1, 2, 3), keepdim=True)
     return y + s.repeat(group, 1, 1, 1)
 

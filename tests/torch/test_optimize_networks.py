@@ -34,8 +34,7 @@ def exact_products(monkeypatch):
 
 def everything(module, x):
     """Output, gradients of a loss, and gradients of the squared norm of the gradient at x, by kind; on a CPU those without it."""
-    x = x.clone().requires_grad_()
-    parameters = list(module.parameters())
+    x, parameters = x.clone().requires_grad_(), list(module.parameters())
     y = module(x)
     (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
     loss, penalty = F.softplus(-y).mean(), slope.square().flatten(1).sum(1).mean()
@@ -121,8 +120,7 @@ def losses(module, x, seed):
     """The losses of 20 steps on noise, after which the module is as before: a copy's graphs would be captured anew."""
     before = copy.deepcopy(module.state_dict())
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-3, momentum=0.9)
-    generator = torch.Generator().manual_seed(seed)
-    found = []
+    generator, found = torch.Generator().manual_seed(seed), []
     for _ in range(STEPS):
         batch = x + torch.randn(x.shape, generator=generator).to(x.device)
         optimizer.zero_grad(set_to_none=True)

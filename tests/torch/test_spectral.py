@@ -157,8 +157,7 @@ def test_parts_have_backward_passes_and_steps_of_their_own(monkeypatch):
     with torch.no_grad():
         weights[0] -= weights[0].grad
     second.sum().backward()
-    sigma = (weights[1] / second).detach()[0, 0]
-    both = vectors[0][1][:, None] * vectors[1][1]
+    sigma, both = (weights[1] / second).detach()[0, 0], vectors[0][1][:, None] * vectors[1][1]
     torch.testing.assert_close(weights[1].grad, (1 - second.detach().sum() * both) / sigma)
     with pytest.raises(RuntimeError, match="modified in place since they were normalized: got versions .1., expected .0."):
         first.sum().backward()

@@ -186,7 +186,7 @@ def of_convolution(
         )
         return d_z, *found
     few = None
-    if needs[1] and has_few_channels(weight, needs[2]) and is_plain(grad):  # cuDNN takes several times as long for images
+    if needs[1] and has_few_channels(weight, needs[2]) and is_plain(grad) and not is_batched(z):  # cuDNN is slower with images
         few = kernels.few_channels_gradients(grad, z, weight, geometry, needs[2])
     if few is not None:
         return of_convolution(grad, z, weight, geometry, (True, False, False))[0] if needs[0] else None, *few
@@ -246,7 +246,7 @@ def _at_means(
     window, (strides, pads, dilations, groups), rank = geometry[:4], geometry[4:8], x.dim() - 2
     z, even = x, pads[:rank] == pads[rank:]
     if not plain.is_single(*window[:3]):  # without the weight's gradient the shape and order alone count
-        z = _boxes(grad).box_mean(x, *window) if needs[1] else _fake_box_mean(x, *window)
+        z = _boxes(x if is_batched(x) else grad).box_mean(x, *window) if needs[1] else _fake_box_mean(x, *window)
     if not even:
         z = F.pad(z, plain.torch_pads(pads))
     convolution = (strides, pads[:rank] if even else (0,) * rank, dilations, groups)

@@ -65,6 +65,11 @@ def memory_format(x: torch.Tensor) -> torch.memory_format:
         return torch.contiguous_format
 
 
+def as_interpolated(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """x of 16 bits in the type that an interpolation gives: float32 under autocast on a GPU, which TorchDynamo does not know."""
+    return x.to(torch.float32 if x.is_cuda and torch.is_autocast_enabled("cuda") else dtype)
+
+
 def hints(sizes: Sequence[Any], keep: bool = False) -> list[Any]:
     """Sizes with numbers for symbols: those of the tensors that were traced, else 1.  keep: symbols of the former stay."""
     return [n if type(n) is int or keep and n.node.hint else n.node.hint or 1 for n in sizes]

@@ -187,10 +187,10 @@ class Rebuilding:
                 if first is None or first in changed and changed[first] is not self._read(now):
                     raise Unmapped(f"inputs of a {node.op_type}")
                 changed[first] = self._read(now)
-        for item, now in changed.items():  # an interpolation gives float32 under autocast on a GPU
+        for item, now in changed.items():
             was, given = value_of(item), value_of(now)
-            if small and isinstance(was, torch.Tensor) and isinstance(given, torch.Tensor) and was.dtype != given.dtype:
-                changed[item] = self._graph.call_method("to", (now, was.dtype))
+            if small and isinstance(was, torch.Tensor) and isinstance(given, torch.Tensor) and given.dtype in plain.HALF_TYPES:
+                changed[item] = self._graph.call_function(plain.as_interpolated, (now, was.dtype))
         if small:
             own = [item for item in changes(old) if item in changed]
             changed |= {item: self._graph.call_function(torch.clone, (changed[item],)) for item in own}

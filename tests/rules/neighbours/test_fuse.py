@@ -226,8 +226,7 @@ def test_open_sizes_of_a_common_origin_beside_one_channel():
 
 @pytest.mark.parametrize("dtype", [*TYPES, "bfloat16"])
 def test_types(dtype):
-    kind = TYPES.get(dtype, ml_dtypes.bfloat16)
-    rng = np.random.default_rng(0)
+    kind, rng = TYPES.get(dtype, ml_dtypes.bfloat16), np.random.default_rng(0)
     shapes = {"w": (32, 16, 3, 3), "g": 16, "b": 16, "m": 16}
     constants = {name: (rng.standard_normal(shape) / 8).astype(kind) for name, shape in shapes.items()}
     constants["d"] = np.full(16, 2).astype(kind)

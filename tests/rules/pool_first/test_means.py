@@ -258,8 +258,7 @@ def test_a_shape_that_is_read_on_comes_from_the_input():
 def test_a_shape_as_an_output_gives_the_same(body, batch):
     body = f"{CONV}s = Shape{body}(h)\ny = {POOL}(h)"
     model = graph(body, inputs=f"float[{batch},16,12,12] x", outputs="float[a,b,c,d] y, int64[e] s")
-    result = rewrite(model, pairs=1, size=3)
-    feeds = random_feeds(model, size=3)
+    result, feeds = rewrite(model, pairs=1, size=3), random_feeds(model, size=3)
     np.testing.assert_array_equal(sessions.run(result, feeds)[1], sessions.run(model, feeds)[1])
 
 
