@@ -19,7 +19,7 @@ fault, and sizes beyond memory make it run for hours.  One process serves all mo
 used, and not only its survival: what reads beside an array fails at one time and not at another."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -63,6 +63,7 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
     process."""
     probe = without_large_values(model)
     taken, renamed = take(probe)
+    graphs = [graph for graph, _ in taken]
     _complete(probe)
     nodes = model_nodes(probe)
     for node in (*ops_of(nodes, *WITHOUT_INFERENCE), *protos.of_onnxruntime(probe)):
@@ -75,12 +76,11 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
                 node.op_type = UNKNOWN_SIZE
     for node in ops_of(nodes, "If") if opset_of(model.opset_import) < BRANCHES_OPSET else ():
         node.op_type = UNKNOWN_SIZE
-    scaled, result, by_onnx = any(node.op_type in ("Resize", "Upsample") for node in nodes), None, None
+    scaled, result, by_onnx = ops_of(nodes, "Resize", "Upsample"), None, None
     try:
         for function in filter(lambda function: not is_own(function), probe.functions):  # convpool's are by whole scales
             _mark_unknown(function)
         result = by_onnx = _infer(probe)
-        graphs = [graph for graph, _ in taken]
         while drop_windows(probe, graphs, result) or scaled and raise_scales(probe, graphs, result):
             result = _infer(probe)
         if fill_in(probe, result, taken):
@@ -121,6 +121,29 @@ def without_large_values(model: ModelProto) -> ModelProto:
         place = TensorProto(name=given.name, data_type=given.data_type, dims=given.dims, data_location=TensorProto.EXTERNAL)
         probe.graph.initializer.append(given if kept else place)
     return probe
+
+
+def _shapeless(model: ModelProto) -> list[ValueInfoProto]:
+    """Inputs and outputs that are tensors without a shape, and outputs that were added by name alone."""
+    typed = [value for value in model.graph.input if value.type.HasField("tensor_type")]
+    typed += [value for value in model.graph.output if value.type.WhichOneof("value") in (None, "tensor_type")]
+    return [value for value in typed if not value.type.tensor_type.HasField("shape")]
+
+
+def fill_gaps(model: ModelProto, shaped: Mapping[str, ValueInfoProto]) -> None:
+    """Give a model what only onnx's checker asks for: `shaped` for values without shape, names of graphs, onnxruntime's operators
+    in a domain of their own, and no metadata."""
+    model.ClearField("metadata_props")  # a key may be there twice
+    for value in _shapeless(model):
+        value.CopyFrom(shaped.get(value.name, value))
+        value.type.tensor_type.shape.SetInParent()
+    for graph in graphs_within(model.graph):
+        graph.name = graph.name or "graph"
+    own = protos.of_onnxruntime(model)
+    for node in own:
+        node.domain = "onnxruntime"
+    for holder in (model, *model.functions) if own else ():
+        holder.opset_import.add(domain="onnxruntime", version=1)
 
 
 def side_by_side(model: ModelProto, inferred: ModelProto) -> list[tuple[GraphProto, GraphProto, dict[str, TypeProto]]]:

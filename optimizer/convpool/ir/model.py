@@ -31,7 +31,15 @@ from convpool.errors import ModelError, OptionError, first_line
 from convpool.ir import protos, schema
 from convpool.ir.files import Stamp, check_external_data, external_size, is_external, read_in, serialize, tensor_bytes
 from convpool.ir.index import Dim, Evaluate, Scope, index_with_shapes
-from convpool.ir.inference import INFERENCE_ERRORS, infer_elsewhere, infer_shapes, noted_sizes, take, without_large_values
+from convpool.ir.inference import (
+    INFERENCE_ERRORS,
+    fill_gaps,
+    infer_elsewhere,
+    infer_shapes,
+    noted_sizes,
+    take,
+    without_large_values,
+)
 
 SUGGESTED_SIZE = 224
 """Stands for open sizes but the first in a command that is suggested."""
@@ -287,11 +295,13 @@ def check(
     inference knew nothing, is no fault of the result.
     """
     shaped = _shaped_outputs(after) | _shaped_outputs(inferred or loaded.inferred)
-    probe = _without_gaps(without_large_values(loaded.proto), shaped)
+    probe = without_large_values(loaded.proto)
+    fill_gaps(probe, shaped)
     try:
         bare = deepcopy(probe) if full else probe
-        for tensor in filter(is_external, protos.tensors(bare)):  # onnx's checker asks only whether there are such files
-            tensor.CopyFrom(TensorProto(name=tensor.name, data_type=tensor.data_type, dims=[0]))
+        for tensor in protos.tensors(bare):
+            if tensor.data_location == TensorProto.EXTERNAL:  # onnx's checker asks only whether there are such files
+                tensor.CopyFrom(TensorProto(name=tensor.name, data_type=tensor.data_type, dims=[0]))
         onnx.checker.check_model(bare)
         if full:
             if inferred is None:
@@ -360,7 +370,9 @@ def _check_convolutions(
     for node in graph.node:
         for _, _, body in protos.subgraphs(node):
             _check_convolutions(body, inferred=inferred, outer=shapes)
-    for node in (node for node in protos.ops_of(graph.node, "Conv") if len(node.input) > 1):
+    for node in protos.ops_of(graph.node, "Conv"):
+        if len(node.input) < 2:
+            continue
         x, w = shapes.get(node.input[0]), shapes.get(node.input[1])
         group = next((a.i for a in node.attribute if a.name == "group"), 1)
         if w is None or None in w:
@@ -376,34 +388,6 @@ def _check_convolutions(
         else:
             continue
         raise ModelError(f"Conv '{protos.label(node)}': {wrong}")
-
-
-def _shapeless(model: ModelProto) -> list[ValueInfoProto]:
-    """Inputs and outputs that are tensors without a shape, and outputs that were added by name alone."""
-    typed = [value for value in model.graph.input if value.type.HasField("tensor_type")]
-    typed += [value for value in model.graph.output if value.type.WhichOneof("value") in (None, "tensor_type")]
-    return [value for value in typed if not value.type.tensor_type.HasField("shape")]
-
-
-def _without_gaps(model: ModelProto, shaped: Mapping[str, ValueInfoProto]) -> ModelProto:
-    """The model; or a copy, where only onnx's checker would refuse it: with `shaped` for values without shape, names of graphs,
-    onnxruntime's operators in a domain of their own, and no metadata."""
-    keys = [entry.key for entry in model.metadata_props]
-    whole = not _shapeless(model) and len(keys) == len({*keys}) and not protos.of_onnxruntime(model)
-    if whole and all(graph.name for graph in protos.graphs_within(model.graph)):
-        return model
-    copied = deepcopy(model)
-    copied.ClearField("metadata_props")  # a key may be there twice
-    for value in _shapeless(copied):
-        value.CopyFrom(shaped.get(value.name, value))
-        value.type.tensor_type.shape.SetInParent()
-    for graph in protos.graphs_within(copied.graph):
-        graph.name = graph.name or "graph"
-    for node in protos.of_onnxruntime(copied):
-        node.domain = "onnxruntime"
-    for holder in (copied, *copied.functions):
-        holder.opset_import.add(domain="onnxruntime", version=1)
-    return copied
 
 
 def _shaped_outputs(model: ModelProto | None) -> dict[str, ValueInfoProto]:
