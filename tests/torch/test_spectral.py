@@ -85,13 +85,13 @@ def in_autocast(conv, x):
         return conv(x)
 
 
-def own(conv, x, with_sigma=torch.enable_grad, dot=torch.dot):
+def own(conv, x, with_sigma=torch.enable_grad, dot=torch.dot, turn=torch.Tensor.t):
     """A normalization of one's own."""
     weight, vectors = conv.parametrizations.weight.original, conv.parametrizations.weight[0]
     matrix = weight.flatten(1)
     with torch.no_grad():
         u = F.normalize(torch.mv(matrix, vectors._v), dim=0, eps=1e-12, out=vectors._u)
-        v = F.normalize(torch.mv(matrix.t(), u), dim=0, eps=1e-12, out=vectors._v)
+        v = F.normalize(torch.mv(turn(matrix), u), dim=0, eps=1e-12, out=vectors._v)
     with with_sigma():
         sigma = dot(u, torch.mv(matrix, v))
     return F.conv2d(x, weight / sigma)
@@ -129,6 +129,7 @@ LEFT = {
 # Graphs whose parts are read behind the normalization.
 FOUND = {
     "a checkpoint behind": of_one(lambda conv, x: checkpoint(torch.tanh, conv(x), use_reentrant=False)),
+    "turned by an operator, as since PyTorch 2.15": of_one(lambda conv, x: own(conv, x, turn=torch.ops.aten.matrix_H)),
     "a function behind": of_one(lambda conv, x: Doubled.apply(conv(x))),
 }
 

@@ -25,6 +25,9 @@ from convpool.torch.changes import changes, contexts_of, is_of_module, memories,
 from convpool.torch.pairs import LIBRARY, unwatched
 
 
+TURNS = ("t", getattr, torch.ops.aten.numpy_T, torch.ops.aten.matrix_H)  # since PyTorch 2.15 .T and .H are operators
+
+
 @dataclass
 class Normalized:
     """One weight's normalization in a graph: `result` is the last of its `nodes`.
@@ -66,7 +69,7 @@ def _found(result: fx.Node) -> Normalized | None:
         steps.append((node, node.args[0], node.kwargs["out"], node.kwargs["eps"]))
     (u, of_u, last_u, epsilon), (v, of_v, last_v, other) = steps
     (first, by_u), (turned, by_v) = _given(of_u, 2, torch.mv), _given(of_v, 2, torch.mv)
-    turns = isinstance(turned, fx.Node) and turned.target in ("t", getattr)
+    turns = isinstance(turned, fx.Node) and turned.target in TURNS
     turns = turns and isinstance(epsilon, float)  # one that a compiler leaves open is a node
     if first is not matrix or epsilon != other or not turns or turned.args not in ((matrix,), (matrix, "H"), (matrix, "T")):
         return None
