@@ -3,6 +3,7 @@
 names a build folder that has them already (cmake -DCONVPOOL_PLUGIN_TESTS=ON)."""
 
 import fcntl
+import gc
 import os
 import shutil
 import subprocess
@@ -19,8 +20,9 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _without_waiting_for_the_disk():
+def _without_waiting():
     """Files are not forced to the disk: a process that ends, or is killed, loses nothing that it has written."""
+    gc.freeze()  # what is imported and collected stays
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: None)
         yield

@@ -17,7 +17,7 @@ SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
     "optimizer": 25039,
     "plugin": 17500,
-    "tests": 35998,
+    "tests": 36000,
     "benchmarks": 8638,
     "tools": 952,
     "examples": 1167,

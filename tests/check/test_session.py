@@ -286,7 +286,8 @@ def test_where_one_was_started_and_no_other_can_be_nothing_runs_here(monkeypatch
 def test_where_no_process_can_be_started_models_run_here(monkeypatch, python):
     monkeypatch.setattr(session, "_shared", Shared(session_process, list))
     monkeypatch.setattr(session, "_here", None)
-    monkeypatch.setattr(session_process, "PAUSE_S", 0)
+    for name in ("PAUSE_S", "TURN_S"):
+        monkeypatch.setattr(session_process, name, 0)
     monkeypatch.setattr(sys, "executable", python)
     found = convpool.optimize(graph(PAIR), lowering="direct", time=True)
     assert found.report.verification.passed and found.report.speed is not None and session._shared.process is None

@@ -105,8 +105,7 @@ def test_lenet5():
 
 def test_light_densenet121():
     result = convpool.optimize(light.light_densenet121_path())
-    assert rewritten(result) == {"conv_pool": 3}
-    assert result.report.verification.passed
+    assert rewritten(result) == {"conv_pool": 3} and result.report.verification.passed
 
 
 EXPECTED = {
@@ -157,12 +156,13 @@ WANTED = {
     "igebm": dict(ConvAvgPool=4, ConvAvgPoolLeakyRelu=6, ConvAvgPoolAddLeakyRelu=6, ReluConvAvgPool=1, Flatten=1),
 }
 """All nodes of the results.  Of BigGAN the attention's Transposes are the model's own; DenseNet's stands behind its MaxPool."""
+NARROW = {"sngan64": {"width": 16}, "stargan_v2": {"width": 16, "max_width": 128}}
 SMALL_ON_CUDA = [name for name in generators.names() if name.endswith("_small") and not name.startswith("condensenet")]
 
 
 @pytest.mark.parametrize("name,dtype", [*((name, "float32") for name in WANTED), ("wgan_gp", "float16"), ("igebm", "float16")])
 def test_what_is_left(name, dtype):
-    result = convpool.optimize(generators.generate(name, dtype=dtype), target="cuda", check=0)
+    result = convpool.optimize(generators.generate(name, dtype=dtype, **NARROW.get(name, {})), target="cuda", check=0)
     assert Counter(node.op_type for node in result.model.graph.node) == WANTED[name]
     images = [node for node in result.model.graph.node if schema.is_operator(node) and schema.layout_of(node) == 2]
     assert {node.input[0] for node in images} >= ({"image"} if name != "densenet121" else set())
