@@ -2,6 +2,7 @@
 """convpool-build: engines from models."""
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +162,8 @@ def build_command(
             built, mismatch = build(original, options), None
         except EngineMismatchError as error:
             built, mismatch = error.built, error
-    group.write_report(report_path, json_text({"model": model, "engine": output, **built.report.to_dict()}))
+    text = json_text({"model": model, "engine": output, **built.report.to_dict()})
+    group.write_report(report_path, text, bool if mismatch else partial(built.save, output))
     console = make_console(stderr=report_path == "-")
     if built.report.autotune and not quiet:
         _show_times(built.report.autotune, console)
@@ -169,7 +171,6 @@ def build_command(
         show_verification(built.report.verification, console)
     if mismatch is not None:
         raise mismatch
-    built.save(output)
     if not quiet:
         _show_written(output, built.report, console)
 

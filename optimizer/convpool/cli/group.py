@@ -15,7 +15,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -27,7 +27,7 @@ from convpool import interrupt
 from convpool.algebra.parts import ACCUMULATIONS
 from convpool.cli.table import make_console
 from convpool.errors import ConvpoolError, ModelError, VerificationError, printable
-from convpool.ir.files import write_atomically
+from convpool.ir.files import written_with
 from convpool.ir.model import LoadedModel, load
 
 REST = "Options"
@@ -254,12 +254,13 @@ def load_model(name: str) -> LoadedModel:
         raise ModelError(text) from error
 
 
-def write_report(path: str | None, text: str) -> None:
-    """Write a report where one is asked for; "-" is stdout.  Raises OutputError."""
+def write_report(path: str | None, text: str, of: Callable[[], Any] = bool) -> Any:
+    """Write a report where one is asked for; "-" is stdout.  of: writes what it tells of, and gives the result; where that fails
+    no file is written.  Raises OutputError."""
     if path == "-":
         click.echo(text, nl=False)
-    elif path:
-        write_atomically(path, text.encode())
+    with written_with(Path(path), text.encode()) if path and path != "-" else nullcontext():
+        return of()
 
 
 COMMANDS = {

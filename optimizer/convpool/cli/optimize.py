@@ -3,6 +3,7 @@
 next, which writes no model and runs none."""
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from convpool.cli.group import SHAPE, NamedShape
 from convpool.cli.table import make_console, show
 from convpool.errors import OptionError, OutputError, VerificationError
 from convpool.ir import schema
-from convpool.ir.files import LAYOUTS, check_model_output, check_output
+from convpool.ir.files import LAYOUTS, check_model_output, check_output, referred, told
 from convpool.options import OF_CHAINS, PASSES, TARGETS
 from convpool.types import Layout, Lowering, Target
 
@@ -196,7 +197,9 @@ def command(
     if out is not None and not dry_run:
         check_model_output(out, read)
     if report_path and report_path != "-":
-        check_output(Path(report_path), {"a model's name": [Path(path) for path in (model, out) if path and path != "-"], **read})
+        models = [Path(path) for path in (model, out) if path and path != "-"]
+        replaced = {"weights of the model that would be replaced": [out.parent / name for name in referred(out)] if out else []}
+        check_output(Path(report_path), {"a model's name": models, **read, **replaced})
     console = make_console(stderr=out is None or report_path == "-")
     try:
         with group.StepBar(*group.STEPS, hidden=quiet) as progress:
@@ -210,9 +213,9 @@ def command(
         raise
     result.move_to_domain(domain)
     result.report.options["skip_unchanged"] = skip_unchanged
-    group.write_report(report_path, result.report.to_json())
     skipped = skip_unchanged and not result.changed
-    written = [] if dry_run or skipped else _write(result, out, external_data)
+    write = list if dry_run or skipped else partial(_write, result, out, external_data)
+    written = group.write_report(report_path, result.report.to_json(), write)
     if not quiet:
         show(result.report, console, verbose=verbose)
         if out is not None:
@@ -274,7 +277,7 @@ def _write(result: OptimizeResult, out: Path | None, external_data: Layout) -> l
     if out is not None:
         return result.save(out, external_data=external_data)
     data = result.to_bytes()
-    with open(sys.stdout.fileno(), "wb", closefd=False) as stdout:  # sys.stdout.buffer may write a part (PYTHONUNBUFFERED)
+    with told("stdout:"), open(sys.stdout.fileno(), "wb", closefd=False) as stdout:  # sys.stdout may write a part
         stdout.write(data)
     return []
 

@@ -19,7 +19,7 @@ import secrets
 import shlex
 import stat
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
@@ -123,14 +123,33 @@ def replacing(out: Path) -> Iterator[NewFile]:
         yield new
 
 
+@contextmanager
+def told(what: str) -> Iterator[None]:
+    """Raise OutputError for OSError.  what: begins the message."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"{what} {error.strerror or error}") from error
+
+
 def write_atomically(out: str | os.PathLike[str], data: bytes, what: str = "") -> None:
     """Write a file, whole or not at all, or a device or pipe.  what: begins messages.  Raises OutputError."""
-    try:
-        with replacing(Path(out)) as new:
-            new.file.write(data)
-            new.settle(Path(out))
-    except OSError as error:
-        raise OutputError(f"{what}{os.fspath(out)}: cannot be written; {error.strerror or error}") from error
+    with told(f"{what}{os.fspath(out)}: cannot be written;"), replacing(Path(out)) as new:
+        new.file.write(data)
+        new.settle(Path(out))
+
+
+@contextmanager
+def written_with(out: Path, data: bytes) -> Iterator[None]:
+    """`write_atomically`, once the body has passed, else not at all; its name is taken from the start.  Raises OutputError."""
+    with told(f"{out}: cannot be written;"), replacing(out) as new, ExitStack() as stack:
+        new.file.write(data)
+        new.file.flush()
+        if not os.path.lexists(out):
+            out.touch(exist_ok=False)
+            stack.push(lambda kind, *_: out.unlink(missing_ok=True) if kind and not new.settled else None)
+        yield
+        new.settle(out)
 
 
 def _part(folder: Path, name: str) -> Path:
@@ -347,7 +366,7 @@ def save(model: LoadedModel, out: Path, new_constants: Iterable[str] = (), layou
     sources = {location: (base_dir / location).resolve() for location in _locations(proto)} if base_dir is not None else {}
     place = os.path.realpath(out.parent), out.name
     in_place = model.path is not None and place == (os.path.realpath(model.path.parent), model.path.name)
-    try:
+    with told(f"{out}: cannot be written;"):
         may_stay = layout != "one" and (in_place or not sources)
         if may_stay and (unchanged := model.unchanged_bytes()) is not None:
             write_atomically(out, unchanged)
@@ -362,8 +381,6 @@ def save(model: LoadedModel, out: Path, new_constants: Iterable[str] = (), layou
                 placer.write_one(proto, None if layout != "keep" else set(new_constants) if sources else set())
             new.file.write(serialize(proto))
             new.settle(out)
-    except OSError as error:
-        raise OutputError(f"{out}: cannot be written; {error.strerror or error}") from error
     return _needed(proto, out)
 
 
