@@ -105,6 +105,15 @@ def test_folding_is_no_rewrite_of_a_pair():
     assert result.report.summary.operators_after == {"Concat": 3, "Relu": 1}
 
 
+def test_what_a_rewrite_makes_is_stored_too():
+    body = f"""y = If(flag) <then_branch = t () => (float[k,l,m,n] f) {{ r = Resize<mode="linear">(x, , , sizes) c = Conv(r, v)
+    d = Conv<pads=[1,1,1,1]>(c, w) s = Shape(d) e = Reshape(d, s) f = {POOL}(e) }},
+    else_branch = u () => (float[k,l,m,n] g) {{ g = Identity(x) }}>"""
+    model = graph(body, {"v": (16, 32, 1, 1), "sizes": [3, 32, 6, 12]}, inputs="float[3,32,3,6] x, bool flag")
+    once = convpool.optimize(model, target="cpu", fold=True)
+    assert once.report.summary.rewritten == 2 and not convpool.optimize(once.model, target="cpu", fold=True).changed
+
+
 def test_names_that_a_caller_may_replace_and_strings_stay():
     words = {"t": np.array(["a"], object), "yes": np.bool_(True)}
     for model in (

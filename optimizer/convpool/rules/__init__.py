@@ -44,8 +44,9 @@ _ORDER = {
 
 
 def _rules(stage: str) -> tuple[Rule, ...]:
-    """The rules of a stage, each once, in the order of their entries."""
-    places = dict.fromkeys(entry.where for entry in RULES if entry.stage == stage)
+    """The rules of a stage, each once, in the order of their entries; constants are also stored between pairs."""
+    stages = ("constants", stage) if stage == "pairs" else (stage,)
+    places = dict.fromkeys(entry.where for entry in RULES if entry.stage in stages)
     return tuple(resolve_name(f"{__name__}.{place}")() for place in places)
 
 
