@@ -74,6 +74,10 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
             dilations = [number for item in node.attribute for number in item.ints if item.name == "dilations"]
             if is_op(node, *POOLINGS) and max(dilations, default=1) > 1:  # which onnxruntime leaves out there
                 node.op_type = UNKNOWN_SIZE
+    for node in ops_of(nodes, "Resize"):  # onnxruntime 1.32 leaves negative axes out under a policy
+        given = {item.name: item for item in node.attribute}
+        if given.keys() >= {"axes", "keep_aspect_ratio_policy"} and given["keep_aspect_ratio_policy"].s != b"stretch":
+            node.op_type = UNKNOWN_SIZE if min(given["axes"].ints, default=-1) < 0 else node.op_type
     for node in ops_of(nodes, "If") if opset_of(model.opset_import) < BRANCHES_OPSET else ():
         node.op_type = UNKNOWN_SIZE
     scaled, result, by_onnx = ops_of(nodes, "Resize", "Upsample"), None, None

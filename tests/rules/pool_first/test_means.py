@@ -132,6 +132,7 @@ def test_a_window_of_ceil_mode_behind_the_map_does_not_count(opset, operator, wi
 
 
 SAME = 'MaxPool<auto_pad="SAME_UPPER", dilations=[2,2], kernel_shape=[2,2]>(x)'
+KEPT = 'Resize<axes=[-2,-1], keep_aspect_ratio_policy="not_larger">(x, , , z)'
 WINDOWED = "b = MaxPool<kernel_shape=[1,1],strides=[3,3],ceil_mode=1>(a)"
 
 
@@ -143,7 +144,7 @@ def resized(inputs: str, scale: float) -> str:
     ("node", "inner", "pairs"),
     [
         ("local.f(x, e)", WINDOWED, (0, 1)),
-        (SAME, WINDOWED, (0, 0)),
+        *((node, WINDOWED, (0, 0)) for node in (SAME, KEPT)),
         ("local.f(x, e)", resized(", s", 1.3), (0, 0)),
         ("local.f(x, e)", resized(", s", 1.5), (1, 1)),
         ("local.f(x, e)", resized(", , t", 1.3), (1, 1)),
@@ -153,13 +154,13 @@ def resized(inputs: str, scale: float) -> str:
 def test_sizes_that_onnx_counts_otherwise_where_it_is_not_seen(node, inner, pairs):
     """Nor do notes count that onnx has written."""
     f = '<opset_import: ["": {}], domain: "local"> f (a, e) => (b) {{ {} }}'
-    for opset, expected in zip((17, 22), pairs, strict=True):
+    for opset, expected in zip((18, 22), pairs, strict=True):
         body = f"m = {node}\nh = Conv(m, w)\ny = GlobalAveragePool(h)"
         size = 12 if inner == WINDOWED else 10
-        inputs, scales = f"float[1,16,{size},{size}] x", {"e": np.float32([1, 1, 1.3, 1.3])}
+        inputs, scales = f"float[1,16,{size},{size}] x", {"e": np.float32([1, 1, 1.3, 1.3]), "z": [24, 30]}
         model = graph(body, scales, functions=f.format(opset, inner), inputs=inputs, opset=opset)
         rewrite(model, expected, "auto")
-        if node == SAME:
+        if node in (SAME, KEPT):
             rewrite(shape_inference.infer_shapes(model), expected, "auto")
 
 
