@@ -729,6 +729,7 @@ def test_maps_per_channel_move_in_front_of_interpolation_and_others_do_not():
 STAYS_POINTWISE = {
     "extrapolation": (CROP.replace("nearest", "linear"), "coordinate_transformation_mode; got tf_crop_and_resize"),
     "exclude_outside": (resized('mode="cubic", exclude_outside=1'), "exclude_outside; got 1, expected 0"),
+    "of nearest": (resized('mode="nearest", nearest_mode="floor", exclude_outside=1'), "exclude_outside; got 1, expected 0"),
     "antialias": (resized('mode="linear", antialias=1'), "antialias; got 1, expected 0"),
     "aspect ratio": (
         'u = Resize<axes=[2,3], keep_aspect_ratio_policy="not_larger">(x, , , z)\n',

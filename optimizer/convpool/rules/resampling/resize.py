@@ -99,17 +99,15 @@ def _resize(scope: Scope, index: int, rank: int) -> Resample | Reject:
         return reject(scope, index, "mode", mode, f"one of {', '.join(RESIZE_WEIGHTS)}")
     nodes = frozenset((index, *sources(scope, node.input[1:])))
     growth = float(math.prod(known))
-    if mode == "nearest":
-        rounding = values.get("nearest_mode", b"floor" if old else b"round_prefer_floor").decode(errors="replace")
-        up = None
-        if None not in spatial and all(scale.denominator == 1 for scale in known) and any(scale > 1 for scale in known):
-            factors = tuple(int(scale) for scale in known)
-            up = UpsampleSpec(factors) if _repeats(coordinates, rounding, factors) else None
-        return Resample(index, node.input[0], up, growth, nodes)
-    for name in ("antialias", "exclude_outside"):
-        if values.get(name, 0):
+    rounding = values.get("nearest_mode", b"floor" if old else b"round_prefer_floor").decode(errors="replace")
+    up = None
+    if mode == "nearest" and None not in spatial and all(scale.denominator == 1 for scale in known) and max(known) > 1:
+        factors = tuple(int(scale) for scale in known)
+        up = UpsampleSpec(factors) if _repeats(coordinates, rounding, factors) else None
+    for name in ("antialias", "exclude_outside"):  # one nearest element outside may be a zero
+        if values.get(name, 0) and up is None:
             return reject(scope, index, name, 1, 0)
-    return Resample(index, node.input[0], None, growth, nodes, mode)
+    return Resample(index, node.input[0], up, growth, nodes, mode)
 
 
 def unknown_scales(scope: Scope, index: int, rank: int, scales: Sequence[Fraction | None] = ()) -> Reject:
