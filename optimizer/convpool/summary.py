@@ -351,7 +351,8 @@ def _judge(scope: Scope, way: list[int], seen: Seen) -> None:
     obstacles = {index: kind for index in way if (kind := _kind(scope, index)) is not None}
     if not obstacles:
         return
-    seen.between[_name(scope.nodes[min(obstacles, key=way.index)])] += 1
+    node = scope.nodes[min(obstacles, key=way.index)]
+    seen.between[node.op_type if node.domain in STANDARD_DOMAINS else f"{node.domain}.{node.op_type}"] += 1
     kinds = set(obstacles.values())
     if kinds <= {QUANTIZED, SAVED}:
         seen.saved += SAVED in kinds
@@ -401,10 +402,6 @@ def _stands_for(node: NodeProto) -> str:
     for prefix in PREFIXES:
         name = name.removeprefix(prefix)
     return "Conv" if name == "ConvInteger" else name
-
-
-def _name(node: NodeProto) -> str:
-    return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
 
 
 def notes(seen: Seen, sites: Sequence[SiteReport], int8: int) -> list[str]:

@@ -112,9 +112,10 @@ def test_a_name_that_is_no_text(what):
 
 def test_notes_that_are_no_text_stay():
     model = graph(PAIR)
-    model.doc_string = model.producer_name = model.domain = model.graph.doc_string = "hhhh"
+    model.doc_string = model.producer_name = model.domain = model.graph.doc_string = model.graph.node[0].doc_string = "hhhh"
+    model.graph.node[0].metadata_props.add(key="hhhh", value="hhhh")
     result = convpool.optimize(model.SerializeToString().replace(b"hhhh", b"hh\xff\xfe"), check=0)
-    assert result.report.summary.rewritten == 1 and result.model.SerializeToString().count(b"hh\xff\xfe") == 4
+    assert result.report.summary.rewritten == 1 and result.model.SerializeToString().count(b"hh\xff\xfe") == 7
 
 
 def test_an_element_type_of_an_input_that_there_is_not():

@@ -46,8 +46,14 @@ def named(node: NodeProto) -> str:
 
 def stand_for(node: NodeProto, old: NodeProto) -> None:
     """Give a node the name, doc string, metadata and devices of the one in whose place it stands."""
-    notes = {"metadata_props": old.metadata_props, "device_configurations": old.device_configurations}
-    node.MergeFrom(NodeProto(name=old.name or None, doc_string=old.doc_string or None, **notes))
+    notes = NodeProto()
+    notes.CopyFrom(old)
+    unset = ["input", "output", "op_type", "domain", "overload", "attribute"]
+    with suppress(UnicodeDecodeError):  # a text that is no UTF-8 is copied, but cannot be read
+        unset += [name for name in ("name", "doc_string") if not getattr(old, name)]
+    for name in unset:
+        notes.ClearField(name)
+    node.MergeFrom(notes)
 
 
 class AttributeReference(Exception):
