@@ -35,7 +35,7 @@ NETWORKS = {
     "IGEBM 32x32": Network(lambda: more.IGEBM(16), (4, 3, 32, 32), 4),
     "StyleGAN 64x64": Network(lambda: more.StyleGAN(64, 8), (4, 3, 64, 64), 4),
     "GAN stability 32x32": Network(lambda: more.Stability(32, 8), (4, 3, 32, 32), 0),
-    "DVD-GAN": Network(lambda: more.DVDGAN(8), (2, 3, 4, 32, 32), 8, 16),
+    "DVD-GAN": Network(lambda: more.DVDGAN(8), (2, 3, 4, 16, 16), 8),
     "LeNet-5": Network(lambda: more.LeNet5(), (4, 1, 32, 32), 2),
     "DenseNet-121": Network(lambda: more.DenseNet(growth=16, classes=10), (2, 3, 32, 32), 3),
     "SNGAN generator": Network(lambda: generators.SNGANGenerator((16, 12, 8, 8), 16), (3, 16), 6),
