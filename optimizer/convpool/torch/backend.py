@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from convpool.errors import ModelError, OptionError
@@ -136,7 +136,7 @@ def _rewrite_in_place(graph: fx.Graph, options: OptimizeOptions, seen: Captured)
 def _guarded(module: fx.GraphModule, run: Callable) -> Callable:
     """`run`, but the module where an argument shares memory with a tensor of the module's, and the graph changes one of them."""
     original, inputs = module.forward, list(enumerate(module.graph.find_nodes(op="placeholder")))
-    places = {node: place for place, node in inputs if isinstance(value_of(node), torch.Tensor)}
+    places = {node: place for place, node in inputs if isinstance(value_of(node), Tensor)}
     changed = places.keys() & changed_inputs(module.graph)
     an_argument = any(not is_of_module(node) for node in changed)
     arguments = [place for node, place in places.items() if not is_of_module(node)]
@@ -186,7 +186,7 @@ def _checkpointed(body: Callable, own: Sequence[bool], *inputs: Any, **options: 
         return body(*[value if is_own else next(rest) for value, is_own in zip(kept, own, strict=True)])
 
     given = [value for value, is_own in zip(inputs, own, strict=True) if not is_own]
-    if not any(isinstance(value, torch.Tensor) and value.requires_grad for value in given):
+    if not any(isinstance(value, Tensor) and value.requires_grad for value in given):
         options["use_reentrant"] = False
     return torch.utils.checkpoint.checkpoint(run, *given, **{"use_reentrant": False, **options})
 
@@ -197,7 +197,7 @@ def _checkpointed(body: Callable, own: Sequence[bool], *inputs: Any, **options: 
 def _described(graph: fx.Graph) -> str:
     """The inputs and the mode that a graph is for."""
     values = [value_of(node) for node in graph.find_nodes(op="placeholder") if not is_of_module(node)]
-    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    tensors = [value for value in values if isinstance(value, Tensor)]
     inputs = [f"{str(x.dtype).removeprefix('torch.')}[{', '.join(map(str, x.shape))}]" for x in tensors]
     modes = "with gradients" if torch.is_grad_enabled() else "without gradients"
     casts = any(torch.is_autocast_enabled(x.device.type) for x in tensors if x.device.type != "meta")

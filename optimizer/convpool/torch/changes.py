@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
@@ -149,7 +149,7 @@ def changed_inputs(graph: fx.Graph) -> set[fx.Node]:
 
 def _is_same(a: Any, b: Any) -> bool:
     """Return True if two values are surely one tensor.  An embedding or a normalization gives another than it changes."""
-    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor) or _memory(a) != _memory(b):
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor) or _memory(a) != _memory(b):
         return False
     return a is b or (a.shape, a.stride(), a.storage_offset()) == (b.shape, b.stride(), b.storage_offset())
 
@@ -193,11 +193,11 @@ def _dropouts(nodes: Sequence[fx.Node]) -> Iterator[fx.Node]:
 
 def _tensors(node: fx.Node) -> list[tuple[str, int]]:
     """The memories of the tensors in a node's result."""
-    return [_memory(item) for item in pytree.tree_leaves(value_of(node)) if isinstance(item, torch.Tensor)]
+    return [_memory(item) for item in pytree.tree_leaves(value_of(node)) if isinstance(item, Tensor)]
 
 
-def _memory(tensor: torch.Tensor) -> tuple[str, int]:
-    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, FakeTensor) and tensor.layout == torch.strided
+def _memory(tensor: Tensor) -> tuple[str, int]:
+    plain = type(tensor) in (Tensor, torch.nn.Parameter, FakeTensor) and tensor.layout == torch.strided
     plain = plain and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
     return ("storage", tensor.untyped_storage()._cdata) if plain else ("tensor", id(tensor))
 
@@ -209,7 +209,7 @@ TRANSFORM = "torch.func"
 """In a context: a transform of torch.func, or a level of forward-mode derivatives."""
 _GRAD = "_set_grad_enabled"
 _BEGINS = ("_increment_nesting", "enter_dual_level")
-_DATA = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, tuple, list, int, float)
+_DATA = (Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, tuple, list, int, float)
 
 
 def contexts_of(graph: fx.Graph) -> dict[fx.Node, Context]:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import fx
+from torch import Tensor, fx
 
 from convpool.errors import OptionError
 from convpool.torch import kernels, kinds, plain, spectral
@@ -58,7 +58,7 @@ IMAGE_CHANNELS, PLAIN_MACS = 16, 2.5e9
 def may_have_penalty(graph: fx.Graph) -> bool:
     """Return True if the network's input needs a gradient, so that second derivatives may be asked for."""
     inputs = [node for node in graph.find_nodes(op="placeholder") if not is_of_module(node)]
-    return any(isinstance(value := value_of(node), torch.Tensor) and value.requires_grad for node in inputs)
+    return any(isinstance(value := value_of(node), Tensor) and value.requires_grad for node in inputs)
 
 
 def ready(module: fx.GraphModule, graph: fx.Graph, *, in_steps: Collection[str] | None = None) -> Callable:
@@ -104,8 +104,8 @@ def _operators(tensors: Sequence[Any], geometry: tuple, in_steps: bool) -> list[
     """PyTorch's operators that do the same one after the other; None if it has no such."""
     (_, weight, bias), (kernel, strides, pads, dilations, steps, zeros, spread, groups) = tensors, geometry[:8]
     x, w, rank = value_of(tensors[0]), value_of(weight), len(kernel)
-    swaps = in_steps and isinstance(w, torch.Tensor) and max(w.shape[2:]) == 1 and not any((*pads, *zeros))
-    on_cpu = isinstance(x, torch.Tensor) and x.device.type == "cpu"
+    swaps = in_steps and isinstance(w, Tensor) and max(w.shape[2:]) == 1 and not any((*pads, *zeros))
+    on_cpu = isinstance(x, Tensor) and x.device.type == "cpu"
     if not (on_cpu or swaps) or any(d != 1 for d in dilations) or plain.is_deep_half(x):
         return None
     made: list[tuple] = []
@@ -119,7 +119,7 @@ def _operators(tensors: Sequence[Any], geometry: tuple, in_steps: bool) -> list[
 
 def _pools_weights(x: Any, weight: Any) -> bool:
     """Return True if a pair may run as one convolution by pooled weights: they are the smaller part."""
-    known = isinstance(x, torch.Tensor) and isinstance(weight, torch.Tensor) and max(weight.shape[2:]) > 1
+    known = isinstance(x, Tensor) and isinstance(weight, Tensor) and max(weight.shape[2:]) > 1
     return known and math.prod(plain.hints(x.shape)) >= 4 * weight.numel()
 
 
@@ -148,7 +148,7 @@ def _fastest(graph: fx.Graph, node: fx.Node, operators: list[tuple], geometry: t
     """The operators of a pair on a CPU: these, pooling first, or the original two, or one convolution by pooled weights."""
     (x, weight, bias), (kernel, strides, pads, _, steps, zeros, spread, groups) = node.args[:3], geometry[:8]
     given, w, padding, rank = value_of(x), value_of(weight), _padding(kernel, pads, zeros), len(kernel)
-    known = isinstance(given, torch.Tensor) and isinstance(w, torch.Tensor) and not given.is_cuda and given.dtype in AVERAGE_MACS
+    known = isinstance(given, Tensor) and isinstance(w, Tensor) and not given.is_cuda and given.dtype in AVERAGE_MACS
     if not known or padding is None or groups > 1 and given.requires_grad:  # this gradient takes long in any other order
         return operators
     if any(s != 1 for s in strides) and any((*padding, *(n - 1 for n in w.shape[2:]))):
@@ -175,7 +175,7 @@ def _fastest(graph: fx.Graph, node: fx.Node, operators: list[tuple], geometry: t
     return [(CONVS[rank], weight, bias, (1,) * rank, padding, spread, groups), pooling] if times[1] < times[0] else operators
 
 
-def _pooled(weight: torch.Tensor, kernel: Sequence[int]) -> torch.Tensor:
+def _pooled(weight: Tensor, kernel: Sequence[int]) -> Tensor:
     """The means of weights, padded, over all windows: what the gradient of a pooling of stride 1 gives, in one operator."""
     size = [*weight.shape[:2], *(n + k - 1 for n, k in zip(weight.shape[2:], kernel, strict=True))]
     wide = weight if weight.is_cuda or weight.dtype not in plain.HALF_TYPES else weight.float()  # a CPU sums in their type
@@ -185,7 +185,7 @@ def _pooled(weight: torch.Tensor, kernel: Sequence[int]) -> torch.Tensor:
 
 def _macs(weight: Any, y: Any) -> float:
     """Multiply-adds of a convolution with a result y; endless where one is not known."""
-    if not isinstance(weight, torch.Tensor) or not isinstance(y, torch.Tensor):
+    if not isinstance(weight, Tensor) or not isinstance(y, Tensor):
         return math.inf
     images, _, *sizes = plain.hints(y.shape)
     return math.prod(plain.hints(weight.shape)) * images * math.prod(sizes)
@@ -210,7 +210,7 @@ def gaining(graph: fx.Graph, pairs: Mapping[str, str], scale: float = 1.0) -> tu
     normalized = {node for one in spectral.find(graph) for node in one.nodes}
     for node in graph.nodes:
         y, name = value_of(node), node.name
-        if node.op not in ("call_function", "call_method") or not isinstance(y, torch.Tensor) or node in normalized:
+        if node.op not in ("call_function", "call_method") or not isinstance(y, Tensor) or node in normalized:
             continue
         recorded, convolved, place, second = y.requires_grad, node.target in CONVS.values(), len(operators), 0.0
         passes = (PENALTY if penalty else 1) * (1 if recorded else SHARES[False][0])
@@ -267,7 +267,7 @@ def _step_us(operators: Sequence[tuple[bool, float, float]], penalty: bool) -> f
 def place_of_batch(graph: fx.Graph) -> tuple[int, int] | None:
     """Which input of a graph on a GPU has the batch, and its size when it was captured; None on a CPU."""
     inputs = [(is_of_module(node), place, value_of(node)) for place, node in enumerate(graph.find_nodes(op="placeholder"))]
-    found = [item for item in inputs if isinstance(item[2], torch.Tensor) and item[2].is_cuda and item[2].dim()]
+    found = [item for item in inputs if isinstance(item[2], Tensor) and item[2].is_cuda and item[2].dim()]
     if not found:
         return None
     of_module, place, value = min(found, key=lambda item: item[:2])
@@ -310,7 +310,7 @@ def _convolutions(graph: fx.Graph) -> Iterator[tuple]:
     for node in list(graph.nodes):
         a = kinds.arguments(node) if node.target in CONVS.values() else None
         value = value_of(a["input"]) if a is not None else None
-        if a is None or not isinstance(value, torch.Tensor) or not value.is_cuda:
+        if a is None or not isinstance(value, Tensor) or not value.is_cuda:
             continue
         rank = list(CONVS.values()).index(node.target) + 1
         try:
@@ -345,7 +345,7 @@ def run_by_library(graph: fx.Graph) -> None:
     contexts = contexts_of(graph)
     for node, x, weight, bias, geometry in _convolutions(graph):
         given, w = value_of(x), value_of(weight)
-        if bias is None or not isinstance(w, torch.Tensor) or not suits(given, w):
+        if bias is None or not isinstance(w, Tensor) or not suits(given, w):
             continue
         macs = w.numel() * given.shape[0] * math.prod(given.shape[2:]) / math.prod(geometry[0])
         if given.shape[1] <= IMAGE_CHANNELS or macs <= PLAIN_MACS:

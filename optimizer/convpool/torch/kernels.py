@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from convpool.algebra.parts import MAX_UPSAMPLE
 from convpool.cuda import Plan, Problem, library, tactics, training
@@ -36,7 +37,7 @@ _TENSORS_BYTES = library.PACK_TENSORS.__self__.size  # type: ignore[attr-defined
 raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
 
-Tensors = tuple[torch.Tensor, torch.Tensor, Any]
+Tensors = tuple[Tensor, Tensor, Any]
 """x, weight, bias."""
 _fp32_precision: Any = getattr(torch._C, "_get_fp32_precision_getter", None)  # what the attribute asks, in half the time
 _NEW: Any = object()
@@ -115,7 +116,7 @@ def _fastest(problem: Problem) -> Plan:
     return plan
 
 
-def library_weight(weight: torch.Tensor) -> torch.Tensor:
+def library_weight(weight: Tensor) -> Tensor:
     """[M, kernel..., C/groups] in memory."""
     if weight.dim() == 4:
         return weight.contiguous(memory_format=torch.channels_last)
@@ -140,7 +141,7 @@ class Call:
         made = torch.empty(shape, device="meta", memory_format=self.formats[1])
         self.y_shape, self.y_strides = shape, made.stride()
 
-    def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: Any) -> torch.Tensor:
+    def __call__(self, x: Tensor, weight: Tensor, bias: Any) -> Tensor:
         """Queues the work on PyTorch's current stream of the current device, which is x's."""
         if self.copies_others:
             x, bias = x.contiguous(memory_format=self.formats[0]), None if bias is None else bias.contiguous()
@@ -161,7 +162,7 @@ class Call:
         return y
 
 
-def find(geometry: tuple, x: torch.Tensor, weight: torch.Tensor, bias: Any) -> Call | None:
+def find(geometry: tuple, x: Tensor, weight: Tensor, bias: Any) -> Call | None:
     """The call for these tensors, planned; None where the library has no kernel on tensor cores for it.
 
     geometry: the operator's arguments behind the tensors, as tuples; of an upsampled convolution the factors and the pads.  x's
@@ -177,7 +178,7 @@ def find(geometry: tuple, x: torch.Tensor, weight: torch.Tensor, bias: Any) -> C
     return call
 
 
-def by_plan(tensors: Sequence[Any], geometry: tuple) -> torch.Tensor | None:
+def by_plan(tensors: Sequence[Any], geometry: tuple) -> Tensor | None:
     """A call by one plan of the library on x's device, or None; geometry as `find` takes it."""
     if not library_is_there():
         return None
@@ -189,7 +190,7 @@ def by_plan(tensors: Sequence[Any], geometry: tuple) -> torch.Tensor | None:
     return None if call is None else call(*tensors)
 
 
-def pooled_conv(*inputs: Any) -> torch.Tensor:
+def pooled_conv(*inputs: Any) -> Tensor:
     """`plain.pooled_conv` by one plan of the library; where it has none, by its box mean and PyTorch's convolution."""
     y = by_plan(inputs[:3], frozen(inputs[3:]))
     return plain.pooled_conv(*inputs, mean=box_mean) if y is None else y
@@ -207,7 +208,7 @@ def _boxed(adjoint: bool, x: Any, size: Ints, window: tuple[Ints, ...], sums: bo
     launch = training.function("box_mean_adjoint" if adjoint else "box_mean")
     copies = not x.is_contiguous(memory_format=order)
 
-    def run(x: torch.Tensor) -> torch.Tensor:
+    def run(x: Tensor) -> Tensor:
         device = x.get_device()
         if device != current_device():
             with torch.cuda.device(device):
@@ -222,7 +223,7 @@ def _boxed(adjoint: bool, x: Any, size: Ints, window: tuple[Ints, ...], sums: bo
     return run
 
 
-def _box(adjoint: bool, x: torch.Tensor, size: Ints, window: tuple, sums: bool = False) -> Callable | None:
+def _box(adjoint: bool, x: Tensor, size: Ints, window: tuple, sums: bool = False) -> Callable | None:
     """The call for these tensors, None where PyTorch's operators run; size: of the input of the box mean."""
     size, window = tuple(size), tuple(map(tuple, window))
     key = (adjoint, x.shape, x.stride(), x.dtype, size, window, sums)
@@ -233,19 +234,19 @@ def _box(adjoint: bool, x: torch.Tensor, size: Ints, window: tuple, sums: bool =
     return found
 
 
-def box_mean(x: torch.Tensor, *window: Ints) -> torch.Tensor:
+def box_mean(x: Tensor, *window: Ints) -> Tensor:
     """As `plain.box_mean`, by one kernel of the library."""
     found = _box(False, x, x.shape[2:], window)
     return plain.box_mean(x, *window) if found is None else found(x)
 
 
-def box_mean_adjoint(grad: torch.Tensor, size: Ints, *window: Ints) -> torch.Tensor:
+def box_mean_adjoint(grad: Tensor, size: Ints, *window: Ints) -> Tensor:
     """As `plain.box_mean_adjoint`, by one kernel of the library."""
     found = _box(True, grad, size, window)
     return plain.box_mean_adjoint(grad, size, *window) if found is None else found(grad)
 
 
-def blocks(x: torch.Tensor, scales: Ints, sums: bool) -> torch.Tensor | None:
+def blocks(x: Tensor, scales: Ints, sums: bool) -> Tensor | None:
     """Each value repeated over a block of `scales`, or the sums over blocks; None where the library has no kernel."""
     if x.dtype not in NAMES or not library_is_there() or not training.has("turn_weights"):  # a library of that version
         return None
@@ -255,8 +256,8 @@ def blocks(x: torch.Tensor, scales: Ints, sums: bool) -> torch.Tensor | None:
 
 
 def few_channels_gradients(
-    grad: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, geometry: tuple, bias: bool
-) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+    grad: Tensor, z: Tensor, weight: Tensor, geometry: tuple, bias: bool
+) -> tuple[Tensor, Tensor | None] | None:
     """The gradients at the weights and, where wanted, the bias, from the convolution's input z, with the channels last.
 
     None where the library has no kernel.  geometry: as torch.convolution takes it.  The tensors are on the current device.
@@ -269,7 +270,7 @@ def few_channels_gradients(
     return None if found is None or grad.data_ptr() & 15 else found(grad, z, bias)
 
 
-def _weight_gradient(grad: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, convolution: tuple) -> Callable | None:
+def _weight_gradient(grad: Tensor, z: Tensor, weight: Tensor, convolution: tuple) -> Callable | None:
     """The call for tensors of one kind: of the gradient, the convolution's input, and whether the bias's is wanted."""
     last, groups, shape = torch.channels_last, convolution[3], tuple(weight.shape)
     if z.dim() != 4 or groups != 1 or 0 in grad.shape or 0 in z.shape or not library_is_there():
@@ -283,7 +284,7 @@ def _weight_gradient(grad: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, 
     if space_bytes is None:
         return None
 
-    def run(grad: torch.Tensor, z: torch.Tensor, bias: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def run(grad: Tensor, z: Tensor, bias: bool) -> tuple[Tensor, Tensor | None]:
         z, d_bias = z.contiguous(memory_format=last), z.new_empty(shape[0]) if bias else None
         out = torch.empty(shape, dtype=z.dtype, device=z.device, memory_format=last)
         space = torch.empty(space_bytes, dtype=torch.uint8, device=z.device)
@@ -295,7 +296,7 @@ def _weight_gradient(grad: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, 
     return run
 
 
-def turned(weight: torch.Tensor, factor: float) -> torch.Tensor | None:
+def turned(weight: Tensor, factor: float) -> Tensor | None:
     """Weights [M, C, kernel] with the channels last as [C, M, kernel], turned round and times a factor.
 
     None where the library has no kernel.  The weight is on the current device."""

@@ -24,7 +24,7 @@ import onnx
 import torch
 import torch.nn.functional as F
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
-from torch import fx
+from torch import Tensor, fx
 
 from convpool.algebra.geometry import Refusal, refuse
 from convpool.errors import OptionError
@@ -72,7 +72,7 @@ class Skeleton:
         self._batches: dict[Any, Any] = {}
         for node in graph.find_nodes(op="placeholder"):
             value = value_of(node)
-            first = value.shape[0] if isinstance(value, torch.Tensor) and value.dim() and not is_of_module(node) else 0
+            first = value.shape[0] if isinstance(value, Tensor) and value.dim() and not is_of_module(node) else 0
             if isinstance(first, torch.SymInt) and first.node.expr.is_symbol:
                 self._batches.setdefault(first.node.expr, BATCH + len(self._batches) * BATCH)
         self._constants: list[TensorProto] = []
@@ -87,7 +87,7 @@ class Skeleton:
 
         Of what autocast makes the rules see the type that it was made of: in ONNX no operator changes it."""
         value = value_of(node)
-        if not isinstance(value, torch.Tensor):
+        if not isinstance(value, Tensor):
             return None
         casts = self._casts or value.device.type != "meta" and torch.is_autocast_enabled(value.device.type)
         return torch.float32 if casts and value.dtype in HALF_TYPES else value.dtype
@@ -102,7 +102,7 @@ class Skeleton:
     def shape(self, node: Any) -> tuple[Dim, ...] | None:
         """The shape of a node's tensor, with names for open sizes; None where it is none."""
         value = value_of(node)
-        return tuple(map(self._size, value.shape, itertools.count())) if isinstance(value, torch.Tensor) else None
+        return tuple(map(self._size, value.shape, itertools.count())) if isinstance(value, Tensor) else None
 
     def turns_batch(self, node: fx.Node) -> bool:
         """Return True if the open batch in front of an input is another size of the result, which onnx would count."""
@@ -158,7 +158,7 @@ class Skeleton:
             if self.contexts[other] != self.contexts[node] and other.op not in ("placeholder", "get_attr"):
                 self._cross(other, node, proto)
         x, y = (value_of(item) for item in ([*node.all_input_nodes, None][0], node))
-        if proto.op_type in _AVERAGES and isinstance(x, torch.Tensor) and x.dtype != y.dtype:  # autocast's on a CPU
+        if proto.op_type in _AVERAGES and isinstance(x, Tensor) and x.dtype != y.dtype:  # autocast's on a CPU
             self.pin(label, refuse("type of the averages", y.dtype, x.dtype))
         if TRANSFORM in self.contexts[node]:
             self.pin(label, refuse("transform of torch.func in forward", "one", "none"))
@@ -343,7 +343,7 @@ def interpolate(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> NodePro
 def same(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> NodeProto:
     """A call that changes no number, but the type of floats or the order in memory, which `plan` gives the result."""
     x, y, others = value_of(a["input"]), value_of(node), node.all_input_nodes[1:]
-    need(isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor) and x.device == y.device)
+    need(isinstance(x, Tensor) and isinstance(y, Tensor) and x.device == y.device)
     if x.dtype == y.dtype:
         return one("Identity", node, a["input"])
     need((s.dtype(a["input"]), s.dtype(node)) == (x.dtype, y.dtype) and {x.dtype, y.dtype} <= ELEM_TYPES.keys())
@@ -428,7 +428,7 @@ def _functions(name: str) -> Iterator[Any]:
         found = getattr(home, name, None)
         if callable(found):
             yield found
-    if isinstance(getattr(torch.Tensor, name, None), (types.MethodDescriptorType, types.FunctionType)):
+    if isinstance(getattr(Tensor, name, None), (types.MethodDescriptorType, types.FunctionType)):
         yield name
     packet = getattr(torch.ops.aten, name, None) if name != "batch_norm" else None  # whose arguments have another order
     for overload in packet.overloads() if packet is not None else ():

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from convpool.algebra.geometry import MAX_KERNEL_WINDOW, ConvSpec, Ints, Refusal, pad_behind
 from convpool.errors import OptionError
@@ -50,7 +50,7 @@ def _describe(rank: int, kernel: Ints, *arguments: Any) -> tuple[tuple, tuple, t
 _kept = functools.lru_cache(4096)(_describe)  # torch.compile, which would ignore the cache, traces the function itself
 
 
-def conv_avg_pool(rank: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *arguments: Any) -> torch.Tensor:
+def conv_avg_pool(rank: int, x: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Any) -> Tensor:
     """The functions of all ranks; arguments: from stride to count_include_pad, in the functions' order."""
     asked = (rank, weight.shape[2:], *arguments, bias is not None)
     try:
@@ -69,16 +69,16 @@ def conv_avg_pool(rank: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.
 
 
 @without_accumulation
-def conv_avg_pool1d(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, **arguments: Any) -> torch.Tensor:
+def conv_avg_pool1d(x: Tensor, weight: Tensor, bias: Tensor | None = None, **arguments: Any) -> Tensor:
     """`conv_avg_pool2d` of one axis, by its keywords: x [N, C, L] or [C, L], weight [M, C/groups, k]."""
     return conv_avg_pool2d(x, weight, bias, _rank=1, **arguments)
 
 
 @without_accumulation
 def conv_avg_pool2d(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
     *,
     stride: Sizes = 1,
     padding: Sizes | str = 0,
@@ -90,7 +90,7 @@ def conv_avg_pool2d(
     ceil_mode: bool = False,
     count_include_pad: bool = True,
     _rank: int = 2,
-) -> torch.Tensor:
+) -> Tensor:
     """avg_pool2d(conv2d(x, weight, bias, stride, padding, dilation, groups), pool_size, pool_stride, pool_padding), with the
     pooling done first where that is exact.
 
@@ -109,7 +109,7 @@ def conv_avg_pool2d(
 
 
 @without_accumulation
-def conv_avg_pool3d(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, **arguments: Any) -> torch.Tensor:
+def conv_avg_pool3d(x: Tensor, weight: Tensor, bias: Tensor | None = None, **arguments: Any) -> Tensor:
     """`conv_avg_pool2d` of three axes, by its keywords: x [N, C, D, H, W] or [C, D, H, W], weight [M, C/groups, kd, kh, kw]."""
     return conv_avg_pool2d(x, weight, bias, _rank=3, **arguments)
 
@@ -138,7 +138,7 @@ class _ConvAvgPool(nn.modules.conv._ConvNd):
         self.pool_padding = sizes("pool_padding", pool_padding, rank, 0)
         self.ceil_mode, self.count_include_pad = ceil_mode, count_include_pad
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """The pooled convolution of `input`."""
         x, padding, rank = input, self.padding, len(self.kernel_size)
         if self.padding_mode != "zeros":
@@ -177,7 +177,7 @@ class _UpsampleConv(nn.modules.conv._ConvNd):
         super().__init__(in_channels, out_channels, kernel_size, stride=1, dilation=1, groups=1, **options)
         self.scale_factor = sizes("scale_factor", scale_factor, len(self.kernel_size), 1)
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """The convolution of the upsampled `input`."""
         x, scales, padding = input, self.scale_factor, self.padding
         if self.padding_mode != "zeros":

@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 import onnx
 import torch
 from onnx import ModelProto
-from torch import nn
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._device import DeviceContext
 from torch.utils.hooks import RemovableHandle
@@ -36,7 +36,7 @@ from convpool.report import Report, SiteReport, Summary
 from convpool.torch.backend import Backend, Captured
 from convpool.torch.ended import without_accumulation
 
-Inputs: TypeAlias = torch.Tensor | Sequence[Any] | Mapping[str, Any] | None
+Inputs: TypeAlias = Tensor | Sequence[Any] | Mapping[str, Any] | None
 _NAME, _IGNORED = "_convpool", "__jit_ignored_attributes__"
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _FLAGS = ("_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called")
@@ -263,7 +263,7 @@ def _is_followed() -> bool:
 @contextlib.contextmanager
 def _aside(module: nn.Module | None = None) -> Iterator[None]:
     """Run something that leaves the random numbers and a module's buffers as they are."""
-    found = [b for b in module.buffers() if type(b) is torch.Tensor] if module is not None else []
+    found = [b for b in module.buffers() if type(b) is Tensor] if module is not None else []
     kept = [(buffer, buffer.detach().clone()) for buffer in found if not (buffer.is_meta or buffer.is_inference())]
     try:
         with torch.random.fork_rng(devices=[torch.cuda.current_device()] if torch.cuda.is_initialized() else []):
@@ -278,10 +278,10 @@ def _aside(module: nn.Module | None = None) -> Iterator[None]:
 def _with_open_batch(args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
     """The arguments, with tensors that leave the batch, the first axis, open."""
     leaves, spec = pytree.tree_flatten((args, kwargs))
-    first = next((leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()), None)
-    made: dict[int, torch.Tensor] = {}
+    first = next((leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()), None)
+    made: dict[int, Tensor] = {}
     for leaf in leaves:
-        if type(leaf) is torch.Tensor and leaf.dim() and first is not None and leaf.shape[0] == first.shape[0] > 1:
+        if type(leaf) is Tensor and leaf.dim() and first is not None and leaf.shape[0] == first.shape[0] > 1:
             made[id(leaf)] = alias = leaf.detach().requires_grad_(leaf.requires_grad)
             torch._dynamo.maybe_mark_dynamic(alias, 0)
     return pytree.tree_unflatten([made.get(id(leaf), leaf) for leaf in leaves], spec)
@@ -379,7 +379,7 @@ def _checked(module: Any, example: Inputs) -> tuple[tuple, dict[str, Any]]:
         raise OptionError(f"module: got {type(module).__name__}, expected a torch.nn.Module")
     if isinstance(example, Mapping):
         return (), dict(example)
-    args = (example,) if isinstance(example, torch.Tensor) else () if example is None else example
+    args = (example,) if isinstance(example, Tensor) else () if example is None else example
     if not isinstance(args, (tuple, list)):
         raise OptionError(f"example_inputs: got {type(example).__name__}, expected a tensor, a sequence or a mapping")
     if args and all(type(arg) is int for arg in args):
@@ -390,7 +390,7 @@ def _checked(module: Any, example: Inputs) -> tuple[tuple, dict[str, Any]]:
 def _copied(module: nn.Module) -> nn.Module:
     """The modules again, with the same tensors in them."""
     held = [*module.parameters(), *module.buffers()]
-    held += [value for m in module.modules() for value in m.__dict__.values() if isinstance(value, torch.Tensor)]
+    held += [value for m in module.modules() for value in m.__dict__.values() if isinstance(value, Tensor)]
     held += [p.grad for p in module.parameters() if p.grad is not None]
     try:
         return copy.deepcopy(module, {id(tensor): tensor for tensor in held})

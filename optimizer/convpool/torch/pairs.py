@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 
@@ -33,6 +34,8 @@ from convpool.torch import ended, kernels, plain
 Ints = Sequence[int]
 Geometry = tuple[Any, Any, Any, int]
 """Strides, padding, dilations and groups, as torch.convolution takes them."""
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+"""Those at input, weight and bias; None for those that are not asked for."""
 LIBRARY = torch.library.Library("convpool", "DEF")
 _WINDOW = "int[] pool_kernel, int[] pool_strides, int[] pool_pads, int[] pool_dilations"
 _CONVOLUTION = "int[] strides, int[] pads, int[] dilations, int groups"
@@ -49,7 +52,7 @@ for _name in ("box_mean", "box_mean_adjoint", "pooled_conv"):
     LIBRARY.impl(_name, getattr(kernels, _name), "CUDA")
 _ops = torch.ops.convpool
 POOLED_CONV = _ops.pooled_conv
-_TYPES = (torch.Tensor, torch.nn.Parameter)
+_TYPES = (Tensor, torch.nn.Parameter)
 
 
 # ---- what the backward passes are made of ----
@@ -96,7 +99,7 @@ def _runs(node: Any, is_parameter: bool) -> bool:
         return True
 
 
-def channel_sums(grad: torch.Tensor) -> torch.Tensor:
+def channel_sums(grad: Tensor) -> Tensor:
     """A bias's gradient: sums over all axes but the second, in float32, rounded once."""
     if not _sums_by_product(grad):
         return grad.sum([0, *range(2, grad.dim())])
@@ -106,7 +109,7 @@ def channel_sums(grad: torch.Tensor) -> torch.Tensor:
     return sums
 
 
-def _sums_by_product(grad: torch.Tensor) -> bool:
+def _sums_by_product(grad: Tensor) -> bool:
     """Return True if a product with ones sums a gradient's columns: PyTorch's own sum of long ones in 16 bits is slow on a GPU.
 
     cuBLAS cannot start while a CUDA graph is captured: so a thread's first product is made as soon as there are MANY numbers.
@@ -115,7 +118,7 @@ def _sums_by_product(grad: torch.Tensor) -> bool:
         return False
     started = getattr(_products, "started", False)
     least = 4 * MANY if started and not is_captured(grad) else MANY
-    if type(grad) is not torch.Tensor or torch.is_grad_enabled() or grad.numel() < least:
+    if type(grad) is not Tensor or torch.is_grad_enabled() or grad.numel() < least:
         return False
     if not started and _is_capturing():
         return False
@@ -127,18 +130,18 @@ def _is_capturing() -> bool:
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
-def is_batched(grad: torch.Tensor) -> bool:
+def is_batched(grad: Tensor) -> bool:
     """Return True for several gradients in one, of torch.autograd.grad(is_grads_batched=True): operators alone take it."""
     return not torch.compiler.is_compiling() and torch._C._functorch.is_legacy_batchedtensor(grad)
 
 
-def is_captured(grad: torch.Tensor) -> bool:
+def is_captured(grad: Tensor) -> bool:
     """Return True while a CUDA graph is captured, of a backward pass without derivatives of its own."""
-    plain_tensor = type(grad) is torch.Tensor and grad.is_cuda
+    plain_tensor = type(grad) is Tensor and grad.is_cuda
     return plain_tensor and not torch.is_grad_enabled() and torch.cuda.is_current_stream_capturing()
 
 
-def side_by_side(grad: torch.Tensor, first: Callable[[], Sequence[Any]], second: Callable[[], Any]) -> tuple[Any, Any]:
+def side_by_side(grad: Tensor, first: Callable[[], Sequence[Any]], second: Callable[[], Any]) -> tuple[Any, Any]:
     """Run both and return what they give; first: new tensors, or None for some.  The gradient's device is the current one.
 
     While a CUDA graph is captured they are two branches of it, which the GPU may run at the same time.
@@ -161,21 +164,19 @@ def side_by_side(grad: torch.Tensor, first: Callable[[], Sequence[Any]], second:
     return made, other
 
 
-def has_few_channels(weight: torch.Tensor, bias: bool) -> bool:
+def has_few_channels(weight: Tensor, bias: bool) -> bool:
     """Return True if the library may have a kernel for the gradients at weights like these, and at a bias."""
     return weight.numel() <= (MAX_FILTER - bias) * weight.shape[0]
 
 
-def is_plain(t: torch.Tensor) -> bool:
+def is_plain(t: Tensor) -> bool:
     """Return True if the library's kernels may run on a tensor at once: on the current GPU, and nothing intercepts operators."""
     on_current = _home(t) is kernels and t.get_device() == torch.cuda.current_device()
     return on_current and not torch._C._are_functorch_transforms_active()
 
 
-def of_convolution(
-    grad: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, geometry: Geometry, needs: Sequence[bool]
-) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    """The gradients at input, weight and bias, None for those that are not asked for; by one call where that is possible.
+def of_convolution(grad: Tensor, z: Tensor, weight: Tensor, geometry: Geometry, needs: Sequence[bool]) -> Gradients:
+    """The gradients of a convolution, by one call where that is possible.
 
     Of what is not asked for, z or the weight, the shape, type and memory order count alone."""
     if needs[0] and (needs[1] or needs[2]) and is_captured(grad):
@@ -200,7 +201,7 @@ def of_convolution(
     return d_z, d_weight, channel_sums(grad) if apart else d_bias
 
 
-def recorded(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, geometry: Geometry, needs: Sequence[bool]) -> tuple:
+def recorded(grad: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, needs: Sequence[bool]) -> Gradients:
     """The same with derivatives: at the input a transposed convolution, whose derivatives are as fast as gradients."""
     (strides, padding, dilations, groups), d_x, d_weight = geometry, None, None
     if needs[0]:
@@ -227,22 +228,20 @@ def arguments_of(box: PoolSpec, conv: ConvSpec) -> tuple:
     return (*window, conv.strides, conv.pads, conv.dilations, conv.group, False)
 
 
-def _home(t: torch.Tensor) -> Any:
+def _home(t: Tensor) -> Any:
     """The module whose functions a tensor's operators call at once, without derivatives; None where something looks on."""
     if type(t) not in _TYPES or torch._C._len_torch_dispatch_stack() or is_batched(t):
         return None
     return kernels if t.is_cuda else plain
 
 
-def _boxes(grad: torch.Tensor) -> Any:
+def _boxes(grad: Tensor) -> Any:
     """The box mean and its adjoint: operators, or their kernels at once where no derivatives are wanted and nothing looks on."""
     return not torch.is_grad_enabled() and _home(grad) or _ops
 
 
-def _at_means(
-    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, geometry: tuple, needs: Sequence[bool]
-) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    """The gradients at the box means, the weight and the bias, None for those that are not asked for."""
+def _at_means(grad: Tensor, x: Tensor, weight: Tensor, geometry: tuple, needs: Sequence[bool]) -> Gradients:
+    """The gradients at the box means in place of the input, the weight and the bias."""
     window, (strides, pads, dilations, groups), rank = geometry[:4], geometry[4:8], x.dim() - 2
     z, even = x, pads[:rank] == pads[rank:]
     if not plain.is_single(*window[:3]):  # without the weight's gradient the shape and order alone count
@@ -254,10 +253,8 @@ def _at_means(
     return d_z if d_z is None or even else F.pad(d_z, plain.torch_pads([-pad for pad in pads])), d_weight, d_bias
 
 
-def pair_gradients(
-    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, geometry: tuple, needs: Sequence[bool]
-) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    """The gradients at x, weight and bias, None for those that are not asked for; differentiable."""
+def pair_gradients(grad: Tensor, x: Tensor, weight: Tensor, geometry: tuple, needs: Sequence[bool]) -> Gradients:
+    """The gradients of a pair; differentiable."""
     records, is_single = torch.is_grad_enabled(), plain.is_single(*geometry[:3])
     if not is_batched(grad):
         grad = grad.contiguous(memory_format=plain.result_format(x, weight))  # copied once for all who read it
@@ -269,7 +266,7 @@ def pair_gradients(
         d_x = d_z if is_single or not needs[0] else _fusible_adjoint(d_z, x, *geometry[:4])
         alone = channel_sums(grad) if needs[2] and not together else None
         return d_x if needs[0] else None, d_weight if needs[1] else None, d_bias if together else alone
-    if records and type(grad) is torch.Tensor:  # for PyTorch's own autograd
+    if records and type(grad) is Tensor:  # for PyTorch's own autograd
         d_input = _gradient(grad, weight, x.detach(), geometry, 0) if needs[0] else None
         d_weight = _gradient(grad, x, weight.detach(), geometry, 1) if needs[1] else None
         return d_input, d_weight, channel_sums(grad) if needs[2] else None
@@ -282,14 +279,14 @@ class _Pair(torch.autograd.Function):
     """A pair, or one with a ReLU.  run: what computes it."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: Any, geometry: tuple, run: Callable) -> torch.Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Any, geometry: tuple, run: Callable) -> Tensor:
         y = run((x, weight, bias), geometry)
         ctx.save_for_backward(x, weight, *([y] if geometry[8] else ()))
         ctx.are_tensors, ctx.geometry = (True, True, bias is not None), (*geometry[:8], False)
         return y
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
+    def backward(ctx: Any, *grads: Tensor) -> tuple:
         x, weight, *rectified = ctx.saved_tensors
         grad = torch.ops.aten.threshold_backward(grads[0], rectified[0], 0) if rectified else grads[0]
         return *pair_gradients(grad, x, weight, ctx.geometry, wanted(ctx, ctx.are_tensors)), None, None
@@ -301,9 +298,7 @@ class _Gradient(torch.autograd.Function):
     like: of the result's shape, type and memory order; its values do not matter."""
 
     @staticmethod
-    def forward(
-        ctx: Any, grad: torch.Tensor, other: torch.Tensor, like: torch.Tensor, geometry: tuple, number: int
-    ) -> torch.Tensor:
+    def forward(ctx: Any, grad: Tensor, other: Tensor, like: Tensor, geometry: tuple, number: int) -> Tensor:
         ctx.save_for_backward(grad, other)
         ctx.number, ctx.geometry = number, geometry
         x, weight = (other, like) if number else (like, other)
@@ -311,7 +306,7 @@ class _Gradient(torch.autograd.Function):
         return found[number]
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
+    def backward(ctx: Any, *grads: Tensor) -> tuple:
         (grad, other), (outer,), number, geometry = ctx.saved_tensors, grads, ctx.number, ctx.geometry
         needs = wanted(ctx, (True, True))
         (d_other,), d_grad = side_by_side(
@@ -329,7 +324,7 @@ _apply, _gradient = (super(torch.autograd.Function, function).apply for function
 # ---- calls ----
 
 
-def _run(tensors: Any, geometry: tuple) -> torch.Tensor:
+def _run(tensors: Any, geometry: tuple) -> Tensor:
     """The operator without derivatives."""
     (x, weight, bias), home = tensors, _home(tensors[0])
     if home is not None and type(weight) in _TYPES and (bias is None or type(bias) in _TYPES):  # kernels take addresses
@@ -338,7 +333,7 @@ def _run(tensors: Any, geometry: tuple) -> torch.Tensor:
         return _ops.pooled_conv(x, weight, bias, *geometry)
 
 
-def _by_cudnn(tensors: Any, geometry: tuple) -> torch.Tensor:
+def _by_cudnn(tensors: Any, geometry: tuple) -> Tensor:
     """A pair without derivatives: the box means, then PyTorch's convolution."""
     with torch._C._ExcludeDispatchKeyGuard(AUTOCAST):
         return plain.pooled_conv(*tensors, *geometry, mean=_boxes(tensors[0]).box_mean)
@@ -348,13 +343,13 @@ class _Convolution(torch.autograd.Function):
     """A convolution whose gradients are PyTorch's operators, with derivatives that are such too."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: Any, geometry: Geometry) -> torch.Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Any, geometry: Geometry) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.are_tensors, ctx.geometry = (True, True, bias is not None), geometry
         return plain.CONVS[x.dim() - 2](x, weight, bias, *geometry)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
+    def backward(ctx: Any, *grads: Tensor) -> tuple:
         (x, weight), geometry, needs = ctx.saved_tensors, ctx.geometry, wanted(ctx, ctx.are_tensors)
         given = grads[0], x, weight, geometry, needs
         if not torch.is_grad_enabled():
@@ -371,7 +366,7 @@ def _needs_gradients(tensors: Sequence[Any]) -> bool:
     return torch.is_grad_enabled() and any([t is not None and t.requires_grad for t in tensors])
 
 
-def _with_autograd(*inputs: Any) -> torch.Tensor:
+def _with_autograd(*inputs: Any) -> Tensor:
     """The operator's implementation in front of PyTorch's autograd."""
     tensors, geometry = inputs[:3], kernels.frozen(inputs[3:])
     if not _needs_gradients(tensors):
@@ -404,7 +399,7 @@ def unwatched(x: Any, weight: Any, device: str) -> bool:
     return device == "meta" or not torch.is_autocast_enabled(device)
 
 
-def pooled_conv_of(tensors: tuple, geometry: tuple) -> torch.Tensor:
+def pooled_conv_of(tensors: tuple, geometry: tuple) -> Tensor:
     """pooled_conv of x, weight and bias, and of the other arguments as tuples and numbers.
 
     PyTorch takes some 20 microseconds to bring a call from Python to an operator of torch.library and back to Python.  An eager
@@ -418,7 +413,7 @@ def pooled_conv_of(tensors: tuple, geometry: tuple) -> torch.Tensor:
     return _ops.pooled_conv(*tensors, *geometry)
 
 
-def pooled_conv(*inputs: Any) -> torch.Tensor:
+def pooled_conv(*inputs: Any) -> Tensor:
     """torch.ops.convpool.pooled_conv, with the same arguments, also under torch.func's transforms."""
     if len(inputs) > 12:  # of 0.2: a number of the epilogue, a slope, perhaps an accumulation
         ended.warn("an epilogue of pooled_conv", "the last argument says whether a ReLU follows")
@@ -430,9 +425,7 @@ def pooled_conv(*inputs: Any) -> torch.Tensor:
 # ---- convolutions of no pair ----
 
 
-def convolved(
-    x: torch.Tensor, weight: torch.Tensor, bias: Any, *convolution: Any, captures: bool = False, relu: bool = False
-) -> torch.Tensor:
+def convolved(x: Tensor, weight: Tensor, bias: Any, *convolution: Any, captures: bool = False, relu: bool = False) -> Tensor:
     """A convolution with fast second derivatives, and a ReLU behind it.
 
     captures: in a CUDA graph, or before, so that the library may add the bias and compute the ReLU."""
@@ -445,7 +438,7 @@ def convolved(
     return torch.relu(y) if relu else y
 
 
-def suits(x: torch.Tensor, weight: torch.Tensor) -> bool:
+def suits(x: Tensor, weight: Tensor) -> bool:
     """True where the library runs a convolution without the pass in which PyTorch adds a bias."""
     if x.dtype not in (torch.float16, torch.bfloat16) or x.dtype != weight.dtype or x.shape[1] != weight.shape[1]:
         return False
@@ -461,11 +454,11 @@ def cast_for_autocast(values: Sequence[Any]) -> list[Any]:
     if device == "meta" or not torch.is_autocast_enabled(device):
         return list(values)
     dtype = torch.get_autocast_dtype(device)
-    lower = [isinstance(t, torch.Tensor) and t.is_floating_point() and t.dtype != torch.float64 for t in values]
+    lower = [isinstance(t, Tensor) and t.is_floating_point() and t.dtype != torch.float64 for t in values]
     return [value.to(dtype) if lowers else value for value, lowers in zip(values, lower, strict=True)]
 
 
-def _autocast(*inputs: Any) -> torch.Tensor:
+def _autocast(*inputs: Any) -> Tensor:
     cast = cast_for_autocast(inputs)
     with torch._C._ExcludeDispatchKeyGuard(AUTOCAST):
         return _ops.pooled_conv(*cast)
@@ -479,28 +472,28 @@ LIBRARY.impl("pooled_conv", _autocast, "AutocastCUDA")
 # ---- box means: fake tensors and derivatives ----
 
 
-def _new(like: torch.Tensor, shape: Sequence[Any], found: torch.memory_format) -> torch.Tensor:
+def _new(like: Tensor, shape: Sequence[Any], found: torch.memory_format) -> Tensor:
     return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=found)
 
 
 @torch.library.register_fake("convpool::box_mean", lib=LIBRARY)
-def _fake_box_mean(x: torch.Tensor, *window: Ints) -> torch.Tensor:
+def _fake_box_mean(x: Tensor, *window: Ints) -> Tensor:
     return _new(x, [*x.shape[:2], *plain.pooled_size(x.shape[2:], *window)], plain.memory_format(x))
 
 
 @torch.library.register_fake("convpool::box_mean_adjoint", lib=LIBRARY)
-def _fake_adjoint(grad: torch.Tensor, size: Ints, *window: Ints) -> torch.Tensor:
+def _fake_adjoint(grad: Tensor, size: Ints, *window: Ints) -> Tensor:
     return _new(grad, [*grad.shape[:2], *size], plain.memory_format(grad))
 
 
 @torch.library.register_fake("convpool::pooled_conv", lib=LIBRARY)
-def _fake_pooled_conv(x: torch.Tensor, weight: torch.Tensor, *rest: Any) -> torch.Tensor:
+def _fake_pooled_conv(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
     sizes = plain.pooled_size(plain.pooled_size(x.shape[2:], *rest[1:5]), weight.shape[2:], *rest[5:8])
     return _new(x, [x.shape[0], weight.shape[0], *sizes], plain.result_format(x, weight))
 
 
 @torch.library.register_fake("convpool::pooled_conv_gradients", lib=LIBRARY)
-def _fake_gradients(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:
+def _fake_gradients(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     (of_input, of_weight, of_bias), found = rest[8:], plain.result_format(x, weight)
     sizes = [*x.shape[:2], *plain.pooled_size(x.shape[2:], *rest[:4])]
     d_z = _new(grad, sizes, found) if of_input else grad.new_empty(0)
@@ -508,15 +501,15 @@ def _fake_gradients(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *
     return d_z, d_weight, grad.new_empty(weight.shape[0] if of_bias else 0)
 
 
-def _box_context(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
+def _box_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
     ctx.size, ctx.window = inputs[0].shape[2:], inputs[-4:]
 
 
-def _box_mean_backward(ctx: Any, grad: torch.Tensor) -> tuple:
+def _box_mean_backward(ctx: Any, grad: Tensor) -> tuple:
     return _ops.box_mean_adjoint(grad, ctx.size, *ctx.window), *[None] * 4
 
 
-def _adjoint_backward(ctx: Any, grad: torch.Tensor) -> tuple:
+def _adjoint_backward(ctx: Any, grad: Tensor) -> tuple:
     return _ops.box_mean(grad, *ctx.window), *[None] * 5
 
 
@@ -530,7 +523,7 @@ MOST = 25
 """Positions of a window up to which its sums are written out."""
 
 
-def _gradients_for_compilers(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:
+def _gradients_for_compilers(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     """The gradients at the box means, the weight and the bias; empty those that are not asked for.
 
     One operator for all: they are two branches of a CUDA graph then, whatever a compiler makes of what is around it."""
@@ -544,9 +537,7 @@ def _gradients_for_compilers(grad: torch.Tensor, x: torch.Tensor, weight: torch.
 LIBRARY.impl("pooled_conv_gradients", _gradients_for_compilers, "CompositeExplicitAutograd")
 
 
-def _fusible_adjoint(
-    grad: torch.Tensor, x: torch.Tensor, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints
-) -> torch.Tensor:
+def _fusible_adjoint(grad: Tensor, x: Tensor, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints) -> Tensor:
     """The box mean's adjoint of PyTorch's operators, which inductor fuses with what stands around them.
 
     A kernel of the library would read and write all of it once more.  With strides of 1 the adjoint is a mean over windows, too.

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from convpool.algebra.geometry import Ints as Tuple
 from convpool.algebra.geometry import same_pads
@@ -51,13 +52,13 @@ def conv_pads(padding: Any, kernel: Tuple, strides: Tuple, dilations: Tuple) -> 
     return same_pads("SAME_UPPER", kernel, strides, dilations, None)
 
 
-def memory_format(x: torch.Tensor) -> torch.memory_format:
+def memory_format(x: Tensor) -> torch.memory_format:
     """How results of x lie in memory: channels last where x does, else contiguous."""
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
     if last is None:
         return torch.contiguous_format
     try:
-        if type(x) is not torch.Tensor and any(type(n) is not int for n in (*x.shape, *x.stride())):
+        if type(x) is not Tensor and any(type(n) is not int for n in (*x.shape, *x.stride())):
             # PyTorch 2.11 does not tell of symbols; their hints do
             x = torch.empty_strided(hints(x.shape), hints(x.stride()), device="meta")
         return last if x.is_contiguous(memory_format=last) and not x.is_contiguous() else torch.contiguous_format
@@ -65,7 +66,7 @@ def memory_format(x: torch.Tensor) -> torch.memory_format:
         return torch.contiguous_format
 
 
-def as_interpolated(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def as_interpolated(x: Tensor, dtype: torch.dtype) -> Tensor:
     """x of 16 bits in the type that an interpolation gives: float32 under autocast on a GPU, which TorchDynamo does not know."""
     return x.to(torch.float32 if x.is_cuda and torch.is_autocast_enabled("cuda") else dtype)
 
@@ -75,13 +76,13 @@ def hints(sizes: Sequence[Any], keep: bool = False) -> list[Any]:
     return [n if type(n) is int or keep and n.node.hint else n.node.hint or 1 for n in sizes]
 
 
-def result_format(x: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
+def result_format(x: Tensor, weight: Tensor) -> torch.memory_format:
     """How the convolution of x lies in memory: channels last where x or the weight does, as PyTorch's own."""
     found = memory_format(x)
     return memory_format(weight) if found == torch.contiguous_format else found
 
 
-def laid_out(x: torch.Tensor, found: torch.memory_format) -> torch.Tensor:
+def laid_out(x: Tensor, found: torch.memory_format) -> Tensor:
     """The tensor in an order in memory, where that can be told: vmap has one order alone."""
     try:
         return x.contiguous(memory_format=found)
@@ -110,7 +111,7 @@ def is_single(kernel: Ints, strides: Ints, pads: Ints) -> bool:
 
 def is_deep_half(x: Any) -> bool:
     """Return True for 16 bits and three axes on a CPU, where PyTorch has no avg_pool3d."""
-    return isinstance(x, torch.Tensor) and x.dim() == 5 and x.dtype in HALF_TYPES and x.device.type == "cpu"
+    return isinstance(x, Tensor) and x.dim() == 5 and x.dtype in HALF_TYPES and x.device.type == "cpu"
 
 
 def pools_rightly(x: Any, kernel: Ints, pads: Ints, dilations: Ints) -> bool:
@@ -119,7 +120,7 @@ def pools_rightly(x: Any, kernel: Ints, pads: Ints, dilations: Ints) -> bool:
     On a GPU its gradient leaves pads out channels last (PyTorch 2.11); avg_pool3d wants maps as large as windows without pads."""
     rank = len(kernel)
     even = list(pads[:rank]) == list(pads[rank:]) and all(2 * pad <= size for pad, size in zip(pads, kernel, strict=False))
-    on_cpu = isinstance(x, torch.Tensor) and x.device.type == "cpu"
+    on_cpu = isinstance(x, Tensor) and x.device.type == "cpu"
     large = rank < 3 or on_cpu and all(type(n) is int and n >= k for n, k in zip(x.shape[2:], kernel, strict=False))
     return even and all(d == 1 for d in dilations) and (on_cpu and large or not any(pads)) and not is_deep_half(x)
 
@@ -130,7 +131,7 @@ def torch_pads(pads: Ints) -> list[int]:
     return [pad for i in range(r - 1, -1, -1) for pad in (pads[i], pads[r + i])]
 
 
-def box_mean(x: torch.Tensor, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints) -> torch.Tensor:
+def box_mean(x: Tensor, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints) -> Tensor:
     """Means over windows, padding counted.  x: [N, C, size...]."""
     rank, padding, pooled = len(kernel), pads[: len(kernel)], all(d == 1 for d in dilations)
     means = x.float() if is_deep_half(x) or not pooled and x.dtype in HALF_TYPES else x
@@ -145,7 +146,7 @@ def box_mean(x: torch.Tensor, kernel: Ints, strides: Ints, pads: Ints, dilations
     return laid_out(means.to(x.dtype), memory_format(x))
 
 
-def box_mean_adjoint(grad: torch.Tensor, size: Ints, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints) -> torch.Tensor:
+def box_mean_adjoint(grad: Tensor, size: Ints, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints) -> Tensor:
     """The adjoint of `box_mean` for inputs of `size`: a mean over windows too, of the gradient with zeros in between."""
     rank, spread = len(kernel), grad
     apart = all(s >= k for s, k in zip(strides, kernel, strict=True))  # else a CPU sums 16 bits in their type
@@ -164,9 +165,7 @@ def box_mean_adjoint(grad: torch.Tensor, size: Ints, kernel: Ints, strides: Ints
     return laid_out(box_mean(spread, kernel, [1] * rank, [0] * 2 * rank, dilations), memory_format(grad))
 
 
-def convolve(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, strides: Ints, pads: Ints, dilations: Ints, groups: int
-) -> torch.Tensor:
+def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, strides: Ints, pads: Ints, dilations: Ints, groups: int) -> Tensor:
     """PyTorch's convolution with pads for each side."""
     rank = len(strides)
     padding = list(pads[:rank])
@@ -175,9 +174,7 @@ def convolve(
     return CONVS[rank](x, weight, bias, strides, padding, dilations, groups)
 
 
-def pooled_conv(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *geometry: Any, mean: Callable[..., torch.Tensor] = box_mean
-) -> torch.Tensor:
+def pooled_conv(x: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Any, mean: Callable[..., Tensor] = box_mean) -> Tensor:
     """The operator convpool::pooled_conv: box mean by `mean`, then PyTorch's convolution."""
     z = x if is_single(*geometry[:3]) else mean(x, *geometry[:4])
     y = convolve(z, weight, bias, *geometry[4:8])

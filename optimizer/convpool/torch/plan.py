@@ -13,7 +13,7 @@ from typing import Any
 import onnx
 import torch
 from onnx import ModelProto, NodeProto, numpy_helper
-from torch import fx
+from torch import Tensor, fx
 
 from convpool.algebra.geometry import PoolSpec, refuse, windows
 from convpool.api import rewrite
@@ -47,7 +47,7 @@ def plan(graph: fx.Graph, options: OptimizeOptions, stay: Collection[str] = ()) 
 
     stay: names of those that are not.  Raises Unmapped, ModelError."""
     graph = copied(graph)
-    tensors = [value for node in graph.nodes if isinstance(value := value_of(node), torch.Tensor)]
+    tensors = [value for node in graph.nodes if isinstance(value := value_of(node), Tensor)]
     if any(value.is_complex() for value in tensors):
         raise Unmapped("complex numbers")
     held = held_by_changes(graph)
@@ -59,8 +59,7 @@ def plan(graph: fx.Graph, options: OptimizeOptions, stay: Collection[str] = ()) 
             label = skeleton.label(node)
             skeleton.add(node, label, translate_call(skeleton, label, node))
             skeleton.pin(label, held.get(node) or (refuse("time", "the host's", "the GPU's") if node.name in stay else None))
-    results = next(node for node in graph.nodes if node.op == "output").all_input_nodes
-    model = skeleton.model(results)
+    model = skeleton.model(next(node for node in graph.nodes if node.op == "output").all_input_nodes)
     # All shapes are TorchDynamo's: `load` would doubt those behind operators that ONNX does not have.
     given = LoadedModel(model, None, model.ByteSize(), inferred=onnx.shape_inference.infer_shapes(model))
     resized = any(proto.op_type == "Resize" for proto in model.graph.node)
@@ -166,11 +165,11 @@ class Rebuilding:
 
     def _as_it_lay(self, made: fx.Node, before: Any) -> fx.Node:
         """The node's result in the order in memory that the original's has: slices and calls in between may have changed it."""
-        if not isinstance(before, torch.Tensor):
+        if not isinstance(before, Tensor):
             return made
         wanted, convolves = plain.memory_format(before), made.target in (POOLED_CONV, upsample_conv_of, *plain.CONVS.values())
         given = [value_of(item) for item in made.args[:2]] if convolves else [None]
-        if all(isinstance(value, torch.Tensor) for value in given) and wanted == plain.result_format(*given):
+        if all(isinstance(value, Tensor) for value in given) and wanted == plain.result_format(*given):
             return made
         return self._graph.call_method("contiguous", (made,), {"memory_format": wanted})
 
@@ -189,7 +188,7 @@ class Rebuilding:
                 changed[first] = self._read(now)
         for item, now in changed.items():
             was, given = value_of(item), value_of(now)
-            if small and isinstance(was, torch.Tensor) and isinstance(given, torch.Tensor) and given.dtype in plain.HALF_TYPES:
+            if small and isinstance(was, Tensor) and isinstance(given, Tensor) and given.dtype in plain.HALF_TYPES:
                 changed[item] = self._graph.call_function(plain.as_interpolated, (now, was.dtype))
         if small:
             own = [item for item in changes(old) if item in changed]

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import fx
+from torch import Tensor, fx
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from convpool.cuda import library, training
@@ -145,14 +145,14 @@ LIBRARY.define("normalized_weights(Tensor[] weights, Tensor(a!)[] us, Tensor(b!)
 LIBRARY.define("spectral_norm_adjoint(Tensor[] weights, Tensor[] grads, Tensor kept, int[] places) -> Tensor[]")
 
 
-def normalized(weights: Sequence[torch.Tensor], us: Sequence[torch.Tensor], vs: Sequence[torch.Tensor], *kind: Any) -> Any:
+def normalized(weights: Sequence[Tensor], us: Sequence[Tensor], vs: Sequence[Tensor], *kind: Any) -> Any:
     """The weights, each divided by its largest singular value; the vectors u and v change in place.  kind: u_first, epsilon."""
     if not unwatched(weights[0], weights[0], "meta") or not all(map(_plain, (*weights, *us, *vs))):
         return [_original(*tensors, *kind) for tensors in zip(weights, us, vs, strict=True)]
     return _recorded(_launch, weights, us, vs, *kind)
 
 
-def _recorded(launch: Callable, weights: Sequence[torch.Tensor], us: Any, vs: Any, *kind: Any) -> Sequence[torch.Tensor]:
+def _recorded(launch: Callable, weights: Sequence[Tensor], us: Any, vs: Any, *kind: Any) -> Sequence[Tensor]:
     """The normalized weights, with derivatives where they are wanted.  launch: `_launch`, or the operator for a compiler."""
     if torch.is_grad_enabled() and any(weight.requires_grad for weight in weights):
         return _Normalize.apply(us, vs, kind, launch, *weights)
@@ -161,18 +161,18 @@ def _recorded(launch: Callable, weights: Sequence[torch.Tensor], us: Any, vs: An
     return made
 
 
-def _plain(tensor: torch.Tensor) -> bool:
+def _plain(tensor: Tensor) -> bool:
     """Return True if the library can read and write a tensor where it is."""
     dense = tensor.is_contiguous(memory_format=plain.memory_format(tensor))
-    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.is_cuda and dense and not tensor.data_ptr() & 15
+    return type(tensor) in (Tensor, torch.nn.Parameter) and tensor.is_cuda and dense and not tensor.data_ptr() & 15
 
 
-def _original(weight: torch.Tensor, u: torch.Tensor, v: torch.Tensor, u_first: bool, epsilon: float) -> torch.Tensor:
+def _original(weight: Tensor, u: Tensor, v: Tensor, u_first: bool, epsilon: float) -> Tensor:
     """Normalize one weight by PyTorch's operators; u and v change in place."""
     return weight / _sigma(weight, u, v, u_first, epsilon)
 
 
-def _sigma(weight: torch.Tensor, u: torch.Tensor, v: torch.Tensor, u_first: bool, epsilon: float) -> torch.Tensor:
+def _sigma(weight: Tensor, u: Tensor, v: Tensor, u_first: bool, epsilon: float) -> Tensor:
     """A weight's largest singular value, of u and v after a step of theirs."""
     matrix, options = weight.flatten(1), {"dim": 0, "eps": epsilon}
     with torch.no_grad():
@@ -181,23 +181,23 @@ def _sigma(weight: torch.Tensor, u: torch.Tensor, v: torch.Tensor, u_first: bool
     return torch.vdot(u.clone(), torch.mv(matrix, v.clone()))
 
 
-def _sizes(weight: torch.Tensor) -> tuple[int, int, int]:
+def _sizes(weight: Tensor) -> tuple[int, int, int]:
     """Filters, channels and taps, as they lie in memory: of a weight with the channels first, all are channels of one tap."""
     m, taps = weight.shape[0], math.prod(weight.shape[2:])
     return (m, weight.numel() // m, 1) if weight.is_contiguous() else (m, weight.shape[1], taps)
 
 
-def _kept(weights: Sequence[torch.Tensor]) -> list[int]:
+def _kept(weights: Sequence[Tensor]) -> list[int]:
     """The places of u, v and sigma of each weight among the numbers that are kept, and the end."""
     return list(itertools.accumulate((len(weight) + weight.numel() // len(weight) + 1 for weight in weights), initial=0))
 
 
-def _packed(weight: torch.Tensor, kept: int, out: torch.Tensor, *, dy: int = 0, u: int = 0, v: int = 0) -> bytes:
+def _packed(weight: Tensor, kept: int, out: Tensor, *, dy: int = 0, u: int = 0, v: int = 0) -> bytes:
     """A weight for the library, with the addresses of what else is read and written."""
     return training.PACK(weight.data_ptr(), dy, u, v, out.data_ptr(), kept, *_sizes(weight), 0)
 
 
-def _launch(weights: Sequence[torch.Tensor], us: Any, vs: Any, made: Sequence[torch.Tensor], *kind: Any) -> torch.Tensor:
+def _launch(weights: Sequence[Tensor], us: Any, vs: Any, made: Sequence[Tensor], *kind: Any) -> Tensor:
     """Write the normalized weights into `made`; return what is kept."""
     first, places = weights[0], _kept(weights)
     if first.get_device() != kernels.current_device():
@@ -213,7 +213,7 @@ def _launch(weights: Sequence[torch.Tensor], us: Any, vs: Any, made: Sequence[to
     return kept
 
 
-def _adjoint(weights: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], kept: torch.Tensor, places: Sequence[int]) -> Any:
+def _adjoint(weights: Sequence[Tensor], grads: Sequence[Tensor], kept: Tensor, places: Sequence[int]) -> Any:
     """The gradients at weights, from those behind them; places: of their numbers among those that are kept."""
     if weights[0].get_device() != kernels.current_device():
         with torch.cuda.device(weights[0].device):
@@ -233,9 +233,7 @@ class _Normalize(torch.autograd.Function):
     """One node for all weights.  u and v are constants to it, as to PyTorch's."""
 
     @staticmethod
-    def forward(
-        ctx: Any, us: Sequence[torch.Tensor], vs: Sequence[torch.Tensor], kind: tuple, launch: Callable, *weights: torch.Tensor
-    ) -> Any:
+    def forward(ctx: Any, us: Sequence[Tensor], vs: Sequence[Tensor], kind: tuple, launch: Callable, *weights: Tensor) -> Any:
         made = [torch.empty_like(weight) for weight in weights]
         kept = launch(weights, us, vs, made, *kind)
         # Not saved: parts of a network may have backward passes, and steps, of their own.
@@ -244,7 +242,7 @@ class _Normalize(torch.autograd.Function):
         return tuple(made)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
         weights, kept = ctx.weights, ctx.kept
         made, places = [None] * len(weights), _kept(weights)
         wanted = [n for n, grad in enumerate(grads) if grad is not None and ctx.needs_input_grad[4 + n]]
@@ -262,15 +260,13 @@ class _Normalize(torch.autograd.Function):
         return None, None, None, None, *made
 
 
-def _as_weight(grad: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def _as_weight(grad: Tensor, weight: Tensor) -> Tensor:
     """The gradient as the weight lies in memory, and aligned."""
     grad = grad.contiguous(memory_format=plain.memory_format(weight))
     return grad.clone() if grad.data_ptr() & 15 else grad
 
 
-def _plain_adjoint(
-    weights: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], kept: torch.Tensor, places: Sequence[int]
-) -> list[torch.Tensor]:
+def _plain_adjoint(weights: Sequence[Tensor], grads: Sequence[Tensor], kept: Tensor, places: Sequence[int]) -> list[Tensor]:
     """`_adjoint` in operators that have derivatives."""
     made = []
     for weight, grad, place in zip(weights, grads, places, strict=True):
@@ -288,7 +284,7 @@ def _plain_adjoint(
 # ---- operators, for compilers ----
 
 
-def _run(weights: Sequence[torch.Tensor], us: Any, vs: Any, out: Sequence[torch.Tensor], *kind: Any) -> torch.Tensor:
+def _run(weights: Sequence[Tensor], us: Any, vs: Any, out: Sequence[Tensor], *kind: Any) -> Tensor:
     """`_launch`, by PyTorch's operators where the library cannot read a tensor."""
     if all(map(_plain, (*weights, *us, *vs, *out))):
         return _launch(weights, us, vs, out, *kind)
@@ -301,7 +297,7 @@ def _run(weights: Sequence[torch.Tensor], us: Any, vs: Any, out: Sequence[torch.
     return torch.cat(kept)
 
 
-def _run_adjoint(weights: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], *kept: Any) -> list[torch.Tensor]:
+def _run_adjoint(weights: Sequence[Tensor], grads: Sequence[Tensor], *kept: Any) -> list[Tensor]:
     """`_adjoint`, by PyTorch's operators where the library cannot read a weight."""
     if all(map(_plain, weights)):
         return _adjoint(weights, grads, *kept)
@@ -314,11 +310,9 @@ LIBRARY.impl("spectral_norm", _run, "CompositeExplicitAutograd")
 LIBRARY.impl("spectral_norm_adjoint", _run_adjoint, "CompositeExplicitAutograd")
 
 
+torch.library.register_fake("convpool::spectral_norm_adjoint", lambda ws, *_: [torch.empty_like(w) for w in ws], lib=LIBRARY)
+
+
 @torch.library.register_fake("convpool::spectral_norm", lib=LIBRARY)
-def _fake(weights: Sequence[torch.Tensor], *_: Any) -> torch.Tensor:
+def _fake(weights: Sequence[Tensor], *_: Any) -> Tensor:
     return torch.empty(_kept(weights)[-1], dtype=torch.float32, device=weights[0].device)
-
-
-@torch.library.register_fake("convpool::spectral_norm_adjoint", lib=LIBRARY)
-def _fake_adjoint(weights: Sequence[torch.Tensor], *_: Any) -> list[torch.Tensor]:
-    return [torch.empty_like(weight) for weight in weights]

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from convpool.algebra.geometry import ConvSpec, Ints
 from convpool.errors import OptionError
@@ -35,16 +36,16 @@ LARGE = 1 << 20
 """Numbers of an upsampled map from which on a kernel of the library makes it."""
 
 
-def _two_operators(x: torch.Tensor, weight: torch.Tensor, bias: Any, scales: Ints, pads: Ints) -> torch.Tensor:
+def _two_operators(x: Tensor, weight: Tensor, bias: Any, scales: Ints, pads: Ints) -> Tensor:
     return _convolved(F.interpolate(x, scale_factor=[float(s) for s in scales]), weight, bias, pads)
 
 
-def _convolved(x: torch.Tensor, weight: torch.Tensor, bias: Any, pads: Ints) -> torch.Tensor:
+def _convolved(x: Tensor, weight: Tensor, bias: Any, pads: Ints) -> Tensor:
     ones = [1] * (x.dim() - 2)
     return plain.convolve(x, weight, bias, ones, pads, ones, 1)
 
 
-def summed_weights(weight: torch.Tensor, scales: Ints) -> torch.Tensor:
+def summed_weights(weight: Tensor, scales: Ints) -> Tensor:
     """The weights [C, M, kernel...] of a transposed convolution: turned round, convolved with a box, rounded once."""
     rank = len(scales)
     wide = weight.float() if weight.dtype in plain.HALF_TYPES else weight
@@ -59,7 +60,7 @@ def summed_weights(weight: torch.Tensor, scales: Ints) -> torch.Tensor:
     return found.permute(rank, rank + 1, *range(rank)).to(weight.dtype)
 
 
-def _transposed(x: torch.Tensor, weight: torch.Tensor, bias: Any, scales: Ints, pads: Ints) -> torch.Tensor:
+def _transposed(x: Tensor, weight: Tensor, bias: Any, scales: Ints, pads: Ints) -> Tensor:
     """One transposed convolution of the summed weights; what uneven pads leave over is cut off."""
     rank, crops = len(scales), _around(weight.shape[2:], pads)
     padding = [min(crops[axis], crops[rank + axis]) for axis in range(rank)]
@@ -77,14 +78,14 @@ class _UpsampleConv(torch.autograd.Function):
     """The operator with its own backward."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: Any, scales: Ints, pads: Ints) -> torch.Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Any, scales: Ints, pads: Ints) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.scales, ctx.pads = scales, pads
         y = kernels.by_plan((x, weight, bias), (scales, pads)) if x.is_cuda else None
         return _transposed(x, weight, bias, scales, pads) if y is None else y
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
+    def backward(ctx: Any, *grads: Tensor) -> tuple:
         (x, weight), grad, needs = ctx.saved_tensors, grads[0], ctx.needs_input_grad
         geometry, copies = _gradient_pair(tuple(weight.shape[2:]), ctx.scales, ctx.pads), math.prod(ctx.scales)
         turned = _turned(weight, copies)
@@ -105,7 +106,7 @@ def _gradient_pair(kernel: Ints, scales: Ints, pads: Ints) -> tuple:
     return pairs.pair_of(ConvSpec(kernel, ones, _around(kernel, pads), ones, 1), scales, scales)
 
 
-def _turned(weight: torch.Tensor, factor: int, like: torch.Tensor | None = None) -> torch.Tensor:
+def _turned(weight: Tensor, factor: int, like: Tensor | None = None) -> Tensor:
     """The weights of the transposed convolution as those of a plain one times a factor: [C, M, kernel] turned round, and back.
 
     like: how they lie in memory."""
@@ -124,7 +125,7 @@ class _Blocks(torch.autograd.Function):
     """Each value repeated over a block, or the sums over blocks: one another's derivatives."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, scales: Ints, sums: bool) -> torch.Tensor:
+    def forward(ctx: Any, x: Tensor, scales: Ints, sums: bool) -> Tensor:
         ctx.scales, ctx.sums = scales, sums
         made = kernels.blocks(x, scales, sums) if pairs.is_plain(x) else None
         if made is None and sums:
@@ -132,19 +133,19 @@ class _Blocks(torch.autograd.Function):
         return interpolated(x, scales) if made is None else made
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
+    def backward(ctx: Any, *grads: Tensor) -> tuple:
         return _blocks(grads[0], ctx.scales, not ctx.sums), None, None
 
 
 _blocks = super(torch.autograd.Function, _Blocks).apply
 
 
-def interpolated(x: torch.Tensor, scales: Ints) -> torch.Tensor:
+def interpolated(x: Tensor, scales: Ints) -> Tensor:
     """Nearest upsampling by PyTorch, in the type of x, where its autocast on a GPU makes float32."""
     return F.interpolate(x, scale_factor=[float(s) for s in scales]).to(x.dtype)
 
 
-def _upsampled(x: torch.Tensor, scales: Ints) -> torch.Tensor:
+def _upsampled(x: Tensor, scales: Ints) -> Tensor:
     """Nearest upsampling; PyTorch's own takes 3 microseconds a MB with the channels last, on an H100."""
     if x.is_cuda and x.numel() * math.prod(scales) >= LARGE and plain.memory_format(x) == torch.channels_last:
         if pairs.unwatched(x, x, "meta"):
@@ -152,7 +153,7 @@ def _upsampled(x: torch.Tensor, scales: Ints) -> torch.Tensor:
     return interpolated(x, scales)
 
 
-def _pays(x: torch.Tensor, weight: torch.Tensor, scales: Ints) -> bool:
+def _pays(x: Tensor, weight: Tensor, scales: Ints) -> bool:
     """Return True if the sums of weights take less than they save."""
     recorded = torch.is_grad_enabled()
     if x.shape[1] < (GPU_CHANNELS[weight.shape[0] < MANY_OUTPUTS and not recorded] if x.is_cuda else CHANNELS[recorded]):
@@ -163,12 +164,12 @@ def _pays(x: torch.Tensor, weight: torch.Tensor, scales: Ints) -> bool:
     return pixels * (before - after) >= after * SUM_MACS.get(x.device.type, 320)
 
 
-def convolves_first(weight: torch.Tensor) -> bool:
+def convolves_first(weight: Tensor) -> bool:
     """Return True if a convolution is computed before the upsampling: that is less work, though more channels are repeated."""
     return max(weight.shape[2:]) == 1 and weight.shape[0] <= 2 * weight.shape[1]
 
 
-def upsample_conv_of(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, scales: Ints, pads: Ints) -> torch.Tensor:
+def upsample_conv_of(x: Tensor, weight: Tensor, bias: Tensor | None, scales: Ints, pads: Ints) -> Tensor:
     """The call of a rewritten graph: an upsampling by whole factors, then a convolution of stride 1.  pads: begins, then ends."""
     x, weight, bias = pairs.cast_for_autocast((x, weight, bias))
     if convolves_first(weight):
@@ -180,20 +181,20 @@ def upsample_conv_of(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor |
     return _apply(x, weight, bias, scales, pads)
 
 
-def upsample_conv1d(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, **arguments: Any) -> torch.Tensor:
+def upsample_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None = None, **arguments: Any) -> Tensor:
     """`upsample_conv2d` of one axis, by its keywords: x [N, C, L], weight [M, C, k]."""
     return upsample_conv2d(x, weight, bias, _rank=1, **arguments)
 
 
 def upsample_conv2d(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
     *,
     scale_factor: Sizes = 2,
     padding: Sizes | str = 0,
     _rank: int = 2,
-) -> torch.Tensor:
+) -> Tensor:
     """conv2d(interpolate(x, scale_factor=scale_factor, mode="nearest"), weight, bias, padding=padding), on the small map.
 
     x is [N, C, H, W], weight [M, C, kh, kw], bias [M]; scale_factor and padding are whole numbers, one or one for each axis;
@@ -221,6 +222,6 @@ def upsample_conv2d(
     return _two_operators(x, weight, bias, scales, pads)
 
 
-def upsample_conv3d(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, **arguments: Any) -> torch.Tensor:
+def upsample_conv3d(x: Tensor, weight: Tensor, bias: Tensor | None = None, **arguments: Any) -> Tensor:
     """`upsample_conv2d` of three axes, by its keywords: x [N, C, D, H, W], weight [M, C, kd, kh, kw]."""
     return upsample_conv2d(x, weight, bias, _rank=3, **arguments)
