@@ -145,8 +145,7 @@ class Turner:
         return perm is not None and perm == to(len(perm) - 2) and self._of_plan(node) == (to is self._to, to is self._back)
 
     def _of_plan(self, node: NodeProto) -> tuple[bool, bool]:
-        x, y = (name in self._plan.tensors for name in (node.input[0], node.output[0]))
-        return x, y
+        return node.input[0] in self._plan.tensors, node.output[0] in self._plan.tensors
 
     def _node(self, index: int, node: NodeProto) -> list[NodeProto]:
         """Make a node for the layouts of its tensors, and the constants that it needs."""

@@ -59,8 +59,7 @@ def rank_of(scope: Scope, name: str) -> int | None:
 def joined(scope: Scope, index: int, to: To = to_channels_last) -> tuple[str, ...] | None:
     """The tensors of a node that are laid out alike, where it works in either layout; None where it does not."""
     node = scope.nodes[index]
-    values = known_attributes(node)
-    if values is None or len(list(filter(None, node.output))) != 1:
+    if known_attributes(node) is None or len(list(filter(None, node.output))) != 1:
         return None
     names: Sequence[str] = ()
     if is_op(node, *UNARY) or to is to_channels_last and is_op(node, "GlobalAveragePool", "BatchNormalization"):

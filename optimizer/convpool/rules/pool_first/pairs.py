@@ -407,8 +407,7 @@ class Emitter:
         if info.shape is None or not isinstance(info.shape[0], int) or not info.elem_type:
             return ""
         zeros = np.zeros(info.shape[0], helper.tensor_dtype_to_np_dtype(info.elem_type))
-        key = ("zeros", info.elem_type, info.shape[0])
-        return self._edit.shared(key, lambda: zeros, f"{old.output[0]}_bias")
+        return self._edit.shared(("zeros", info.elem_type, info.shape[0]), lambda: zeros, f"{old.output[0]}_bias")
 
     def _channels_last(self, leaf: convs.ConvLeaf, weight: str) -> str:
         if leaf.weight is not None:
