@@ -60,7 +60,12 @@ class Maker(RandomGraph):
         if self.opset < 11:
             return self.add("Resize", x, self.constant(full), mode="nearest")
         kind = self.pick(["scales", "scales", "sizes", "computed", "expand", "ones", "gather"])
-        roundings = [("asymmetric", "floor"), ("half_pixel", "round_prefer_floor"), ("pytorch_half_pixel", "round_prefer_ceil")]
+        roundings = [
+            ("asymmetric", "floor"),
+            ("tf_half_pixel_for_nn", "floor"),
+            ("half_pixel", "round_prefer_floor"),
+            ("pytorch_half_pixel", "round_prefer_ceil"),
+        ]
         coordinates, rounding = self.pick([*roundings, ("asymmetric", "round_prefer_floor" if whole else "floor")])
         values = {"mode": "nearest", "coordinate_transformation_mode": coordinates, "nearest_mode": rounding}
         roi = "" if self.opset >= 13 else self.constant(np.zeros(0, np.float32))

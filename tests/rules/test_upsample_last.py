@@ -402,6 +402,24 @@ ROWS = np.arange(24) // 2
 GRID = np.stack(np.meshgrid(ROWS, ROWS, indexing="ij"), -1)
 SPREAD = "o = Unsqueeze(x, j)\ne = Tile(o, k)\nu = Reshape(e, l)\n"
 GATHERED = "a = Transpose<perm=[2,3,0,1]>(x)\nb = GatherND(a, k)\nu = Transpose<perm=[2,3,0,1]>(b)\n"
+KERAS = """h = Shape(x)
+i = Gather(h, order)
+t = Cast<to=6>(i)
+n = Slice(t, zero, one, zero)
+m = Slice(t, two, end, zero)
+d = Concat<axis=0>(n, size, m)
+sizes = Cast<to=7>(d)
+o = Unsqueeze(x, three)
+e = Tile(o, k)
+a = Transpose<perm=[0,2,3,4,1]>(e)
+f = Reshape(a, sizes)
+v = Unsqueeze(f, three)
+q = Tile(v, k)
+r = Reshape(q, l)
+u = Transpose<perm=[0,3,1,2]>(r)
+"""  # UpSampling2D of Keras 3, by tf2onnx
+OF_KERAS = {"order": [0, 2, 3, 1], "size": np.array([24], np.int32), "k": [1, 1, 1, 2, 1], "l": [-1, 24, 24, 64], "three": [3]}
+OF_KERAS |= {name: np.array([value], np.int32) for name, value in {"zero": 0, "one": 1, "two": 2, "end": 2**31 - 1}.items()}
 FOUR, ONES = ", ".join(["x"] * 4), np.ones((64, 1, 2, 2), np.float32)
 SPELLINGS = {  # nodes, and a constant of theirs as it is to be, and as it is not
     "Expand": ("o = Reshape(x, i)\ne = Expand(o, k)\nu = Reshape(e, l)\n", [1, 64, 12, 2, 12, 2], None),
@@ -440,6 +458,11 @@ def test_spellings_of_the_upsampling(name):
         assert not convpool.optimize(graph(other + CONV, given), target="cpu", check=0).changed
 
 
+def test_repeats_axis_by_axis_with_the_channels_last():
+    model = graph(KERAS + CONV, {**OF_KERAS, "w": whole((64, 64, 3, 3))}, inputs="float[N,64,12,12] x")
+    assert operators(rewrite(model, upsampling="fused", exact=True).graph) == {"ConvTranspose": 1}
+
+
 DOUBLE, KEYS = {"w": (64, 128, 3, 3)}, ", int64[24,24,2] k"
 ALMOST = {  # nodes, constants, and inputs beside the map: what is nearly a spelling
     "Concat of two maps": ("o = Unsqueeze(x, j)\nn = Neg(o)\ne = Concat<axis=3>(o, n)\nu = Reshape(e, l)\n", {"j": [3]}),
@@ -454,6 +477,7 @@ ALMOST = {  # nodes, constants, and inputs beside the map: what is nearly a spel
     ),
     "Gather of other rows": ("u = Gather<axis=2>(x, k)\n", {"k": np.arange(18) * 2 // 3}),
     "Gather by computed indices": ("u = Gather<axis=2>(x, k)\n", {}, ", int64[24] k"),
+    "repeated rows and columns, exchanged": (KERAS.replace("perm=[0,3,1,2]", "perm=[0,3,2,1]"), OF_KERAS),
     "GatherND alone": ("u = GatherND(x, k)\n", {"k": np.zeros((1, 64, 4, 4, 4), np.int64)}),
     "GatherND by computed indices": (GATHERED, {}, KEYS),
     "GatherND, then turned": (GATHERED.replace("u = Transpose<perm=[2,3,0,1]>", "u = Transpose<perm=[2,3,1,0]>"), {"k": GRID}),
@@ -480,6 +504,7 @@ OTHER = "m = MaxPool<kernel_shape=[1,1]>(u)\nq = Neg(m)\n"
 IMAGE, SUM, MERGED = "float[1,64,12,12] x", UP + "v = Add(u, z)\n", "y = Conv<pads=[1,1,1,1]>(v, w)"
 LARGE = np.full((64, 64, 3, 3), 3e4, np.float16)
 REFUSED = {
+    "between, at 2": (up('coordinate_transformation_mode="tf_half_pixel_for_nn"'), CONV, {}, "upsampling by whole factors"),
     "round at 3": (up('coordinate_transformation_mode="asymmetric"'), CONV, {"s": scales(3, 3)}, "upsampling by whole factors"),
     "half pixel with floor": (HALF, CONV, {}, "resampling; got nearest, half_pixel, floor, 4 times as many elements"),
     "align corners": (CORNERS, CONV, {}, "resampling; got nearest, align_corners"),

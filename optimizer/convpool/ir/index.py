@@ -41,6 +41,8 @@ FOLDABLE = (
     "Where"
 ).split()
 """Operators of shape arithmetic that are evaluated where all their inputs are constants."""
+INTEGERS = (TensorProto.INT64, TensorProto.INT32)
+"""Types that sizes are computed in."""
 MAX_FOLDED_ELEMENTS = 4096
 """Largest tensor taken into or made by that: sizes, axes, and per-channel parameters."""
 MAX_FOLDED_NODES = 100
@@ -315,9 +317,9 @@ class Scope:
 
     def _sizes_by_name(self, name: str, depth: int) -> tuple[Dim, ...] | None:
         node = self.nodes[self.producer[name]] if name in self.producer else None
-        if node is None or not is_op(node, "Shape", "Concat", "Unsqueeze", "Gather", "Slice"):
+        if node is None or not is_op(node, "Shape", "Cast", "Concat", "Unsqueeze", "Gather", "Slice"):
             constant = self.constant(name, depth)
-            if constant is None or constant.data_type != TensorProto.INT64 or math.prod(constant.shape) > MAX_FOLDED_ELEMENTS:
+            if constant is None or constant.data_type not in INTEGERS or math.prod(constant.shape) > MAX_FOLDED_ELEMENTS:
                 return None
             return self.constant_ints(name)
         if is_op(node, "Shape"):
@@ -326,7 +328,9 @@ class Scope:
         known = [part for part in parts if part is not None]
         if len(known) < len(parts) or sum(map(len, known)) > MAX_FOLDED_ELEMENTS:
             return None
-        if is_op(node, "Concat", "Unsqueeze"):
+        if is_op(node, "Cast") and not any(item.name == "to" and item.i in INTEGERS for item in node.attribute):
+            return None
+        if is_op(node, "Cast", "Concat", "Unsqueeze"):
             return tuple(size for part in known for size in part)
         rest = [self.constant_ints(source) for source in node.input[1:]]
         if any(item is None for item in rest):
@@ -339,7 +343,8 @@ class Scope:
         for source in filter(None, node.input):
             constant = self.constant(source, depth)
             if constant is None:  # a Gather or Slice may pick static sizes of a shape with others
-                sizes = self.sizes(name, depth) if is_op(node, "Gather", "Slice") else None
+                whole = is_op(node, "Gather", "Slice") and self.info(name).elem_type != TensorProto.INT32
+                sizes = self.sizes(name, depth) if whole else None
                 indices = self.constant(node.input[1], depth) if sizes is not None and is_op(node, "Gather") else None
                 return self._static(sizes, (-1,) if indices is None else indices.shape)
             if math.prod(constant.shape) > MAX_FOLDED_ELEMENTS:

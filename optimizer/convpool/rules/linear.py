@@ -220,8 +220,9 @@ def joined(parts: list[Part]) -> list[Part]:
     """Parts, outer ones first, with those that continue one another made one."""
     found: list[Part] = []
     for part in parts:
-        if found and part.size is not None and found[-1].step == part.step * part.size and found[-1].size is not None:
-            found[-1] = Part(part.axis, found[-1].size * part.size, part.step)
+        last = found[-1] if found and found[-1].axis == part.axis else None
+        if last and last.size is not None and part.size is not None and last.step == part.step * part.size:
+            found[-1] = Part(part.axis, last.size * part.size, part.step)
         else:
             found.append(part)
     return found

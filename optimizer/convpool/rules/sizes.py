@@ -24,11 +24,11 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
-from onnx import NodeProto, TensorProto
+from onnx import NodeProto
 
 from convpool.algebra.expand import UpsampleSpec
 from convpool.algebra.geometry import ConvSpec, PoolSpec, Refusal, windows
-from convpool.ir.index import Dim, Scope
+from convpool.ir.index import INTEGERS, Dim, Scope
 from convpool.ir.protos import attributes, is_op, known_attributes
 from convpool.ir.schema import is_operator, layout_of, specs_of
 from convpool.rules.base import Reject, reject
@@ -43,7 +43,6 @@ KEEPING = (
     "QuantizeLinear", "Softmax",
 )  # fmt: skip
 """Operators whose result has the shape of the first input."""
-INTEGERS = (TensorProto.INT64, TensorProto.INT32)
 
 
 @dataclass(frozen=True)

@@ -319,6 +319,11 @@ STAYS: dict[str, tuple] = {  # nodes from c to the average or what POOL reads, t
         f"Conv 'c': {READERS.format('c')}",
     ),
     "rows and columns exchanged": ("d = Transpose<perm=[0,1,3,2]>(c)", f"Transpose 'd': {VIEWS.format('Transpose')}"),
+    "halves of channels and rows exchanged": (
+        "e = Reshape(c, r)\nf = Transpose<perm=[0,3,2,1,4,5]>(e)\nd = Reshape(f, s)",
+        f"Reshape 'd': {VIEWS.format('Reshape')}",
+        {"r": [1, 2, 16, 2, 16, 32], "s": [1, 32, 32, 32], "inputs": "float[1,16,32,32] x"},
+    ),
     "channels cut across": (
         "d = Reshape(c, r)",
         "Reshape 'd': shape of a Reshape; got [1, 24, 16, 12], expected axes split in two, or joined",

@@ -4,13 +4,14 @@
 | spelling | taken for |
 |---|---|
 | Resize, Upsample | nearest upsampling by whole factors, or another resampling |
-| Reshape or Unsqueeze, Expand or Tile, Reshape; Concat of repeated copies on new axes | nearest upsampling |
+| views around Expand, Tile or a Concat of copies, on new axes, at once or axis by axis | nearest upsampling |
 | Gather, or GatherND between Transposes, constant indices 0 0 1 1 ... on some axes | nearest upsampling |
 | ConvTranspose with one group a channel, weights of ones as large as its strides | nearest upsampling |
 | DepthToSpace of channels that a Concat or Tile repeats | nearest upsampling |
 
 A Resize is a nearest upsampling if (1) batch and channels are kept, (2) every factor is a whole number, and (3) element t is
-element floor(t / s) of the input: `asymmetric` positions with floor, or with round_prefer_floor for s = 2; those of `half_pixel`,
+element floor(t / s) of the input: `asymmetric` positions with floor, or with round_prefer_floor for s = 2;
+`tf_half_pixel_for_nn` with floor; those of `half_pixel`,
 `pytorch_half_pixel` and `half_pixel_symmetric` with round_prefer_floor or round_prefer_ceil.  Any Resize commutes with what acts
 on each position alike if (1) holds and the weights of each position add up to one: (4) no positions outside of the map
 (tf_crop_and_resize), (5) no antialias, no exclude_outside.  (6) How much larger the result is has to be known: factors, sizes
@@ -26,16 +27,32 @@ import numpy as np
 
 from convpool.algebra.expand import RESIZE_WEIGHTS, UpsampleSpec
 from convpool.algebra.geometry import Ints
-from convpool.ir.index import FOLDABLE, Dim, Scope
+from convpool.ir.index import FOLDABLE, Scope
 from convpool.ir.protos import attributes, is_op
-from convpool.rules.base import Reject, reject
-from convpool.rules.linear import WHOLE_AXIS, axes_of, order_of, slice_numbers
+from convpool.rules.base import Reject, reject, spatial_size
+from convpool.rules.linear import (
+    MAX_CHAIN,
+    VIEWS,
+    WHOLE_AXIS,
+    Part,
+    View,
+    axes_of,
+    joined,
+    order_of,
+    slice_numbers,
+    viewed,
+    whole,
+)
 from convpool.rules.sizes import rough_scales, scales_of, unknown_ratios
 
 CENTRED = ("half_pixel", "pytorch_half_pixel", "half_pixel_symmetric")
 """Coordinates for which each element of an upsampled map lies nearest to one of the input, for every whole factor."""
-POSITIONS = (*CENTRED, "asymmetric", "align_corners")
+POSITIONS = (*CENTRED, "asymmetric", "align_corners", "tf_half_pixel_for_nn")
 """Coordinates that lie in the map, or are moved to its border."""
+COPIES = ("Concat", "Expand", "Tile")
+"""Operators that may repeat an axis."""
+COPY = -1
+"""The axis of parts, in a view, that only number copies."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +84,8 @@ def recognise(scope: Scope, index: int, rank: int) -> Resample | Reject | None:
     node = scope.nodes[index]
     if is_op(node, "Resize", "Upsample"):
         return _resize(scope, index, rank)
-    if is_op(node, "Reshape"):
-        return _expanded(scope, index, rank)
+    if is_op(node, "Reshape", "Transpose") and (found := _repeated_axes(scope, index, rank)) is not None:
+        return found
     if is_op(node, "ConvTranspose"):
         return _ones(scope, index, rank)
     if is_op(node, "DepthToSpace"):
@@ -124,9 +141,9 @@ def _repeats(coordinates: str, rounding: str, factors: Ints) -> bool:
     """Condition (3)."""
     if coordinates in CENTRED:
         return rounding in ("round_prefer_floor", "round_prefer_ceil")
-    if coordinates != "asymmetric":
+    if coordinates not in ("asymmetric", "tf_half_pixel_for_nn"):
         return False
-    return rounding == "floor" or rounding == "round_prefer_floor" and max(factors) <= 2
+    return rounding == "floor" or coordinates == "asymmetric" and rounding == "round_prefer_floor" and max(factors) <= 2
 
 
 def sources(scope: Scope, names: Sequence[str]) -> set[int]:
@@ -144,52 +161,63 @@ def _nearest(index: int, x: str, factors: Sequence[int], nodes: Sequence[int]) -
     return Resample(index, x, up, float(up.copies), frozenset(nodes))
 
 
-def _expanded(scope: Scope, index: int, rank: int) -> Resample | None:
-    """Axes of size 1 behind spatial ones, repeated there, and merged with those in front of them.
+def _repeated_axes(scope: Scope, index: int, rank: int) -> Resample | None:
+    """Elements of spatial axes repeated side by side, by views around nodes that copy, in one step or axis by axis.
 
     x [N, C, H, W] - Reshape or Unsqueeze [N, C, H, 1, W, 1] - Expand, Tile or Concat [N, C, H, s, W, s] - Reshape
     """
-    spread = scope.made_by(scope.nodes[index].input[0], "Expand", "Tile", "Concat")
-    if spread is None:
-        return None
-    node = scope.nodes[spread]
-    if is_op(node, "Concat") and (len(set(node.input)) > 1 or len(node.input) < 2):
-        return None
-    opened = scope.made_by(node.input[0], "Reshape", "Unsqueeze")
-    if opened is None:
-        return None
-    x = scope.nodes[opened].input[0]
-    shapes = [scope.info(name).shape for name in (x, node.input[0], node.output[0], scope.nodes[index].output[0])]
-    old, one, many, new = shapes
-    if old is None or one is None or many is None or new is None or len(old) != rank + 2 or len(new) != rank + 2:
-        return None
-    nodes = (index, spread, opened, *sources(scope, [*node.input[1:], *scope.nodes[index].input[1:]]))
-    factors = _merged(old, one, many, new)
-    return None if factors is None else _nearest(index, x, factors, nodes)
+    chain: list[int] = []
+    before: int | None = index
+    while before is not None and len(chain) < MAX_CHAIN and is_op(scope.nodes[before], *VIEWS, *COPIES):
+        chain.insert(0, before)
+        x = scope.nodes[before].input[0]
+        copies = any(is_op(scope.nodes[i], *COPIES) for i in chain)
+        factors = _copied(scope, x, chain, rank) if copies and len(scope.info(x).shape or ()) == rank + 2 else None
+        if factors is not None:
+            return _nearest(index, x, factors, (*chain, *sources(scope, [name for i in chain for name in _others(scope, i)])))
+        before = scope.producer.get(x)
+    return None
 
 
-def _merged(old: tuple[Dim, ...], one: tuple[Dim, ...], many: tuple[Dim, ...], new: tuple[Dim, ...]) -> list[int] | None:
-    """Factors of the spatial axes where each new axis stands behind one of these.  All sizes but the batch have to be static."""
-    if len(one) != len(many) or not all(isinstance(n, int) for shape in (old, one, many, new) for n in shape[1:]):
-        return None
-    if one[0] is None or one[0] != many[0]:
-        return None
-    factors: list[int] = []
-    position = 0
-    for axis, size in enumerate(old):
-        if position >= len(one) or axis and (one[position] != size or many[position] != size):
+def _others(scope: Scope, index: int) -> list[str]:
+    """The inputs of a view or a node that copies which say how."""
+    return [] if is_op(scope.nodes[index], "Concat") else list(scope.nodes[index].input[1:])
+
+
+def _copied(scope: Scope, x: str, nodes: Sequence[int], rank: int) -> list[int] | None:
+    """How often nodes repeat each element of x's spatial axes, side by side; None where they do anything else."""
+    view = before = whole(scope, x, rank, spatial_size(scope, x, rank))
+    for index in nodes:
+        step = viewed(scope, index, view) if is_op(scope.nodes[index], *VIEWS) else _with_copies(scope, index, view)
+        if not isinstance(step, View):
             return None
-        position += 1
-        factor: Dim = 1
-        # An axis of one element may itself be one of those that are repeated, but not told from one.
-        if position < len(one) and one[position] == 1 and len(one) - position > len(old) - axis - 1:
-            factor = many[position]
-            position += 1
-        if not isinstance(factor, int) or axis < 2 and factor != 1:
-            return None
-        factors.append(factor)
-    merged = all(isinstance(n, int) and new[axis] == n * factors[axis] for axis, n in enumerate(old) if axis)
-    return factors[2:] if position == len(one) and merged else None
+        view = step
+    axes = [tuple(joined(list(parts))) for parts in view.axes]
+    factors = [parts[-1].size or 0 if parts and parts[-1].axis == COPY else 1 for parts in axes]
+    if len(axes) != rank + 2 or any(factor != 1 for factor in factors[:2]):
+        return None
+    kept = [parts[:-1] if factor != 1 else parts for parts, factor in zip(axes, factors, strict=True)]
+    return factors[2:] if tuple(kept) == before.axes else None
+
+
+def _with_copies(scope: Scope, index: int, view: View) -> View | None:
+    """A view behind a node that repeats axes, but for the batch: copies stand outside of what they are of."""
+    node, count = scope.nodes[index], len(view.axes)
+    repeats: Ints | None = None
+    if is_op(node, "Concat") and len(set(node.input)) == 1:
+        axis = attributes(node)["axis"] % count
+        repeats = tuple(len(node.input) if i == axis else 1 for i in range(count))
+    elif is_op(node, "Tile"):
+        repeats = scope.constant_ints(node.input[1])
+    elif is_op(node, "Expand"):
+        old, new = (scope.info(name).shape or () for name in (node.input[0], node.output[0]))
+        if len(old) == len(new) == count and old[0] is not None and old[0] == new[0]:
+            sizes = [m if n == 1 else 1 if n == m else 0 for n, m in zip(old[1:], new[1:], strict=True)]
+            repeats = (1, *(n if isinstance(n, int) else 0 for n in sizes))
+    if repeats is None or len(repeats) != count or repeats[0] != 1 or min(repeats) < 1:
+        return None
+    copies = [(Part(COPY, n, 0),) if n > 1 else () for n in repeats]
+    return replace(view, axes=tuple((*copy, *parts) for copy, parts in zip(copies, view.axes, strict=True)))
 
 
 def _ones(scope: Scope, index: int, rank: int) -> Resample | None:
