@@ -41,8 +41,7 @@ FOLDABLE = (
     "Where"
 ).split()
 """Operators of shape arithmetic that are evaluated where all their inputs are constants."""
-INTEGERS = (TensorProto.INT64, TensorProto.INT32)
-"""Types that sizes are computed in."""
+INTEGERS = (TensorProto.INT64, TensorProto.INT32)  # types that sizes are computed in
 MAX_FOLDED_ELEMENTS = 4096
 """Largest tensor taken into or made by that: sizes, axes, and per-channel parameters."""
 MAX_FOLDED_NODES = 100
@@ -328,10 +327,9 @@ class Scope:
         known = [part for part in parts if part is not None]
         if len(known) < len(parts) or sum(map(len, known)) > MAX_FOLDED_ELEMENTS:
             return None
-        if is_op(node, "Cast") and not any(item.name == "to" and item.i in INTEGERS for item in node.attribute):
-            return None
         if is_op(node, "Cast", "Concat", "Unsqueeze"):
-            return tuple(size for part in known for size in part)
+            whole = not is_op(node, "Cast") or any(item.name == "to" and item.i in INTEGERS for item in node.attribute)
+            return tuple(size for part in known for size in part) if whole else None
         rest = [self.constant_ints(source) for source in node.input[1:]]
         if any(item is None for item in rest):
             return None
@@ -343,8 +341,8 @@ class Scope:
         for source in filter(None, node.input):
             constant = self.constant(source, depth)
             if constant is None:  # a Gather or Slice may pick static sizes of a shape with others
-                whole = is_op(node, "Gather", "Slice") and self.info(name).elem_type != TensorProto.INT32
-                sizes = self.sizes(name, depth) if whole else None
+                picks = is_op(node, "Gather", "Slice") and self.info(name).elem_type != TensorProto.INT32
+                sizes = self.sizes(name, depth) if picks else None
                 indices = self.constant(node.input[1], depth) if sizes is not None and is_op(node, "Gather") else None
                 return self._static(sizes, (-1,) if indices is None else indices.shape)
             if math.prod(constant.shape) > MAX_FOLDED_ELEMENTS:
