@@ -17,9 +17,9 @@ SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
     "optimizer": 25078,
     "plugin": 17500,
-    "tests": 36038,
+    "tests": 36034,
     "benchmarks": 8638,
-    "tools": 952,
+    "tools": 1050,
     "examples": 1167,
     "models": 2191,
 }

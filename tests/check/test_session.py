@@ -155,8 +155,7 @@ CASES = [(name, opset, target) for name, opsets in GIVEN for opset, target in zi
 def left_out(name: str, opset: int) -> onnx.ModelProto:
     """A pair behind a node that leaves some of its outputs out by an empty name."""
     body, outputs, _, constants = LEFT_OUT[name]
-    shape = "2,16,12,12"
-    model = graph(f"{body}\n{PAIR.replace('(x,', '(a,')}", constants, opset=opset, inputs=f"float[{shape}] x")
+    model = graph(f"{body}\n{PAIR.replace('(x,', '(a,')}", constants, opset=opset, inputs="float[2,16,12,12] x")
     model.graph.node[0].output[:] = outputs
     return model
 

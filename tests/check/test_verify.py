@@ -515,5 +515,4 @@ def test_every_type_of_a_model_becomes_float32():
     assert sequence.sequence_type.elem_type.tensor_type.elem_type == 1
     assert maybe.optional_type.elem_type.tensor_type.elem_type == 1
     (branching,) = (node for node in found.graph.node if node.op_type == "If")
-    branches = [item.g.output[0].type.tensor_type.elem_type for item in branching.attribute]
-    assert branches == [1, 1]
+    assert [item.g.output[0].type.tensor_type.elem_type for item in branching.attribute] == [1, 1]

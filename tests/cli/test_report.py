@@ -286,8 +286,7 @@ def test_the_report_on_stdout(tmp_path, monkeypatch, capsys):
     assert json.loads(captured.out)["summary"]["rewritten"] == 1 and "rewritten 1 of 1 convolution" in captured.err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.convpool.onnx", "in.onnx"]
     assert run(optimize, "convpool-optimize", ["in.onnx", "-o", "-", "--report", "-"]) == 2
-    names = ("/dev/stdout", "/dev/fd/1", "out.json")
-    assert [NewFile().convert(name, None, None) for name in names] == ["-", "-", "out.json"]
+    assert [NewFile().convert(name, None, None) for name in ("/dev/stdout", "/dev/fd/1", "out.json")] == ["-", "-", "out.json"]
 
 
 def test_a_custom_operator_says_how_to_go_on(tmp_path, capsys):
