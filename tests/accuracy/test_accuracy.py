@@ -56,8 +56,7 @@ def digit_images() -> np.ndarray:
 def case(name: str, smaller: bool = False) -> tuple[onnx.ModelProto, dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Model, inputs and float64 outputs."""
     if name == "lenet5_digits":
-        model = onnx.load(MODEL_PATH)
-        inputs = {"image": digit_images()[: BATCHES[name]]}
+        model, inputs = onnx.load(MODEL_PATH), {"image": digit_images()[: BATCHES[name]]}
     else:
         model = generate(name, batch=BATCHES[name], **(SMALLER.get(name, {}) if smaller else {}))
         inputs = random_inputs(model)

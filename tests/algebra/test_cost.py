@@ -48,8 +48,7 @@ def test_one_axis_and_three_have_slow_sums_and_resizes_on_a_cpu(axes, opset):
 @pytest.mark.parametrize(("group", "weight"), [(1, 1), (4, 1), (8, 4), (16, 4)])
 def test_a_convolution(group, weight, item_bytes):
     found = cost.conv_cost(ConvSpec((3, 3), (1, 2), (1, 1, 1, 1), (1, 1), group), (32, 16 // group, 3, 3), (12, 10), item_bytes)
-    macs = 12 * 5 * 32 * (16 // group) * 9
-    moved = (120 * 16 + 60 * 32 + 32 * (16 // group) * 9) * item_bytes
+    macs, moved = 12 * 5 * 32 * (16 // group) * 9, (120 * 16 + 60 * 32 + 32 * (16 // group) * 9) * item_bytes
     assert (found.macs, found.additions, found.time) == (macs, 0, macs * weight + 2 * moved)
 
 

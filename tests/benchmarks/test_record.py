@@ -86,8 +86,7 @@ TABLE_2 = {
 
 def test_the_papers_speed_ups_are_computed_as_the_paper_defines_them():
     for row in SUITES["suita-table2"][0]:
-        times = paper_times(row, "fp16")
-        column = (32, 64, 128, 256, 512).index(row.c)
+        times, column = paper_times(row, "fp16"), (32, 64, 128, 256, 512).index(row.c)
         for compute, stated in zip((speed_up_naive, speed_up_fused), TABLE_2[row.h], strict=True):
             assert compute(times) == pytest.approx(stated[column], rel=0.01)  # of times with three digits
 

@@ -100,10 +100,8 @@ H200 = {"cc": 90, "multiprocessors": 132, "shared_bytes": 227 * 1024}
 
 def test_the_cost_rules_choice_does_not_see_measurements(tmp_path, monkeypatch):
     """The variable names a measurement that all processes but the rule's own would follow."""
-    row = SUITES["suita-table2"][0][0]
-    other = cuda.find_tactic("conv_avgpool_generic")
-    problem = cuda.Problem(**row.problem("fp16", "nhwc"))
-    path = tmp_path / "tuned.def"
+    row, other = SUITES["suita-table2"][0][0], cuda.find_tactic("conv_avgpool_generic")
+    problem, path = cuda.Problem(**row.problem("fp16", "nhwc")), tmp_path / "tuned.def"
     path.write_text(f"CONVPOOL_TUNED({', '.join(map(str, tuned.numbers(problem, 90, 132, other.id)))})\n")
     monkeypatch.setenv("CONVPOOL_TUNED", str(path))
     work = [(row, "fp16"), (SUITES["suita-table2"][0][-1], "tf32"), (SUITES["densenet"][0][0], "fp16")]

@@ -365,8 +365,7 @@ def test_no_command_prints_a_control_character(tmp_path, capsys, text):
     for place, model in models(text).items():
         onnx.save(model, path)
         for words in (["optimize", path, "-o", out, "-v", "--no-check"], ["inspect", path, "-v"], ["verify", path, path]):
-            status = run(command, "convpool", words)
-            shown = capsys.readouterr()
+            status, shown = run(command, "convpool", words), capsys.readouterr()
             printed = shown.out + shown.err
             assert [c for c in printed.replace("\n", "") if not c.isprintable()] == []
             assert not any(line.startswith("convpool: fine") for line in printed.splitlines())

@@ -127,8 +127,7 @@ GRIDS = [({}, "NHWC", [2 * 6, 4]), ({}, "NCHW", [2 * 6 * 8, 4]), (MANY, "NCHW", 
 
 @pytest.mark.parametrize(("changed", "layout", "grids"), GRIDS)
 def test_two_kernels_go_before(monkeypatch, changed, layout, grids):
-    lib = pretended.load(monkeypatch)
-    p = Problem(**LAYER | changed, dtype="float16", layout=layout)
+    lib, p = pretended.load(monkeypatch), Problem(**LAYER | changed, dtype="float16", layout=layout)
     addresses = {name: number << 30 for number, name in enumerate(("x", "w", "b", "y", "workspace", "scale", "shift"), 1)}
     tensors = library.TensorsStruct(library.ctypes.sizeof(library.TensorsStruct), workspace_bytes=1 << 40, **addresses)
     before, generic = lib.pretended_launches(), 1

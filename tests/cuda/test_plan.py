@@ -227,8 +227,7 @@ def test_kept_weights_are_not_computed_again(pretended):
 
 @pytest.mark.parametrize("tactic", [RS, "direct_gemm_sm90a_f16_m64n64k64_s8_im2col"])
 def test_tensor_maps_are_encoded_once_for_an_address(pretended, tactic):
-    plan = pretended.made(layer(), tactic)
-    memory = dict(workspace=5 * MEMORY, workspace_bytes=ANY_BYTES)
+    plan, memory = pretended.made(layer(), tactic), dict(workspace=5 * MEMORY, workspace_bytes=ANY_BYTES)
     seen = []
     for x in (MEMORY, MEMORY, 7 * MEMORY, MEMORY):
         assert pretended.launch(plan, x=x, **memory | dict(workspace=4 * MEMORY + x)) == 0, pretended.error()
@@ -298,8 +297,7 @@ def test_missing_and_small_memory_is_refused(pretended):
 
 
 def test_a_plan_stays_on_its_device(pretended):
-    plan = pretended.made(layer(), "generic")
-    loads = pretended.lib.pretended_loads()
+    plan, loads = pretended.made(layer(), "generic"), pretended.lib.pretended_loads()
     pretended.device(1, 200)
     assert pretended.launch(plan) == INVALID
     reason = "current device; got 1, expected the plan's, 0; make a plan for each device"

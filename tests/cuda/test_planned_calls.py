@@ -149,8 +149,7 @@ def test_arrays_of_cupy_are_read_by_their_attributes_and_made_on_the_stream(lib,
     handles = []
     stream = SimpleNamespace(ExternalStream=lambda handle: contextlib.nullcontext(handles.append(handle)))
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(empty=empty, cuda=stream))
-    plan = plan_for(Array(X), Array(W), **POOLED)
-    y = conv_avg_pool(Array(X), Array(W), stream=7, **POOLED)
+    plan, y = plan_for(Array(X), Array(W), **POOLED), conv_avg_pool(Array(X), Array(W), stream=7, **POOLED)
     assert isinstance(y, Array) and y.shape == Y
     assert made == [(Y, "float16"), ((plan.workspace_bytes,), "uint8")] and handles == [7, 7]
     with pytest.raises(ArrayError, match="x: DLPack export failed; got not contiguous"):

@@ -111,8 +111,7 @@ def test_sums_of_8_bit_types_are_exact(gpu, case, w_scale, dtype, y_dtype, layou
     """Sums of few products fit float64, so numpy's are exact too: what remains is one division and the roundings of Y."""
     p = Problem(**(LAYER | case), dtype=dtype, y_dtype=y_dtype, w_scale=w_scale, layout=layout)
     rng, arena, rank = np.random.default_rng(7), Arena(), len(p.spatial)
-    x = random_bytes(rng, dtype, (p.n, p.c, *p.spatial))
-    w = random_bytes(rng, dtype, p.w_shape)
+    x, w = random_bytes(rng, dtype, (p.n, p.c, *p.spatial)), random_bytes(rng, dtype, p.w_shape)
     window = np.prod(p.struct.pool_kernel[:rank])
     sums = np.rint(conv_reference.linear(p, x.astype(np.float64) * window, w.astype(np.float64)) * 2.0**18) / 2.0**18
     scale = rng.uniform(2.0**-9, 2.0**-8, p.m).astype(np.float32)
@@ -144,8 +143,7 @@ def test_sums_of_8_bit_types_are_exact(gpu, case, w_scale, dtype, y_dtype, layou
 
 def test_nan_of_fp8_stays_nan(gpu):
     p = Problem(n=1, c=1, m=2, spatial=(4,), kernel_shape=1, pool_kernel_shape=2, pool_strides=2, dtype="float8_e4m3fn")
-    arena = Arena()
-    x = np.array([[[1, np.nan, 2, 3]]]).astype(ml_dtypes.float8_e4m3fn)
+    arena, x = Arena(), np.array([[[1, np.nan, 2, 3]]]).astype(ml_dtypes.float8_e4m3fn)
     gx, gw = arena.input(x, x.dtype), arena.input(np.ones((2, 1, 1)), x.dtype)
     gy = arena.output(p.y_shape, np.float32)
     arena.upload()

@@ -28,8 +28,7 @@ def answer(body, **options):
     "What became of a model, and how far its output is from the original's, by the largest output."
     text = f'''<ir_version: 8, opset_import: ["": 17]>
     main (float[1,4,8,8] x) => (float[a,b,c,d] y) <float[8,4,3,3] w> {{ {body} }}'''
-    model = onnx.parser.parse_model(text.replace("<float[8,4,3,3] w>", ""))
-    draw = np.random.default_rng(7)
+    model, draw = onnx.parser.parse_model(text.replace("<float[8,4,3,3] w>", "")), np.random.default_rng(7)
     model.graph.initializer.append(numpy_helper.from_array(draw.standard_normal((8, 4, 3, 3), np.float32), "w"))
     result = convpool.optimize(model, **options)
     onnx.checker.check_model(result.model, full_check=True)

@@ -63,8 +63,7 @@ POOLINGS = [(kind, window) for kind in ("average", "box", "max") for window in (
 @pytest.mark.parametrize(("kind", "window"), POOLINGS)
 def test_every_backend_gives_the_definition_to_the_bit(parts, kind, window, size):
     x = images(2, *size)
-    wanted = by_definition(x, parts, kind, window)
-    pooling = parts["bank"].Pooling(kind, window)
+    wanted, pooling = by_definition(x, parts, kind, window), parts["bank"].Pooling(kind, window)
     assert np.array_equal(parts["bank"].run_numpy(x, pooling), wanted)
     assert np.array_equal(parts["runtime"].run_onnxruntime(x, pooling), wanted)
     if shutil.which("cc"):
@@ -238,6 +237,5 @@ def test_on_a_gpu(parts):
         skip_or_fail(f"no GPU: {error}")
     bank = parts["bank"]
     for kind, window in POOLINGS:
-        pooling = bank.Pooling(kind, window)
-        x = images(37, 66, 130)
+        pooling, x = bank.Pooling(kind, window), images(37, 66, 130)
         assert np.array_equal(parts["gpu"].Gpu((66, 130), pooling, batch=4, slots=3).run(x), bank.run_numpy(x, pooling))

@@ -38,8 +38,7 @@ def upsampled_problems() -> list[tuple[str, dict]]:
         (64, 1024, 512, 4), (64, 128, 64, 32), (32, 384, 192, 32), (32, 1536, 1536, 4), (1, 64, 64, 256), (8, 512, 256, 16),
         (8, 256, 128, 32), (1, 512, 512, 32), (1, 512, 512, 4), (1, 1024, 1024, 8), (4, 40, 24, 100),
     ]  # fmt: skip
-    usual = dict(kernel_shape=3, pool_kernel_shape=1, pads=1, upsample=2, bias=True)
-    found = []
+    usual, found = dict(kernel_shape=3, pool_kernel_shape=1, pads=1, upsample=2, bias=True), []
     for (n, c, m, size), (number, dtype), layout in product(layers, enumerate(DTYPES), ("NHWC", "NCHW")):
         problem = dict(n=n, c=c, m=m, spatial=(size, size), layout=layout) | usual | dtype
         found.append((f"upsampled {n}x{c}-{m} {size} {number} {layout}", problem))
@@ -57,8 +56,7 @@ def random_problems(count: int) -> list[dict]:
         pad, stride = rng.choice((0, kernel // 2, kernel // 2)), rng.choice((1, 1, 1, 2))
         if (size + 2 * pad - kernel) // stride + 1 < pool:
             continue
-        box_pad = min(pad, stride * (pool - 1))
-        pointwise = kernel == 1 and pad == 0
+        box_pad, pointwise = min(pad, stride * (pool - 1)), kernel == 1 and pad == 0
         layout = rng.choice(("channels_first", "channels_last", "channels_last", "channels_last"))
         problem = {
             "n": rng.choice((1, 1, 2, 8, 32, 64, 65)),

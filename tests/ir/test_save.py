@@ -222,8 +222,7 @@ def test_what_is_saved_is_the_result(tmp_path, change):
 @pytest.mark.parametrize("how", ["save", "bytes"])
 def test_weights_that_changed_after_loading_are_not_mixed_with_older_ones(tmp_path, how):
     """New weights are made of those that were loaded; a network that is trained on may be written over meanwhile."""
-    result = convpool.optimize(make(tmp_path), check=0)
-    data = tmp_path / "w.bin"
+    result, data = convpool.optimize(make(tmp_path), check=0), tmp_path / "w.bin"
     content = bytearray(data.read_bytes())
     content[0] ^= 1
     data.write_bytes(content)

@@ -215,8 +215,7 @@ def test_wrong_attributes_and_those_that_deny_the_operator_are_refused(case):
 
 def test_a_residual_of_another_shape_is_refused():
     node = Node("ConvAvgPoolAdd", open_sizes=True)
-    session = registered(node.model(functions=False))
-    arrays = node.arrays()
+    session, arrays = registered(node.model(functions=False)), node.arrays()
     arrays["R"] = arrays["R"][:, :, :1]
     with pytest.raises(Exception, match=r"ConvAvgPoolAdd: shape of R; got \[2, 16, 1, 5\], expected \[2, 16, 5, 5\]"):
         session.run(None, node.feeds(arrays))

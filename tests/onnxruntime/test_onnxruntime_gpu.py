@@ -132,8 +132,7 @@ def test_an_empty_batch_gives_an_empty_result():
 def test_the_provider_says_whether_products_are_in_tf32():
     node = Node("ConvAvgPool", channels=64, filters=64)
     x = np.random.default_rng(0).standard_normal((2, 64, 9, 10)).astype(np.float32)
-    model = node.model(functions=False)
-    exact = node.expected({**node.arrays(), "X": x})
+    model, exact = node.model(functions=False), node.expected({**node.arrays(), "X": x})
 
     def error(use_tf32: bool) -> float:
         got = on_gpu.session(model, use_tf32=use_tf32).run(None, {"X": x})[0]
@@ -263,8 +262,7 @@ def test_unaligned_inputs_run_by_another_kernel():
     except ImportError:
         skip_or_fail("no PyTorch")
     node = Node("ConvAvgPool", "float32", channels=64, filters=64, sizes=(16, 16))
-    session = on_gpu.session(node.model(functions=False))
-    arrays = node.arrays(3)
+    session, arrays = on_gpu.session(node.model(functions=False)), node.arrays(3)
     space = torch.empty(arrays["X"].size + 1, device="cuda")
     space[1:].copy_(torch.from_numpy(arrays["X"].ravel()))
     torch.cuda.synchronize()

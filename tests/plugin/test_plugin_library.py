@@ -76,8 +76,7 @@ def test_the_build_s_hash_is_of_the_sources_alone(tmp_path):
         for name, text in sources.items():
             (tmp_path / folder).mkdir(exist_ok=True)
             (tmp_path / folder / name).write_text(text)
-        header = tmp_path / folder / "build_hash.h"
-        names = ";".join(sources)
+        header, names = tmp_path / folder / "build_hash.h", ";".join(sources)
         script = ROOT / "plugin/tensorrt/build_hash.cmake"
         command = ["cmake", f"-DSOURCES={names}", f"-DFOLDER={tmp_path / folder}", f"-DOUTPUT={header}", "-P", script]
         subprocess.run(command, check=True, capture_output=True)

@@ -111,8 +111,7 @@ class Maker(RandomGraph):
             elif normal and kind == "norm":
                 x = self.add("InstanceNormalization", x, *(self.constant(self.numbers(channels)) for _ in range(2)))
             elif normal and kind == "groups" and not self.open:
-                shape = [2, channels, *self.large()]
-                flat = self.add("Reshape", x, self.constant([0, 2, -1]))
+                shape, flat = [2, channels, *self.large()], self.add("Reshape", x, self.constant([0, 2, -1]))
                 ones = self.constant(np.ones(2, np.float32)), self.constant(np.zeros(2, np.float32))
                 flat = self.add("InstanceNormalization", flat, *ones)
                 x = self.add("Reshape", flat, self.constant(shape))

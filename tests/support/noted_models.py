@@ -169,8 +169,7 @@ def _note(model: onnx.ModelProto, shapes: dict[str, list[int]], rng: np.random.G
                 if name == "y":
                     bounds[name].type.tensor_type.ClearField("shape")
                 continue
-            value = bounds.get(name) or inner.value_info.add(name=name)
-            vector = name.endswith(VECTORS)
+            value, vector = bounds.get(name) or inner.value_info.add(name=name), name.endswith(VECTORS)
             value.CopyFrom(helper.make_tensor_value_info(name, TensorProto.INT64 if vector else TensorProto.FLOAT, shapes[name]))
             for axis, dim in enumerate(() if vector else value.type.tensor_type.shape.dim):
                 # onnxruntime holds an If to the sizes of its branches where all are given.

@@ -204,8 +204,7 @@ def make_middle(m: Maker, name: str, layer: Layer, sizes: list[int]) -> str:
 
 def make_pad(m: Maker, name: str, layer: Layer, sizes: list[int]) -> str:
     """A Pad: mostly of zeros by zero, else positive, negative, with a value or reflecting."""
-    r = m.rank
-    styles = ["none", "none", "positive", "negative", "value", "reflect", "channel"]
+    r, styles = m.rank, ["none", "none", "positive", "negative", "value", "reflect", "channel"]
     style = str(m.pick(["positive", "negative"] if m.wide else styles))
     pads = [0] * (2 * r + 4)
     if style == "channel":

@@ -45,8 +45,7 @@ def make_whole(m: Maker, name: str, kind: str, channels: int) -> str:
         name = make_reduction(m, name, "ReduceMean", [*spatial, r + 2], m.keeps_rank)
         return _changed(m, "Squeeze", name, [2]) if m.keeps_rank else name
     if kind == "flattened":
-        rows = make_shape(m, [0, int(m.pick([0, channels])), -1])
-        keep = r == 1 and m.keeps_rank
+        rows, keep = make_shape(m, [0, int(m.pick([0, channels])), -1]), r == 1 and m.keeps_rank
         m.keeps_rank = keep
         return make_reduction(m, m.node("Reshape", [name, rows]), "ReduceMean", [int(m.pick([2, -1]))], keep)
     if kind == "axes":
@@ -141,8 +140,7 @@ def _mean(m: Maker, corners: list[str]) -> str:
     else:
         for corner in corners[1:]:
             total = m.node("Add", [total, corner])
-    count = len(corners)
-    dtype = helper.tensor_dtype_to_np_dtype(TYPES[m.dtype])
+    count, dtype = len(corners), helper.tensor_dtype_to_np_dtype(TYPES[m.dtype])
     if m.chance(0.5):
         return m.node("Div", [total, m.constant(np.full(scalar, count, dtype))])
     factor = m.constant(np.full(scalar, 1 / count, dtype))

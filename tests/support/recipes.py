@@ -31,8 +31,7 @@ def recipe(document: str, heading: str) -> list[Step]:
     """The steps of the section whose heading begins with `heading`."""
     sections = [part for part in re.split(r"^## ", document, flags=re.MULTILINE) if part.startswith(heading)]
     assert len(sections) == 1, f"sections that begin with {heading!r}: {len(sections)}"
-    found = steps(sections[0])
-    blocks = len(re.findall(r"^```", sections[0], re.MULTILINE)) // 2
+    found, blocks = steps(sections[0]), len(re.findall(r"^```", sections[0], re.MULTILINE)) // 2
     assert len(found) == blocks, f"blocks of code without a line above that says which file: {blocks - len(found)}"
     return found
 

@@ -56,8 +56,7 @@ def rewrite(
     """The optimized model, after all that every result must hold: `pairs` rewritten, valid, equal, stable.  whole: on inputs that
     are whole numbers."""
     options["lowering"] = lowering
-    before = model.SerializeToString(deterministic=True)
-    result = convpool.optimize(model, check=0, **options)
+    before, result = model.SerializeToString(deterministic=True), convpool.optimize(model, check=0, **options)
     sites = result.report.sites
     assert sum(site.status == "rewritten" for site in sites) == pairs, [site.reason for site in sites]
     assert model.SerializeToString(deterministic=True) == before

@@ -57,8 +57,7 @@ def made(name, device="cpu", dtype=torch.float32):
 
 def channels_last(module, x):
     """Both as copies in another order in memory, so that PyTorch's convolutions sum in another order."""
-    layouts = {4: torch.channels_last, 5: torch.channels_last_3d}
-    module = copy.deepcopy(module)
+    layouts, module = {4: torch.channels_last, 5: torch.channels_last_3d}, copy.deepcopy(module)
     for parameter in module.parameters():
         if parameter.dim() in layouts:
             parameter.data = parameter.data.contiguous(memory_format=layouts[parameter.dim()])

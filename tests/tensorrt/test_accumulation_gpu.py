@@ -16,8 +16,7 @@ from tests.support.packed_layer import PackedLayer
 def test_onnxruntime_s_operator(dtype, plugin, monkeypatch):
     monkeypatch.setenv("CONVPOOL_LIBRARY", str(plugin))
     layer = PackedLayer(dtype)
-    x = np.ascontiguousarray(np.moveaxis(layer.x, 1, -1))
-    results = []
+    x, results = np.ascontiguousarray(np.moveaxis(layer.x, 1, -1)), []
     for accumulation in ("packed", "default"):
         try:
             session = on_gpu.session(layer.node(accumulation))
@@ -32,8 +31,7 @@ def test_onnxruntime_s_operator(dtype, plugin, monkeypatch):
 def test_tensorrt_s_plugin():
     """In the formats that the node has inside a network: halves, channels last."""
     require_gpu()
-    layer = PackedLayer()
-    weakly_typed = is_weakly_typed(tensorrt_module())
+    layer, weakly_typed = PackedLayer(), is_weakly_typed(tensorrt_module())
     results = []
     for accumulation in ("packed", "default"):
         options = {"precision": "fp16", "accumulation": accumulation, "optimization_level": 1}

@@ -388,8 +388,7 @@ def check_rejected(body: str, expected: str, given: dict | None = None) -> None:
     arguments = GIVEN | (given or {})
     options = {name: arguments.pop(name) for name in ("lowering", *FUSE) if name in arguments}
     model = graph_of(body, arguments)
-    before = model.SerializeToString(deterministic=True)
-    result = convpool.optimize(model, check=0, **options)
+    before, result = model.SerializeToString(deterministic=True), convpool.optimize(model, check=0, **options)
     site = result.report.sites[0]
     assert (site.status, site.lowering, site.reason) == ("rejected", None, expected)
     assert result.model.SerializeToString(deterministic=True) == before

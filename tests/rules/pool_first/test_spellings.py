@@ -216,8 +216,7 @@ def test_another_spelling_is_right_and_has_the_same_pairs(spelling):
         except Exception:  # a runtime's limits are none of the result's
             counts["does not run"] += 1
             continue
-        before = model.SerializeToString(deterministic=True)
-        result = convpool.optimize(model, **options)
+        before, result = model.SerializeToString(deterministic=True), convpool.optimize(model, **options)
         after = result.model.SerializeToString(deterministic=True)
         assert model.SerializeToString(deterministic=True) == before, f"case {seed}: the model given was changed"
         plain = rewritten(of_plain)

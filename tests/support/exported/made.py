@@ -55,8 +55,7 @@ def remove() -> None:
 def made(name: str, exporter: str) -> Made:
     """Export a case, optimize the file, and save the result in every layout."""
     folder = root() / exporter / str(list(CASES).index(name))
-    exported = export(name, exporter, folder / "original")
-    before = snapshot(folder / "original")
+    exported, before = export(name, exporter, folder / "original"), snapshot(folder / "original")
     result, files = convpool.optimize(exported.path), {}
     for layout in LAYOUTS:
         (folder / layout).mkdir()

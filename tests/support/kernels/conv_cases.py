@@ -276,8 +276,7 @@ def cases_by_differences(count: int) -> list[dict]:
     """Layers of 3x3 behind an upsampling by 2: sizes around tiles of 16 x 8 places and 128 channels, odd pads before them."""
     rng = random.Random(12)
     sizes = dict(n=(1, 2, 3), c=(8, 16, 56, 64, 72, 136, 200), m=(8, 64, 120, 128, 136, 248, 264))
-    usual = dict(kernel_shape=3, pool_kernel_shape=1, upsample=2, alpha=0.25)
-    cases = []
+    usual, cases = dict(kernel_shape=3, pool_kernel_shape=1, upsample=2, alpha=0.25), []
     for i in range(count):
         case = usual | {name: rng.choice(values) for name, values in sizes.items()} | dict(bias=i % 2 == 0)
         case["spatial"] = rng.choice((1, 2, 7, 15, 16, 17, 33)), rng.choice((1, 2, 5, 8, 9, 17, 24))

@@ -43,8 +43,7 @@ def data_of(index: int, dtype: str, kind: str):
     """x [N,C,...], w, b, residual [N,M,...], scale, shift in float64, exactly representable in dtype, and the sum before the
     activation without bias and residual. Integers: x and shift are left to be multiplied by the size of the pooling window,
     or w is; with a slope of 1/4 in the prologue they are multiples of 4."""
-    p = make_problem(CASES[index], dtype, "NCHW", "NCHW", True, kind)
-    rng = np.random.default_rng(index)
+    p, rng = make_problem(CASES[index], dtype, "NCHW", "NCHW", True, kind), np.random.default_rng(index)
     shapes = (p.x_shape, p.w_shape, (p.m,), p.y_shape, (p.c,), (p.c,))
     if kind == INTEGER:
         unit = 4 if p.prologue_activation == "leaky_relu" else 1
