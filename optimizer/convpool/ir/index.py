@@ -28,7 +28,7 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, SparseTensorP
 from convpool.ir import protos
 from convpool.ir.files import is_external
 from convpool.ir.inference import BRANCHES_OPSET, DISPUTED, infer_elsewhere, infer_shapes
-from convpool.ir.protos import HALF_TYPES, STANDARD_DOMAINS, all_nodes, is_op, key_of
+from convpool.ir.protos import HALF_TYPES, INTEGERS, STANDARD_DOMAINS, all_nodes, is_op, key_of
 from convpool.ir.schema import is_own
 
 Read = Callable[[TensorProto], np.ndarray]
@@ -41,7 +41,6 @@ FOLDABLE = (
     "Where"
 ).split()
 """Operators of shape arithmetic that are evaluated where all their inputs are constants."""
-INTEGERS = (TensorProto.INT64, TensorProto.INT32)  # types that sizes are computed in
 MAX_FOLDED_ELEMENTS = 4096
 """Largest tensor taken into or made by that: sizes, axes, and per-channel parameters."""
 MAX_FOLDED_NODES = 100
@@ -316,7 +315,8 @@ class Scope:
 
     def _sizes_by_name(self, name: str, depth: int) -> tuple[Dim, ...] | None:
         node = self.nodes[self.producer[name]] if name in self.producer else None
-        if node is None or not is_op(node, "Shape", "Cast", "Concat", "Unsqueeze", "Gather", "Slice"):
+        cast = node is not None and is_op(node, "Cast") and self.constant(name, depth) is None
+        if node is None or not cast and not is_op(node, "Shape", "Concat", "Unsqueeze", "Gather", "Slice"):
             constant = self.constant(name, depth)
             if constant is None or constant.data_type not in INTEGERS or math.prod(constant.shape) > MAX_FOLDED_ELEMENTS:
                 return None
@@ -327,8 +327,8 @@ class Scope:
         known = [part for part in parts if part is not None]
         if len(known) < len(parts) or sum(map(len, known)) > MAX_FOLDED_ELEMENTS:
             return None
-        if is_op(node, "Cast", "Concat", "Unsqueeze"):
-            whole = not is_op(node, "Cast") or any(item.name == "to" and item.i in INTEGERS for item in node.attribute)
+        if cast or is_op(node, "Concat", "Unsqueeze"):
+            whole = not cast or any(item.name == "to" and item.i in INTEGERS for item in node.attribute)
             return tuple(size for part in known for size in part) if whole else None
         rest = [self.constant_ints(source) for source in node.input[1:]]
         if any(item is None for item in rest):
@@ -341,7 +341,7 @@ class Scope:
         for source in filter(None, node.input):
             constant = self.constant(source, depth)
             if constant is None:  # a Gather or Slice may pick static sizes of a shape with others
-                picks = is_op(node, "Gather", "Slice") and self.info(name).elem_type != TensorProto.INT32
+                picks = is_op(node, "Gather", "Slice") and self.info(name).elem_type == TensorProto.INT64
                 sizes = self.sizes(name, depth) if picks else None
                 indices = self.constant(node.input[1], depth) if sizes is not None and is_op(node, "Gather") else None
                 return self._static(sizes, (-1,) if indices is None else indices.shape)

@@ -17,6 +17,7 @@ from convpool.errors import ModelError
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
 """Types that convolutions and averages have."""
 HALF_TYPES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+INTEGERS = (TensorProto.INT64, TensorProto.INT32)
 UNIT_ROUNDOFF: dict[int, float] = dict(zip(FLOATS, (2.0**-24, 2.0**-11, 2.0**-8, 2.0**-53), strict=True))
 """Largest relative error of a number that is rounded to a type."""
 STANDARD_DOMAINS = ("", "ai.onnx")

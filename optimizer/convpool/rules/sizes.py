@@ -28,8 +28,8 @@ from onnx import NodeProto
 
 from convpool.algebra.expand import UpsampleSpec
 from convpool.algebra.geometry import ConvSpec, PoolSpec, Refusal, windows
-from convpool.ir.index import INTEGERS, Dim, Scope
-from convpool.ir.protos import attributes, is_op, known_attributes
+from convpool.ir.index import Dim, Scope
+from convpool.ir.protos import INTEGERS, attributes, is_op, known_attributes
 from convpool.ir.schema import is_operator, layout_of, specs_of
 from convpool.rules.base import Reject, reject
 from convpool.rules.linear import BROADCASTING, UNARY, Step, op_of, order_of, pad_numbers, slice_numbers, step_or_reject

@@ -219,6 +219,7 @@ r = Concat<axis=0>(u, channels, v, two, v, two)
 f = Reshape(h, r)
 y = ReduceMean<axes=[3,5], keepdims=0>(f)
 """
+FLOATS = WINDOWS.replace("j = Div(i, half)", "k = Cast<to=1>(i)\nl = Mul(k, point)\nj = Cast<to=7>(l)")
 MEAN = "y = ReduceMean<axes=[2], keepdims=0>(f)"
 COUNT = """s = Shape(h)
 a = ReduceSum<keepdims=0>(h, axes)
@@ -228,7 +229,7 @@ k = Mul(i, j)
 c = Cast<to=1>(k)
 y = Div(a, c)"""
 NUMBERS = {
-    "zero": [0], "two": [2], "last": [-1], "channels": [32], "axes": [2, 3], "w": (32, 16, 3, 3),
+    "zero": [0], "two": [2], "last": [-1], "channels": [32], "axes": [2, 3], "w": (32, 16, 3, 3), "point": np.float32(0.5),
     **{name: np.array(n, np.int64) for name, n in (("first", 0), ("second", 2), ("third", 3), ("half", 2))},
 }  # fmt: skip
 FLAT = {"outputs": "float[a,b] y"}
@@ -239,8 +240,8 @@ SQUEEZED = {**DIRECT, "Squeeze": 1}
 @pytest.mark.parametrize("batch", [{}, OPEN], ids=["static", "open batch"])
 @pytest.mark.parametrize(
     ("body", "options", "left"),
-    [(FLATTEN + MEAN, FLAT, SQUEEZED), (VIEW + MEAN, FLAT, SQUEEZED), (WINDOWS, {}, DIRECT)],
-    ids=["flatten", "view", "windows"],
+    [(FLATTEN + MEAN, FLAT, SQUEEZED), (VIEW + MEAN, FLAT, SQUEEZED), (WINDOWS, {}, DIRECT), (FLOATS, {}, DIRECT)],
+    ids=["flatten", "view", "windows", "by floats"],
 )
 def test_shapes_of_the_average_go_with_it(body, options, left, batch):
     assert operators(rewrite(graph(CONV + body, NUMBERS, **options, **batch), pairs=1, size=3).graph) == left
