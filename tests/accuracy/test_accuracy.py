@@ -36,7 +36,7 @@ BATCHES = {
 }  # fmt: skip
 NARROW = {"width": 32}
 SMALLER = {"densenet121": {"size": 64}, "stargan_v2": {**NARROW, "max_width": 256}, "sngan64": NARROW, "sngan64_in_place": NARROW}
-"""For onnxruntime's rows smaller inputs, or fewer channels: as many layers in less time."""
+"""Smaller inputs, or fewer channels, of onnxruntime's rows: as many layers in less time."""
 RATIO_SETS = 16
 FP16_RESULTS = 1024
 """Least number of results behind a ratio in fp16: of n independent errors it scatters by 1 / sqrt(n), 0.03, and its limit is

@@ -35,7 +35,7 @@ Ints = Sequence[int]
 Geometry = tuple[Any, Any, Any, int]
 """Strides, padding, dilations and groups, as torch.convolution takes them."""
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
-"""Those at input, weight and bias; None for those that are not asked for."""
+"""The gradients at input, weight and bias; None for those that are not asked for."""
 LIBRARY = torch.library.Library("convpool", "DEF")
 _WINDOW = "int[] pool_kernel, int[] pool_strides, int[] pool_pads, int[] pool_dilations"
 _CONVOLUTION = "int[] strides, int[] pads, int[] dilations, int groups"
