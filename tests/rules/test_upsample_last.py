@@ -402,22 +402,12 @@ ROWS = np.arange(24) // 2
 GRID = np.stack(np.meshgrid(ROWS, ROWS, indexing="ij"), -1)
 SPREAD = "o = Unsqueeze(x, j)\ne = Tile(o, k)\nu = Reshape(e, l)\n"
 GATHERED = "a = Transpose<perm=[2,3,0,1]>(x)\nb = GatherND(a, k)\nu = Transpose<perm=[2,3,0,1]>(b)\n"
-KERAS = """h = Shape(x)
-i = Gather(h, order)
-t = Cast<to=6>(i)
-n = Slice(t, zero, one, zero)
-m = Slice(t, two, end, zero)
-d = Concat<axis=0>(n, size, m)
-sizes = Cast<to=7>(d)
-o = Unsqueeze(x, three)
-e = Tile(o, k)
-a = Transpose<perm=[0,2,3,4,1]>(e)
-f = Reshape(a, sizes)
-v = Unsqueeze(f, three)
-q = Tile(v, k)
-r = Reshape(q, l)
-u = Transpose<perm=[0,3,1,2]>(r)
-"""  # UpSampling2D of Keras 3, by tf2onnx
+KERAS = (  # UpSampling2D of Keras 3, by tf2onnx
+    "h = Shape(x)\ni = Gather(h, order)\nt = Cast<to=6>(i)\nn = Slice(t, zero, one, zero)\n"
+    "m = Slice(t, two, end, zero)\nd = Concat<axis=0>(n, size, m)\nsizes = Cast<to=7>(d)\n"
+    "o = Unsqueeze(x, three)\ne = Tile(o, k)\na = Transpose<perm=[0,2,3,4,1]>(e)\nf = Reshape(a, sizes)\n"
+    "v = Unsqueeze(f, three)\nq = Tile(v, k)\nr = Reshape(q, l)\nu = Transpose<perm=[0,3,1,2]>(r)\n"
+)
 OF_KERAS = {"order": [0, 2, 3, 1], "size": np.array([24], np.int32), "k": [1, 1, 1, 2, 1], "l": [-1, 24, 24, 64], "three": [3]}
 OF_KERAS |= {name: np.array([value], np.int32) for name, value in {"zero": 0, "one": 1, "two": 2, "end": 2**31 - 1}.items()}
 FOUR, ONES = ", ".join(["x"] * 4), np.ones((64, 1, 2, 2), np.float32)
@@ -458,9 +448,35 @@ def test_spellings_of_the_upsampling(name):
         assert not convpool.optimize(graph(other + CONV, given), target="cpu", check=0).changed
 
 
-def test_repeats_axis_by_axis_with_the_channels_last():
-    model = graph(KERAS + CONV, {**OF_KERAS, "w": whole((64, 64, 3, 3))}, inputs="float[N,64,12,12] x")
-    assert operators(rewrite(model, upsampling="fused", exact=True).graph) == {"ConvTranspose": 1}
+BOTH_AXES = (
+    "h = Shape(x)\nn = Gather(h, order)\na = Gather(h, two)\nb = Gather(h, three)\nm = Concat<axis=0>(n, a, two, b, two)\n"
+    "o = Unsqueeze(x, j)\ne = Expand(o, m)\nc = Mul(a, two)\nd = Mul(two, b)\nl = Concat<axis=0>(n, c, d)\nu = Reshape(e, l)\n"
+)
+ONE_AXIS = "o = Unsqueeze(x, j)\ne = Expand(o, k)\nn = Shape<end=2>(x)\nl = Concat<axis=0>(n, rest)\nu = Reshape(e, l)\n"
+TURNED = "o = Unsqueeze(x, j)\ne = Tile(o, k)\nr = Reshape(e, l)\nu = Transpose<perm=[0,3,1,2]>(r)\n"
+OF_TURNED = {"j": [2, 4], "k": [1, 1, 2, 1, 2, 1], "l": [-1, 24, 24, 64]}
+OF_ONE = {"j": [3], "k": [1, 1, 1, 2, 1], "rest": [-1, 12], "two": [2], "front": [1, 1, 2, 1, 1]}
+REPEATED = {  # nodes, constants, the map, and what makes them repeat nothing
+    "Keras": (KERAS, OF_KERAS, "float[N,64,12,12]", ("perm=[0,3,1,2]", "perm=[0,3,2,1]")),
+    "open sizes": (
+        BOTH_AXES,
+        {"order": [0, 1], "two": [2], "three": [3], "j": [3, 5]},
+        "float[N,64,H,W]",
+        ("n, c, d", "n, d, c"),
+    ),
+    "one axis": (ONE_AXIS, OF_ONE, "float[N,64,H,12]", ("j)\ne = Expand(o, k)", "two)\ne = Expand(o, front)")),
+    "the channels last": (TURNED, OF_TURNED, "float[N,12,12,64]", ("perm=[0,3,1,2]", "perm=[0,3,2,1]")),
+}
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_repeats_axis_by_axis(name):
+    body, constants, x, wrong = REPEATED[name]
+    given = {**constants, "w": whole((64, 64, 3, 3))}
+    result = rewrite(graph(body + CONV, given, inputs=f"{x} x"), upsampling="fused", exact=True)
+    assert operators(result.graph)["ConvTranspose"] == 1 and not set(operators(result.graph)) & {"Tile", "Expand", "Reshape"}
+    other = graph(body.replace(*wrong) + CONV, given, inputs=f"{x} x")
+    assert not convpool.optimize(other, check=0, target="cpu", upsampling="fused").changed
 
 
 DOUBLE, KEYS = {"w": (64, 128, 3, 3)}, ", int64[24,24,2] k"
@@ -477,7 +493,6 @@ ALMOST = {  # nodes, constants, and inputs beside the map: what is nearly a spel
     ),
     "Gather of other rows": ("u = Gather<axis=2>(x, k)\n", {"k": np.arange(18) * 2 // 3}),
     "Gather by computed indices": ("u = Gather<axis=2>(x, k)\n", {}, ", int64[24] k"),
-    "repeated rows and columns, exchanged": (KERAS.replace("perm=[0,3,1,2]", "perm=[0,3,2,1]"), OF_KERAS),
     "GatherND alone": ("u = GatherND(x, k)\n", {"k": np.zeros((1, 64, 4, 4, 4), np.int64)}),
     "GatherND by computed indices": (GATHERED, {}, KEYS),
     "GatherND, then turned": (GATHERED.replace("u = Transpose<perm=[2,3,0,1]>", "u = Transpose<perm=[2,3,1,0]>"), {"k": GRID}),

@@ -90,12 +90,12 @@ def order_of(values: Mapping[str, Any], count: int) -> tuple[int, ...] | None:
     return order if sorted(order) == list(range(count)) else None
 
 
-def viewed(scope: Scope, index: int, view: View) -> View | Reject:
-    """Apply node `index`, one of VIEWS, to a view.  Raises AttributeReference."""
+def viewed(scope: Scope, index: int, view: View, given: Sequence[Dim] | None = None) -> View | Reject:
+    """Apply node `index`, one of VIEWS, to a view.  given: the sizes that a Reshape gives.  Raises AttributeReference."""
     node, count = scope.nodes[index], len(view.axes)
     values = attributes(node)
     if is_op(node, "Reshape"):
-        return _reshaped(scope, index, view)
+        return _reshaped(scope, index, view, given)
     if is_op(node, "Transpose"):
         order = order_of(values, count)
         if order is None:
@@ -166,13 +166,13 @@ def channel_order(scope: Scope, chain: list[int], rank: int) -> Ints | Reject:
     return reject(scope, last, BETWEEN, scope.nodes[last].op_type, "views that cancel, or shuffle channels")
 
 
-def _reshaped(scope: Scope, index: int, view: View) -> View | Reject:
-    """The parts in the shape of a Reshape, by shape inference; trailing axes that are all made one need no sizes."""
+def _reshaped(scope: Scope, index: int, view: View, given: Sequence[Dim] | None) -> View | Reject:
+    """The parts in the shape of a Reshape, given or inferred; trailing axes that are all made one need no sizes."""
     target = scope.constant_ints(scope.nodes[index].input[1]) if len(scope.nodes[index].input) > 1 else None
     kept = len(target or ()) - 1
     if target == (0,) * kept + (-1,) and kept < len(view.axes):
         return replace(view, axes=(*view.axes[:kept], sum(view.axes[kept:], ())))
-    shape = scope.info(scope.nodes[index].output[0]).shape
+    shape = given or scope.info(scope.nodes[index].output[0]).shape
     parts = [part for axis in view.axes[1:] for part in axis]
     if shape is None or not all(isinstance(n, int) for n in shape[1:]) or any(part.size is None for part in parts):
         return reject(scope, index, "sizes of a Reshape", "unknown", "static sizes")

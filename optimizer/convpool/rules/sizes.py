@@ -36,6 +36,10 @@ from convpool.rules.linear import BROADCASTING, UNARY, Step, op_of, order_of, pa
 
 MAX_DEPTH = 96
 """Nodes that a size is traced back through at most, of maps and of what computes sizes together."""
+MERSENNE = (31, 61, 89, 107, 127, 521, 607)
+"""Exponents of the primes that stand for open sizes."""
+OPEN = 2 ** MERSENNE[0] - 1
+"""The least of them: more than any size that is known."""
 WHOLE_SHAPE = -1
 """The axis under which `Scope.traced` has the elements of a vector."""
 KEEPING = (
@@ -192,14 +196,30 @@ def spatial_sizes(scope: Scope, name: str, rank: int) -> tuple[object, ...]:
 
 
 def _identity(scope: Scope, name: str, axis: int) -> object:
-    """A number, or a term with the name of its size in place of the tensor: a name is of one size in all of a scope."""
+    """A number, or a term with the name of its size in place of the tensor."""
     shape = scope.info(name).shape
     if shape is not None and isinstance(shape[axis], int):
         return shape[axis]
     term = traced(scope, name, axis)
-    origin = scope.info(term.tensor).shape
-    known = origin[term.axis] if origin is not None else None
-    return known if known is not None else (term.tensor, term.axis), term.factor, term.offset, term.divisor
+    return _origin(scope, term), term.factor, term.offset, term.divisor
+
+
+def _origin(scope: Scope, term: SizeOf) -> object:
+    """The size in a term, or its name, which is of one size in all of a scope."""
+    shape = scope.info(term.tensor).shape
+    known = shape[term.axis] if shape is not None else None
+    return known if known is not None else (term.tensor, term.axis)
+
+
+def size_number(scope: Scope, term: Term, primes: dict[object, int]) -> int | None:
+    """A number in place of a term, the same for equal ones: a multiple of an open size's own prime, which tells products of
+    sizes apart.  primes: those given out, to which it adds; None where there are no more."""
+    if isinstance(term, SizeOf):
+        key = _origin(scope, term), term.offset, term.divisor
+        if key not in primes and len(primes) < len(MERSENNE):
+            primes[key] = 2 ** MERSENNE[len(primes)] - 1
+        term = term.factor * primes[key] if key in primes and term.factor > 0 else None
+    return int(term) if term is not None and term.denominator == 1 else None
 
 
 def traced(scope: Scope, tensor: str, axis: int, depth: int = 0) -> SizeOf:
@@ -341,7 +361,8 @@ def _computed_terms(scope: Scope, name: str, depth: int) -> list[Term] | None:
     if any(attribute.ref_attr_name for attribute in node.attribute):
         return None
     if is_op(node, "Shape"):
-        return _shape_terms(scope, node, depth + 1)
+        terms, values = shape_terms(scope, node.input[0], depth + 1), attributes(node)
+        return None if terms is None else terms[slice(values.get("start"), values.get("end"))]
     if is_op(node, "Concat"):
         parts = [size_terms(scope, source, depth + 1) for source in node.input]
         return None if any(part is None for part in parts) else [term for part in parts for term in part or ()]
@@ -367,15 +388,15 @@ def _computed_terms(scope: Scope, name: str, depth: int) -> list[Term] | None:
     return terms
 
 
-def _shape_terms(scope: Scope, node: NodeProto, depth: int) -> list[Term] | None:
-    shape = scope.info(node.input[0]).shape
+def shape_terms(scope: Scope, name: str, depth: int = 0) -> list[Term] | None:
+    """The sizes of a tensor; None where their number is unknown."""
+    shape, index = scope.info(name).shape, scope.producer.get(name)
+    if shape is None and index is not None and is_op(scope.nodes[index], "Reshape"):
+        terms = size_terms(scope, scope.nodes[index].input[1], depth)
+        return None if any(isinstance(term, Fraction) and term < 1 for term in terms or ()) else terms
     if shape is None:
         return None
-    values = attributes(node)
-    terms: list[Term] = [
-        Fraction(size) if isinstance(size, int) else traced(scope, node.input[0], axis, depth) for axis, size in enumerate(shape)
-    ]
-    return terms[slice(values.get("start"), values.get("end"))]
+    return [Fraction(size) if isinstance(size, int) else traced(scope, name, axis, depth) for axis, size in enumerate(shape)]
 
 
 def _combined(scope: Scope, node: NodeProto, left: list[Term] | None, right: list[Term] | None) -> list[Term] | None:

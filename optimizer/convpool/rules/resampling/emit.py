@@ -22,7 +22,7 @@ from convpool.rules.base import Reject, Rule, verdict_of
 from convpool.rules.convs import WINDOW, folded, is_known, macs
 from convpool.rules.linear import WHOLE_AXIS
 from convpool.rules.resampling import plans
-from convpool.rules.resampling.maps import Applied, Source
+from convpool.rules.resampling.maps import Applied, Source, source_of
 from convpool.rules.resampling.resize import Resample
 
 DOMAIN_OF_TORCH = "ai.convpool.torch"
@@ -103,7 +103,7 @@ def _at_full_size(group: plans.Group, scope: Scope) -> Iterator[tuple[int, int, 
         found = group.resample
         if found is None:
             yield first, count, sources
-        elif sources == (found.input,):
+        elif sources == (source_of(found),):
             yield first, count, (scope.nodes[found.node].output[0],)
         else:
             yield first, count, tuple(Applied(found.node, (source,), kind="resample", resample=found) for source in sources)

@@ -86,6 +86,11 @@ class Map:
         return tuple(part.resample for part in self.parts if part.resample is not None)
 
 
+def source_of(found: Resample) -> Source:
+    """The map that a resampling enlarges, with the channels first."""
+    return found.input if found.turned is None else Applied(found.turned, (found.input,))
+
+
 class Walk:
     """Takes tensors of one scope back to their resamplings.  rejects: what was in the way, nearest first."""
 
@@ -137,14 +142,14 @@ class Walk:
 
     def _resampled(self, tensor: str, found: Resample, depth: int) -> Map:
         """A resampling; of an upsampled map one upsampling by the product of the factors."""
-        parts = self.map(found.input, depth + 1).parts if found.up is not None else ()
+        parts = self.map(found.input, depth + 1).parts if found.up is not None and found.turned is None else ()
         first = parts[0].resample if len(parts) == 1 else None
         if first is not None and first.up is not None and found.up is not None:
             up = UpsampleSpec(tuple(a * b for a, b in zip(first.up.factors, found.up.factors, strict=True)))
             nodes = found.nodes | self.map(found.input).nodes
             both = replace(found, input=first.input, up=up, growth=float(up.copies), nodes=nodes)
             return Map((replace(parts[0], resample=both),), nodes)
-        return Map((Part(0, channel_count(self._scope, tensor), found.input, found),), found.nodes)
+        return Map((Part(0, channel_count(self._scope, tensor), source_of(found), found),), found.nodes)
 
     def _blocked(self, index: int) -> None:
         """Note a node that nothing moves past, where a resampling stands in front of it, or of a crop or QuantizeLinear there."""

@@ -169,7 +169,7 @@ def _may_resample(scope: Scope, index: int) -> bool:
     if is_op(node, "Concat"):
         return len(set(node.input)) == 1 < len(node.input)
     if not is_op(node, "ConvTranspose"):
-        return shape is not None and len(shape) > 2
+        return shape is None or len(shape) > 2
     return (known_attributes(node) or {}).get("group", 1) > 1
 
 
@@ -455,7 +455,7 @@ def work_of(plan: ResizePlan, group: Group) -> Work:
     assert group.resample is not None
     resample, conv = group.resample, plan.leaf.conv
     up = resample.up or UpsampleSpec((1,) * conv.rank)
-    size = spatial_size(plan.scope, resample.input, conv.rank)
+    size = spatial_size(plan.scope, resample.input, conv.rank, first_axis=2 if resample.turned is None else 1)
     if size is None:
         shrink = up.factors if resample.up else (resample.growth ** (1 / conv.rank),) * conv.rank
         size = tuple(max(int(n / s), 1) for n, s in zip(_large(plan), shrink, strict=True))

@@ -27,9 +27,9 @@ import numpy as np
 
 from convpool.algebra.expand import RESIZE_WEIGHTS, UpsampleSpec
 from convpool.algebra.geometry import Ints
-from convpool.ir.index import FOLDABLE, Scope
+from convpool.ir.index import FOLDABLE, Dim, Scope
 from convpool.ir.protos import attributes, is_op
-from convpool.rules.base import Reject, reject, spatial_size
+from convpool.rules.base import Reject, reject
 from convpool.rules.linear import (
     MAX_CHAIN,
     VIEWS,
@@ -41,9 +41,8 @@ from convpool.rules.linear import (
     order_of,
     slice_numbers,
     viewed,
-    whole,
 )
-from convpool.rules.sizes import rough_scales, scales_of, unknown_ratios
+from convpool.rules.sizes import OPEN, rough_scales, scales_of, shape_terms, size_number, size_terms, unknown_ratios
 
 CENTRED = ("half_pixel", "pytorch_half_pixel", "half_pixel_symmetric")
 """Coordinates for which each element of an upsampled map lies nearest to one of the input, for every whole factor."""
@@ -59,7 +58,7 @@ COPY = -1
 class Resample:
     """A resampling of the tensor `input`, which node `node` gives; `nodes`: all that goes with it where nothing else reads it.
     up: its factors where it is nearest by whole ones.  growth: how many elements there are for each of the input's.  mode: of a
-    Resize; all other spellings are "nearest"."""
+    Resize; all other spellings are "nearest".  turned: the Transpose behind it of an input with the channels last."""
 
     node: int
     input: str
@@ -67,6 +66,7 @@ class Resample:
     growth: float
     nodes: frozenset[int]
     mode: str = "nearest"
+    turned: int | None = None
 
     @property
     def picks(self) -> bool:
@@ -168,15 +168,20 @@ def _repeated_axes(scope: Scope, index: int, rank: int) -> Resample | None:
     """
     chain: list[int] = []
     before: int | None = index
+    turned: Resample | None = None
     while before is not None and len(chain) < MAX_CHAIN and is_op(scope.nodes[before], *VIEWS, *COPIES):
         chain.insert(0, before)
         x = scope.nodes[before].input[0]
         copies = any(is_op(scope.nodes[i], *COPIES) for i in chain)
-        factors = _copied(scope, x, chain, rank) if copies and len(scope.info(x).shape or ()) == rank + 2 else None
-        if factors is not None:
-            return _nearest(index, x, factors, (*chain, *sources(scope, [name for i in chain for name in _others(scope, i)])))
+        found = _copied(scope, x, chain, rank) if copies and len(scope.info(x).shape or ()) == rank + 2 else None
+        if found is not None:
+            nodes = (*chain, *sources(scope, [name for i in chain for name in _others(scope, i)]))
+            result = _nearest(index, x, found[1], nodes)
+            if found[0]:
+                return result
+            turned = result and replace(result, turned=index)
         before = scope.producer.get(x)
-    return None
+    return turned
 
 
 def _others(scope: Scope, index: int) -> list[str]:
@@ -184,11 +189,15 @@ def _others(scope: Scope, index: int) -> list[str]:
     return [] if is_op(scope.nodes[index], "Concat") else list(scope.nodes[index].input[1:])
 
 
-def _copied(scope: Scope, x: str, nodes: Sequence[int], rank: int) -> list[int] | None:
-    """How often nodes repeat each element of x's spatial axes, side by side; None where they do anything else."""
-    view = before = whole(scope, x, rank, spatial_size(scope, x, rank))
+def _copied(scope: Scope, x: str, nodes: Sequence[int], rank: int) -> tuple[bool, list[int]] | None:
+    """True for an x with the channels first, False for last, and how often nodes repeat each element of its spatial axes, side by
+    side, with the channels first behind them.  None where they do anything else."""
+    primes: dict[object, int] = {}
+    sizes = [size_number(scope, term, primes) for term in shape_terms(scope, x) or ()]
+    view = before = View(tuple((Part(axis, n),) if n != 1 or axis == 0 else () for axis, n in enumerate(sizes)))
     for index in nodes:
-        step = viewed(scope, index, view) if is_op(scope.nodes[index], *VIEWS) else _with_copies(scope, index, view)
+        given = _given(scope, index, view, primes) if is_op(scope.nodes[index], "Expand", "Reshape") else None
+        step = viewed(scope, index, view, given) if is_op(scope.nodes[index], *VIEWS) else _with_copies(scope, index, view, given)
         if not isinstance(step, View):
             return None
         view = step
@@ -196,11 +205,31 @@ def _copied(scope: Scope, x: str, nodes: Sequence[int], rank: int) -> list[int] 
     factors = [parts[-1].size or 0 if parts and parts[-1].axis == COPY else 1 for parts in axes]
     if len(axes) != rank + 2 or any(factor != 1 for factor in factors[:2]):
         return None
-    kept = [parts[:-1] if factor != 1 else parts for parts, factor in zip(axes, factors, strict=True)]
-    return factors[2:] if tuple(kept) == before.axes else None
+    kept = tuple(parts[:-1] if factor != 1 else parts for parts, factor in zip(axes, factors, strict=True))
+    if kept == before.axes:
+        return True, factors[2:]
+    order, last = (0, rank + 1, *range(1, rank + 1)), scope.nodes[nodes[-1]]
+    turns = is_op(last, "Transpose") and order_of(attributes(last), rank + 2) == order
+    return (False, factors[2:]) if turns and kept == tuple(before.axes[axis] for axis in order) else None
 
 
-def _with_copies(scope: Scope, index: int, view: View) -> View | None:
+def _given(scope: Scope, index: int, view: View, primes: dict[object, int]) -> list[int | None]:
+    """The sizes that a Reshape or Expand gives a view, numbers in place of open ones, None for unknown ones."""
+    node = scope.nodes[index]
+    terms = size_terms(scope, node.input[1]) or []
+    shape: Sequence[Dim] = scope.info(node.output[0]).shape or (None,) * len(terms)
+    if len(shape) != len(terms):
+        return [n if isinstance(n, int) else None for n in shape]
+    found = [n if isinstance(n, int) else size_number(scope, term, primes) for n, term in zip(shape, terms, strict=True)]
+    own = [math.prod(part.size or 0 for part in parts) for parts in view.axes]
+    copied = [own[i] if n == 0 and i < len(own) and not attributes(node).get("allowzero", 0) else n for i, n in enumerate(found)]
+    known = [n for n in copied if n is not None and n > 0]
+    if -1 in copied[1:] and copied[0] == own[0] and len(known) == len(copied) - 1:
+        return [math.prod(own) // math.prod(known) if n == -1 else n for n in copied]
+    return copied
+
+
+def _with_copies(scope: Scope, index: int, view: View, given: Sequence[int | None] | None) -> View | None:
     """A view behind a node that repeats axes, but for the batch: copies stand outside of what they are of."""
     node, count = scope.nodes[index], len(view.axes)
     repeats: Ints | None = None
@@ -209,12 +238,10 @@ def _with_copies(scope: Scope, index: int, view: View) -> View | None:
         repeats = tuple(len(node.input) if i == axis else 1 for i in range(count))
     elif is_op(node, "Tile"):
         repeats = scope.constant_ints(node.input[1])
-    elif is_op(node, "Expand"):
-        old, new = (scope.info(name).shape or () for name in (node.input[0], node.output[0]))
-        if len(old) == len(new) == count and old[0] is not None and old[0] == new[0]:
-            sizes = [m if n == 1 else 1 if n == m else 0 for n, m in zip(old[1:], new[1:], strict=True)]
-            repeats = (1, *(n if isinstance(n, int) else 0 for n in sizes))
-    if repeats is None or len(repeats) != count or repeats[0] != 1 or min(repeats) < 1:
+    elif given is not None and len(given) == count:
+        own = [math.prod(part.size or 0 for part in parts) for parts in view.axes]
+        repeats = tuple(1 if m in (1, n) else m if n == 1 and m is not None else 0 for n, m in zip(own, given, strict=True))
+    if repeats is None or len(repeats) != count or repeats[0] != 1 or not all(0 < n < OPEN for n in repeats):
         return None
     copies = [(Part(COPY, n, 0),) if n > 1 else () for n in repeats]
     return replace(view, axes=tuple((*copy, *parts) for copy, parts in zip(copies, view.axes, strict=True)))
@@ -334,7 +361,7 @@ def _repeated(scope: Scope, name: str, axis: int, rank: int) -> Resample | None:
         before = scope.producer.get(scope.nodes[index].input[0])
         around, index = frozenset({index}), before
     found = recognise(scope, index, rank - squeezed) if index is not None and rank > squeezed else None
-    if not isinstance(found, Resample) or found.up is None:
+    if not isinstance(found, Resample) or found.up is None or found.turned is not None:
         return None
     if not squeezed:
         return found
