@@ -194,6 +194,8 @@ def _copied(scope: Scope, x: str, nodes: Sequence[int], rank: int) -> tuple[bool
     side, with the channels first behind them.  None where they do anything else."""
     primes: dict[object, int] = {}
     sizes = [size_number(scope, term, primes) for term in shape_terms(scope, x) or ()]
+    if None in sizes:
+        return None
     view = before = View(tuple((Part(axis, n),) if n != 1 or axis == 0 else () for axis, n in enumerate(sizes)))
     for index in nodes:
         given = _given(scope, index, view, primes) if is_op(scope.nodes[index], "Expand", "Reshape") else None
@@ -221,6 +223,8 @@ def _given(scope: Scope, index: int, view: View, primes: dict[object, int]) -> l
     if len(shape) != len(terms):
         return [n if isinstance(n, int) else None for n in shape]
     found = [n if isinstance(n, int) else size_number(scope, term, primes) for n, term in zip(shape, terms, strict=True)]
+    if is_op(node, "Expand"):
+        return found
     own = [math.prod(part.size or 0 for part in parts) for parts in view.axes]
     copied = [own[i] if n == 0 and i < len(own) and not attributes(node).get("allowzero", 0) else n for i, n in enumerate(found)]
     known = [n for n in copied if n is not None and n > 0]
