@@ -465,6 +465,7 @@ REPEATED = {  # nodes, constants, the map, and what makes them repeat nothing
         ("n, c, d", "n, d, c"),
     ),
     "one axis": (ONE_AXIS, OF_ONE, "float[N,64,H,12]", ("j)\ne = Expand(o, k)", "two)\ne = Expand(o, front)")),
+    "a moved batch": (ONE_AXIS, {**OF_ONE, "first": [1, 64]}, "float[N,64,H,12]", ("(n, rest", "(first, rest")),
     "the channels last": (TURNED, OF_TURNED, "float[N,12,12,64]", ("perm=[0,3,1,2]", "perm=[0,3,2,1]")),
 }
 

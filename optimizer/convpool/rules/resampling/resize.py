@@ -216,7 +216,8 @@ def _copied(scope: Scope, x: str, nodes: Sequence[int], rank: int) -> tuple[bool
 
 
 def _given(scope: Scope, index: int, view: View, primes: dict[object, int]) -> list[int | None]:
-    """The sizes that a Reshape or Expand gives a view, numbers in place of open ones, None for unknown ones."""
+    """The sizes that a Reshape or Expand gives a view, numbers in place of open ones, None for unknown ones.  A -1 behind the batch
+    is known where the batch stays."""
     node = scope.nodes[index]
     terms = size_terms(scope, node.input[1]) or []
     shape: Sequence[Dim] = scope.info(node.output[0]).shape or (None,) * len(terms)
@@ -228,9 +229,8 @@ def _given(scope: Scope, index: int, view: View, primes: dict[object, int]) -> l
     own = [math.prod(part.size or 0 for part in parts) for parts in view.axes]
     copied = [own[i] if n == 0 and i < len(own) and not attributes(node).get("allowzero", 0) else n for i, n in enumerate(found)]
     known = [n for n in copied if n is not None and n > 0]
-    if -1 in copied[1:] and copied[0] == own[0] and len(known) == len(copied) - 1:
-        return [math.prod(own) // math.prod(known) if n == -1 else n for n in copied]
-    return copied
+    left = math.prod(own) // math.prod(known) if copied[0] == own[0] and len(known) == len(copied) - 1 else None
+    return [left if n == -1 else n for n in copied]
 
 
 def _with_copies(scope: Scope, index: int, view: View, given: Sequence[int | None] | None) -> View | None:
