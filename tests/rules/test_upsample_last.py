@@ -465,7 +465,12 @@ REPEATED = {  # nodes, constants, the map, and what makes them repeat nothing
         ("n, c, d", "n, d, c"),
     ),
     "one axis": (ONE_AXIS, OF_ONE, "float[N,64,H,12]", ("j)\ne = Expand(o, k)", "two)\ne = Expand(o, front)")),
-    "a moved batch": (ONE_AXIS, {**OF_ONE, "first": [1, 64]}, "float[N,64,H,12]", ("(n, rest", "(first, rest")),
+    "one row": (
+        "f = Reshape(x, first)\ne = Expand(f, k)\nu = Reshape(e, l)\n",
+        {"first": [-1, 64, 1, 1, 12], "k": [1, 1, 1, 2, 1], "l": [-1, 64, 2, 12], "moved": [1, 64, -1, 1, 12]},
+        "float[N,64,1,12]",
+        ("first)", "moved)"),
+    ),
     "the channels last": (TURNED, OF_TURNED, "float[N,12,12,64]", ("perm=[0,3,1,2]", "perm=[0,3,2,1]")),
 }
 

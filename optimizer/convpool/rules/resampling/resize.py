@@ -216,8 +216,8 @@ def _copied(scope: Scope, x: str, nodes: Sequence[int], rank: int) -> tuple[bool
 
 
 def _given(scope: Scope, index: int, view: View, primes: dict[object, int]) -> list[int | None]:
-    """The sizes that a Reshape or Expand gives a view, numbers in place of open ones, None for unknown ones.  A -1 behind the batch
-    is known where the batch stays."""
+    """The sizes that a Reshape or Expand gives a view, numbers in place of open ones, None for unknown ones.  A -1 behind
+    the batch is known where the batch stays."""
     node = scope.nodes[index]
     terms = size_terms(scope, node.input[1]) or []
     shape: Sequence[Dim] = scope.info(node.output[0]).shape or (None,) * len(terms)
