@@ -305,8 +305,11 @@ def test_unknown_layout_and_names_that_take_no_model_or_no_data(tmp_path):
         with pytest.raises(OutputError, match="^/dev/null: a device or pipe, which takes no data file"):
             result.save("/dev/null", external_data=layout)
     assert not Path("/dev/null.data").exists()
-    with pytest.raises(OptionError, match="external_data: got 'two', expected one of auto, one, keep"):
+    told = "external_data: got 'two', expected one of auto, one, keep"
+    with pytest.raises(OptionError, match=told), saving.written_with(tmp_path / "r", b"of none"):
+        saving.write_atomically(tmp_path / "r", b"of another")
         result.save(tmp_path / "out.onnx", external_data="two")
+    assert (tmp_path / "r").read_bytes() == b"of another"
     told = {"new/": "new/: a folder; expected a file name", "a\0b": r"no file name; got (\w+: )?embedded null"}
     for name, text in (told | {"out.pbtxt": "out.pbtxt: a name by which onnx reads textproto"}).items():
         with pytest.raises(OutputError, match=text):

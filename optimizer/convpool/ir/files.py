@@ -145,9 +145,9 @@ def written_with(out: Path, data: bytes) -> Iterator[None]:
     with told(f"{out}: cannot be written;"), replacing(out) as new, ExitStack() as stack:
         new.file.write(data)
         new.file.flush()
-        if not os.path.lexists(out):
-            out.touch(exist_ok=False)
-            stack.push(lambda kind, *_: out.unlink(missing_ok=True) if kind and not new.settled else None)
+        with suppress(FileExistsError):
+            out.touch(exist_ok=False)  # somebody else may write there meanwhile
+            stack.push(lambda kind, *_: out.unlink() if kind and out.exists() and out.stat().st_size == 0 else None)
         yield
         new.settle(out)
 
@@ -390,8 +390,8 @@ def referred(path: Path) -> set[str]:
     try:
         if path.is_file():
             model.ParseFromString(path.read_bytes())
-        external = filter(is_external, tensors(model))
-        return {os.path.normpath(entry.value) for tensor in external for entry in tensor.external_data if entry.key == "location"}
+        entries = [entry for tensor in filter(is_external, tensors(model)) for entry in tensor.external_data]
+        return {os.path.normpath(entry.value) for entry in entries if entry.key == "location" and "\0" not in entry.value}
     except (OSError, DecodeError, RuntimeError, ValueError, TypeError):  # names that are no UTF-8 raise, or are bytes
         return set()
 
