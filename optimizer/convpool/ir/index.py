@@ -328,12 +328,12 @@ class Scope:
         if len(known) < len(parts) or sum(map(len, known)) > MAX_FOLDED_ELEMENTS:
             return None
         if cast or is_op(node, "Concat", "Unsqueeze"):
-            whole = not cast or any(item.name == "to" and item.i in INTEGERS for item in node.attribute)
-            return tuple(size for part in known for size in part) if whole else None
+            sizes = tuple(size for part in known for size in part)
+            fits = all(abs(size) < 2**31 for size in sizes if isinstance(size, int))  # an INT32 has the low bits of others
+            to_one = fits and any(item.name == "to" and item.i in INTEGERS for item in node.attribute)
+            return sizes if to_one or not cast else None
         rest = [self.constant_ints(source) for source in node.input[1:]]
-        if any(item is None for item in rest):
-            return None
-        return _picked(node, known[0], [item for item in rest if item is not None])
+        return None if None in rest else _picked(node, known[0], [item for item in rest if item is not None])
 
     def _fold(self, node: NodeProto, name: str, depth: int) -> Constant | None:
         """The result of a node whose inputs are all small constants."""
