@@ -17,9 +17,9 @@ SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
     "optimizer": 25136,
     "plugin": 17500,
-    "tests": 36019,
+    "tests": 36021,
     "benchmarks": 8638,
-    "tools": 952,
+    "tools": 1050,
     "examples": 1167,
     "models": 2191,
 }

@@ -129,7 +129,7 @@ LEFT = {
 # Graphs whose parts are read behind the normalization.
 FOUND = {
     "a checkpoint behind": of_one(lambda conv, x: checkpoint(torch.tanh, conv(x), use_reentrant=False)),
-    "turned by an operator, as since PyTorch 2.15": of_one(lambda conv, x: own(conv, x, turn=torch.ops.aten.matrix_H)),
+    "turned by an operator, as since PyTorch 2.14": of_one(lambda conv, x: own(conv, x, turn=torch.ops.aten.matrix_H)),
     "a function behind": of_one(lambda conv, x: Doubled.apply(conv(x))),
 }
 

@@ -24,7 +24,7 @@ from convpool.torch import kernels, plain
 from convpool.torch.changes import changes, contexts_of, is_of_module, memories, value_of
 from convpool.torch.pairs import LIBRARY, unwatched
 
-TURNS = ("t", getattr, torch.ops.aten.numpy_T, torch.ops.aten.matrix_H)  # since PyTorch 2.15 .T and .H are operators
+TURNS = ("t", getattr, torch.ops.aten.numpy_T, torch.ops.aten.matrix_H)  # since PyTorch 2.14 .T and .H are operators
 
 
 @dataclass
