@@ -64,17 +64,11 @@ def test_small_computations_count_as_constants(body, constants, expected):
 
 
 # As torch.onnx writes the amounts of F.pad from opset 11 on: last axis first, filled up with zeros, turned round.
-TORCH_PADS = """n = Shape(amounts)
-m = Sub(eight, n)
-z = ConstantOfShape(m)
-f = Cast<to=7>(z)
-a = Concat<axis=0>(amounts, f)
-r = Reshape(a, rows)
-s = Slice(r, last, first, zero, back)
-t = Transpose<perm=[1,0]>(s)
-q = Reshape(t, flat)
-p = Cast<to=7>(q)
-"""
+TORCH_PADS = (
+    "n = Shape(amounts)\nm = Sub(eight, n)\nz = ConstantOfShape(m)\nf = Cast<to=7>(z)\n"
+    "a = Concat<axis=0>(amounts, f)\nr = Reshape(a, rows)\ns = Slice(r, last, first, zero, back)\n"
+    "t = Transpose<perm=[1,0]>(s)\nq = Reshape(t, flat)\np = Cast<to=7>(q)\n"
+)
 AMOUNTS = {
     "amounts": [1, 1, 1, 1], "eight": [8], "rows": [-1, 2], "last": [-1], "first": [-(2**63) + 1], "zero": [0],
     "back": [-1], "flat": [-1],

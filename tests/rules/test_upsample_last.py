@@ -103,26 +103,17 @@ def test_a_dilation_of_the_factor_moves_in_front():
     assert operators(rewrite(model, exact=False).graph) == {"Conv": 1, "Resize": 1, "Slice": 1}
 
 
-COMPUTED = """sh = Shape(x)
-first = Slice(sh, n0, n2, n0)
-last = Slice(sh, n2, n4, n0)
-twice = Mul(last, two)
-sizes = Concat<axis=0>(first, twice)
-u = Resize<mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor">(x, , , sizes)
-"""
-FLOATS = """sh = Shape(x)
-i2 = Gather(sh, k2)
-i3 = Gather(sh, k3)
-f2 = Cast<to=1>(i2)
-m2 = Mul(f2, half)
-h = Cast<to=7>(m2)
-g = Mul(i3, two)
-h1 = Unsqueeze(h, n0)
-g1 = Unsqueeze(g, n0)
-first = Slice(sh, n0, n2)
-sizes = Concat<axis=0>(first, h1, g1)
-u = Resize<mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor">(x, , , sizes)
-"""
+COMPUTED = (
+    "sh = Shape(x)\nfirst = Slice(sh, n0, n2, n0)\nlast = Slice(sh, n2, n4, n0)\ntwice = Mul(last, two)\n"
+    "sizes = Concat<axis=0>(first, twice)\n"
+    'u = Resize<mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor">(x, , , sizes)\n'
+)
+FLOATS = (
+    "sh = Shape(x)\ni2 = Gather(sh, k2)\ni3 = Gather(sh, k3)\nf2 = Cast<to=1>(i2)\nm2 = Mul(f2, half)\n"
+    "h = Cast<to=7>(m2)\ng = Mul(i3, two)\nh1 = Unsqueeze(h, n0)\ng1 = Unsqueeze(g, n0)\nfirst = Slice(sh, n0, n2)\n"
+    "sizes = Concat<axis=0>(first, h1, g1)\n"
+    'u = Resize<mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor">(x, , , sizes)\n'
+)
 SIZES = {"n0": [0], "n2": [2], "n4": [4], "two": np.array(2), "half": np.float32(2), "k2": np.array(2), "k3": np.array(3)}
 
 

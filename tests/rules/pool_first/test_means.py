@@ -209,16 +209,11 @@ def test_sizes_that_onnx_counts_otherwise_than_runtimes(node):
 
 FLATTEN = "s = Shape(h)\nt = Slice(s, zero, two, zero)\nr = Concat<axis=0>(t, last)\nf = Reshape(h, r)\n"
 VIEW = "s = Shape(h)\nn = Gather(s, first)\nu = Unsqueeze(n, zero)\nr = Concat<axis=0>(u, channels, last)\nf = Reshape(h, r)\n"
-WINDOWS = """s = Shape(h)
-n = Gather(s, first)
-u = Unsqueeze(n, zero)
-i = Gather(s, second)
-j = Div(i, half)
-v = Unsqueeze(j, zero)
-r = Concat<axis=0>(u, channels, v, two, v, two)
-f = Reshape(h, r)
-y = ReduceMean<axes=[3,5], keepdims=0>(f)
-"""
+WINDOWS = (
+    "s = Shape(h)\nn = Gather(s, first)\nu = Unsqueeze(n, zero)\ni = Gather(s, second)\nj = Div(i, half)\n"
+    "v = Unsqueeze(j, zero)\nr = Concat<axis=0>(u, channels, v, two, v, two)\nf = Reshape(h, r)\n"
+    "y = ReduceMean<axes=[3,5], keepdims=0>(f)\n"
+)
 FLOATS = WINDOWS.replace("j = Div(i, half)", "k = Cast<to=1>(i)\nl = Mul(k, point)\nj = Cast<to=7>(l)")
 MEAN = "y = ReduceMean<axes=[2], keepdims=0>(f)"
 COUNT = """s = Shape(h)
