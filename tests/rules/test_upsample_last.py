@@ -482,6 +482,7 @@ ALMOST = {  # nodes, constants, and inputs beside the map: what is nearly a spel
     "Tile of the map": ("e = Tile(x, k)\nu = Reshape(e, l)\n", {"k": [1, 1, 2, 2]}),
     "Tile of the batch": (SPREAD, {"k": [2, 1, 1, 2, 1, 2], "l": [2, 64, 24, 24]}),
     "Tile in front": (SPREAD, {"j": [2, 4], "k": [1, 1, 2, 1, 2, 1]}),
+    "Tile, then any shape": (SPREAD.replace("l)", "s)"), {"k": [1, 1, 1, 2, 1, 2]}, ", int64[n] s"),
     "Tile of channels": (SPREAD, {"j": [2], "k": [1, 1, 2, 1, 1], "l": [1, 128, 12, 12], **DOUBLE}),
     "ConvTranspose with a bias": ("u = ConvTranspose<strides=[2,2], group=64>(x, k, b)\n", {"k": ONES, "b": (64,)}),
     "ConvTranspose of overlapping windows": (

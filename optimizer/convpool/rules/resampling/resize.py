@@ -221,7 +221,7 @@ def _given(scope: Scope, index: int, view: View, primes: dict[object, int]) -> l
     node = scope.nodes[index]
     terms = size_terms(scope, node.input[1]) or []
     shape: Sequence[Dim] = scope.info(node.output[0]).shape or (None,) * len(terms)
-    if len(shape) != len(terms):
+    if not terms or len(shape) != len(terms):
         return [n if isinstance(n, int) else None for n in shape]
     found = [n if isinstance(n, int) else size_number(scope, term, primes) for n, term in zip(shape, terms, strict=True)]
     if is_op(node, "Expand"):
