@@ -31,7 +31,7 @@ from convpool.rules.linear import BROADCASTING, UNARY, Step, pad_numbers, step_o
 from convpool.rules.resampling.resize import Resample, recognise, sources, unknown_scales
 from convpool.rules.sizes import groups_channels, unknown_ratios
 
-PER_CHANNEL = ("Identity", "Neg", "Dropout", "Add", "Sub", "Mul", "Div", "BatchNormalization")
+PER_CHANNEL = ("Neg", "Dropout", "Add", "Sub", "Mul", "Div", "BatchNormalization")
 """Operators that may be maps per channel; `linear.step_or_reject` tells."""
 MAX_DEPTH = 24
 """Nodes between a convolution and a resampling at most."""
@@ -169,6 +169,8 @@ class Walk:
     def _elementwise(self, index: int, depth: int) -> Map | None:
         scope, rank = self._scope, self._rank
         node = scope.nodes[index]
+        if is_op(node, "Identity"):  # costs nothing
+            return self.map(node.input[0], depth + 1)
         names = list(node.input) if is_op(node, *BROADCASTING) else list(node.input[:1])
         data = [position for position, name in enumerate(names) if varies_over_space(scope.info(name).shape, rank)]
         maps = [self.map(names[position], depth + 1) for position in data]
