@@ -301,19 +301,22 @@ def test_sizes_behind_convpools_own_operators(name, functions):
 
 
 NORMS = {"GroupNormalization<num_groups=4>(x, g, g)": 21, "MeanVarianceNormalization(x)": 13, "LayerNormalization(x, g, g)": 16}
+FUSED = {'com.microsoft.FusedConv<activation="Relu">(x, w, g, x)': 13}
 
 
-@pytest.mark.parametrize("node,opset", NORMS.items())
-def test_sizes_behind_normalizations_that_onnx_does_not_infer(node, opset):
+@pytest.mark.parametrize("node,opset", (NORMS | FUSED).items())
+def test_sizes_behind_operators_that_onnx_does_not_infer(node, opset):
     pooled = "AveragePool<kernel_shape=[2,2], strides=[2,2]>"
     then = f"then_branch = t () => (float[a,b,c,d] i) {{ k = {node}\ni = {pooled}(k) }}"
     branches = f"{then}, else_branch = e () => (float[a,b,c,d] j) {{ j = Neg(c) }}"
-    body = f"n = {node}\np = {pooled}(n)\nc = my.f(p, g)\ny = If(flag) <{branches}>"
-    model = graph(body, {"g": np.ones(16, np.float32)}, inputs="float[1,16,12,10] x, bool flag", opset=opset, imports=', "my": 1')
-    model.functions.append(onnx.parser.parse_function(f'<domain: "my", opset_import: ["":{opset}]> f(x,g) => (y) {{y={node}}}'))
+    body = f"n = {node}\np = {pooled}(n)\nc = my.f(p, g, w)\ny = If(flag) <{branches}>"
+    given = {"inputs": "float[1,16,12,10] x, bool flag", "opset": opset, "imports": ', "my": 1, "com.microsoft": 1'}
+    model = graph(body, {"g": np.ones(16, np.float32), "w": (16, 16, 1, 1)}, **given)
+    function = f'<domain: "my", opset_import: ["":{opset}, "com.microsoft": 1]> f(x, g, w) => (y) {{y={node}}}'
+    model.functions.append(onnx.parser.parse_function(function))
     before, found = model.SerializeToString(deterministic=True), load(model).inferred
     assert model.SerializeToString(deterministic=True) == before and found.functions == model.functions
-    assert [item.op_type for item in found.graph.node] == [item.op_type for item in model.graph.node]
+    assert [(op.domain, op.op_type) for op in found.graph.node] == [(op.domain, op.op_type) for op in model.graph.node]
     assert [item.g.node[0].op_type for item in found.graph.node[-1].attribute] == [model.graph.node[0].op_type, "Neg"]
     shapes = {value.name: value.type.tensor_type.shape.dim for value in (*found.graph.value_info, *found.graph.output)}
     assert [dim.dim_value for dim in shapes["c"]] == [dim.dim_value for dim in shapes["y"]] == [1, 16, 6, 5]
