@@ -39,7 +39,7 @@ from convpool.algebra.geometry import Ints
 from convpool.algebra.parts import IDENTITY, Affine
 from convpool.ir.index import Dim, Scope
 from convpool.ir.protos import AttributeReference, attributes, is_op
-from convpool.rules.base import BETWEEN, Reject, reject, spatial_size
+from convpool.rules.base import BETWEEN, Reject, reject
 
 VIEWS = ("Flatten", "Reshape", "SpaceToDepth", "Squeeze", "Transpose", "Unsqueeze")
 """Operators that rearrange, and compute nothing."""
@@ -76,11 +76,11 @@ class View:
     factor: float | None = 1.0
 
 
-def whole(scope: Scope, x: str, rank: int, size: Ints | None) -> View:
-    """x itself."""
+def whole(scope: Scope, x: str, rank: int, size: Ints | None = None) -> View:
+    """x itself.  size: its spatial sizes, where they are known otherwise than by shape inference."""
     shape = scope.info(x).shape
-    known = (None, None) if shape is None or len(shape) < 2 else tuple(n if isinstance(n, int) else None for n in shape[:2])
-    sizes = (*known, *(size or (None,) * rank))
+    known = (None,) * (rank + 2) if shape is None else tuple(n if isinstance(n, int) else None for n in shape)
+    sizes = (*known[:2], *(size or known[2:]))
     return View(tuple((Part(axis, n),) if n != 1 or axis == 0 else () for axis, n in enumerate(sizes)))
 
 
@@ -149,7 +149,7 @@ def channel_order(scope: Scope, chain: list[int], rank: int) -> Ints | Reject:
     x, last = scope.nodes[chain[0]].input[0], chain[-1]
     if len(scope.info(x).shape or range(rank + 2)) != rank + 2:
         return reject(scope, chain[0], "axes of its input", len(scope.info(x).shape or ()), rank + 2)
-    view = before = whole(scope, x, rank, spatial_size(scope, x, rank))
+    view = before = whole(scope, x, rank)
     for index in chain:
         step = viewed(scope, index, view)
         if not isinstance(step, View):

@@ -25,7 +25,7 @@ STACK = "".join(f"u{i} = Unsqueeze(s{i}, zero)\n" for i in (1, 2, 3, 4)) + "t = 
 CHAIN = "t1 = Add(s1, s2)\nt2 = Add(s3, t1)\nt3 = Add(t2, s4)\n"
 QUARTER = {**CORNERS, "k": np.float32(0.25)}
 SLICES = {
-    "one Slice per corner, Mul": (FOUR + CHAIN + "y = Mul(t3, k)", QUARTER),
+    "copies between, Mul": (FOUR + "i = Identity(s1)\n" + CHAIN.replace("s1", "i") + "j = Identity(t3)\ny = Mul(j, k)", QUARTER),
     "one Slice per corner, Div": (FOUR + CHAIN + "y = Div(t3, four)", {**CORNERS, "four": np.full((1,), 4, "f")}),
     "rows, then columns": (SIX + CHAIN + "y = Div(t3, four)", AXES),
     "behind a Slice of all axes, which are not named": (

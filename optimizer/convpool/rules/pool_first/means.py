@@ -58,9 +58,12 @@ def may_be_mean(scope: Scope, index: int) -> str | None:
     if terms is None or len(terms.slices) < 2:
         return None
     is_mean = math.isclose(sum(terms.weights), 1, rel_tol=terms.rounding)
-    readers = scope.readers.get(scope.nodes[index].output[0], [])
-    if not is_mean and len(readers) == 1 and is_op(scope.nodes[readers[0]], *SUMMING):
-        return None
+    name, copies = scope.nodes[index].output[0], 0
+    while not is_mean and copies < MAX_TERM_NODES and len(readers := scope.readers.get(name, [])) == 1:
+        reader = scope.nodes[readers[0]]
+        if is_op(reader, *SUMMING):
+            return None
+        name, copies = (reader.output[0], copies + 1) if is_op(reader, "Identity") else (name, MAX_TERM_NODES)
     return _slice_base(scope, terms.slices[0])
 
 
@@ -150,6 +153,9 @@ def _terms(scope: Scope, index: int) -> _Terms | None:
             terms = list(node.input)
             weight = weight / len(terms) if node.op_type == "Mean" else weight
         for name in reversed(terms):
+            while (copy := scope.made_by(name, "Identity")) is not None and copy not in found.nodes:
+                found.nodes.add(copy)
+                name = scope.nodes[copy].input[0]
             producer = scope.producer.get(name)
             if scope.made_by(name, "Slice") is not None:
                 found.slices.append(name)
