@@ -263,8 +263,7 @@ class Tuner:
                 lowered = LoadedModel(_lowered(cut, rule, name), None, 0)
                 runners[name] = OnnxruntimeRunner(lowered, "the site", optimize=True, spin=True)
                 runners[name].values(arrays)
-            sessions = {name: runner.session for name, runner in runners.items()}
-            times = time_sessions(sessions, arrays, ROUNDS, BUDGET_S)
+            times = time_sessions({name: runner.session for name, runner in runners.items()}, arrays, ROUNDS, BUDGET_S)
         except (ModelError, EndedError):  # the site cannot be cut out, or onnxruntime cannot run it: there is nothing to measure
             return plan, None
         best = min(times, key=lambda name: times[name])

@@ -388,8 +388,7 @@ def test_plain_convolution(body, constants):
 @pytest.mark.parametrize("activation", ["Relu", "LeakyRelu<alpha=0.2>"])
 def test_an_activation_before_a_plain_convolution_goes_into_it(activation):
     before, name = f"r = {activation}(x)\n{STEM.replace('(x,', '(r,')}", activation.partition("<")[0]
-    result = rewrite(graph(before + PAIR, WIDE_SHAPES, inputs=WIDE), 2, "plain_conv")
-    assert made(result) == [f"{name}ConvAvgPool", "ConvAvgPool"]
+    assert made(rewrite(graph(before + PAIR, WIDE_SHAPES, inputs=WIDE), 2, "plain_conv")) == [f"{name}ConvAvgPool", "ConvAvgPool"]
     shared = graph(f"{before}g = Conv(r, w)\no = {POOL}(g)\n{PAIR}", WIDE_SHAPES, inputs=WIDE, **BESIDE)
     assert sorted(operators_of(shared, 3, "plain_conv")) == ["ConvAvgPool", *[f"{name}ConvAvgPool"] * 2]
 

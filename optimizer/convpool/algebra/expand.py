@@ -89,8 +89,7 @@ def fused_spec(conv: ConvSpec, up: UpsampleSpec) -> TransposeSpec:
 def fuse_kernel(weight: np.ndarray, conv: ConvSpec, up: UpsampleSpec) -> np.ndarray:
     """V of the module's docstring; float64 [C, M/group, fused kernel...] of the weights [M, C/group, kernel...]."""
     flipped = transpose_kernel(weight, conv)
-    spec = fused_spec(conv, up)
-    out = np.zeros((*flipped.shape[:2], *spec.kernel_shape))
+    out = np.zeros((*flipped.shape[:2], *fused_spec(conv, up).kernel_shape))
     steps = [1 if s == 1 else d for d, s in zip(conv.dilations, up.factors, strict=True)]
     for offset in product(*map(range, up.factors)):
         window = tuple(slice(j, j + d * (k - 1) + 1, d) for j, d, k in zip(offset, steps, conv.kernel_shape, strict=True))

@@ -292,11 +292,7 @@ def _with_open_batch(args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[s
 
 @without_accumulation
 def optimize(
-    module: nn.Module,
-    example_inputs: Inputs = None,
-    *,
-    inplace: bool = False,
-    exclude: str | Sequence[str] = (),
+    module: nn.Module, example_inputs: Inputs = None, *, inplace: bool = False, exclude: str | Sequence[str] = ()
 ) -> tuple[nn.Module, ModuleReport]:
     """Let a module convolve on the smaller map, before nearest upsampling and behind average pooling, where that is exact.
 

@@ -187,13 +187,7 @@ def upsample_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None = None, **arg
 
 
 def upsample_conv2d(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    *,
-    scale_factor: Sizes = 2,
-    padding: Sizes | str = 0,
-    _rank: int = 2,
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, scale_factor: Sizes = 2, padding: Sizes | str = 0, _rank: int = 2
 ) -> Tensor:
     """conv2d(interpolate(x, scale_factor=scale_factor, mode="nearest"), weight, bias, padding=padding), on the small map.
 
