@@ -46,7 +46,7 @@ MADE_UP = "unk__"
 """How names of sizes begin that shape inference makes up."""
 WITHOUT_INFERENCE = ("GroupNormalization", "MeanVarianceNormalization")
 """Operators whose result has the shape of X, and whose shape onnx does not infer: an Identity stands for each meanwhile."""
-FUSED_CONV = ("com.microsoft", "FusedConv")
+SAVED = {"FusedConv": "Conv", "QuickGelu": "Identity"}
 UNKNOWN_SIZE = "UnknownSize"
 """No operator: it stands for one whose result's size onnx says otherwise than runtimes, so that the size is unknown."""
 DISPUTED = "onnx says another shape than runtimes"
@@ -69,9 +69,9 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
     nodes = model_nodes(probe)
     for node in (*ops_of(nodes, *WITHOUT_INFERENCE), *protos.of_onnxruntime(probe)):
         node.op_type = "Identity"
-    for node in nodes:  # onnxruntime writes it into models that it saves
-        if (node.domain, node.op_type) == FUSED_CONV:
-            node.domain, node.op_type = "", "Conv"
+    for node in nodes:  # onnxruntime writes these into models that it saves; the others give the same shape
+        if node.domain == "com.microsoft" and node.op_type in SAVED:
+            node.domain, node.op_type = "", SAVED[node.op_type]
     for node in ops_of(nodes, *POOLINGS, "ConvTranspose"):  # runtimes add nothing to the sizes that SAME gives
         if (known_attributes(node) or {}).get("auto_pad") in (b"SAME_UPPER", b"SAME_LOWER"):
             give(node, {}, ("ceil_mode", "output_padding"))
