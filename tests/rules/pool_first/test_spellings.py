@@ -389,8 +389,7 @@ def test_only_the_calls_of_a_pair_are_inlined():
     own = f"""<domain: "local", opset_import: ["": 17]> both (a, k) => (b) {{ c = Conv<pads=[1,1,1,1]>(a, k) b = {POOL}(c) }}"""
     unused = """<domain: "local", opset_import: ["": 17]> unused (a) => (b) { b = Relu(a) }"""
     body = f"h = local.conv(x, w)\np = {POOL}(h)\nr = Relu(p)\nt = local.conv(r, v)\nu = Tanh(t)\ny = local.both(u, v)"
-    model = graph(body, {"v": (32, 32, 3, 3)}, functions=CONV + own + unused)
-    result = rewrite(model, 2, "direct")
+    result = rewrite(graph(body, {"v": (32, 32, 3, 3)}, functions=CONV + own + unused), 2, "direct")
     assert [node.op_type for node in result.graph.node] == ["AveragePool", "Conv", "Relu", "conv", "Tanh", "both"]
     assert {function.name for function in result.functions} == {"conv", "both", "unused"}
 
@@ -408,8 +407,7 @@ def test_a_function_that_hands_an_input_on():
 
 def test_a_function_in_a_branch():
     body = IF_BODY.replace("Conv<pads=[1,1,1,1]>(x, w)", "local.conv(x, w)")
-    model = graph(body, {"v": (32, 16, 3, 3)}, inputs=IF_INPUTS, functions=CONV)
-    assert not rewrite(model, 2, "direct").functions
+    assert not rewrite(graph(body, {"v": (32, 16, 3, 3)}, inputs=IF_INPUTS, functions=CONV), 2, "direct").functions
 
 
 def test_functions_stay_where_no_pair_appears():
