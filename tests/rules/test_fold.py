@@ -114,10 +114,12 @@ def test_what_a_rewrite_makes_is_stored_too():
     assert once.report.summary.rewritten == 2 and not convpool.optimize(once.model, target="cpu", fold=True).changed
 
 
-def test_names_that_a_caller_may_replace_and_strings_and_low_bits_stay():
+def test_names_that_a_caller_may_replace_strings_low_bits_and_rows_of_a_matrix_stay():
     words = {"t": np.array(["a"], object), "yes": np.bool_(True)}
     low = "s = Shape(x)\nc = Concat<axis=0>(s, p)\nd = Cast<to=6>(c)\ne = Cast<to=7>(d)\nf = Gather(e, q)\ny = Expand(x, f)"
+    row = "s = Shape(x)\nc = Unsqueeze(s, q)\nf = Gather(c, q)\nd = Reshape(f, p)\ny = Expand(x, d)"
     for model in (
+        graph(row, {"p": [-1], "q": [0]}, inputs="float[1,n] x"),
         graph("a = Neg(p)\ny = Add(x, a)", {"p": (1, 16, 1, 1)}, inputs="float[1,16,12,12] x, float[1,16,1,1] p"),
         graph("a = Where(yes, t, t)\ny = Concat<axis=0>(a, t)", words, inputs="float[1] x", outputs="string[n] y"),
         graph(low, {"p": [2**32 + 3], "q": [1]}, inputs="float[n] x"),

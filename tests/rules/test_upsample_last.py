@@ -105,14 +105,12 @@ def test_a_dilation_of_the_factor_moves_in_front():
 
 COMPUTED = (
     "sh = Shape(x)\nfirst = Slice(sh, n0, n2, n0)\nlast = Slice(sh, n2, n4, n0)\ntwice = Mul(last, two)\n"
-    "sizes = Concat<axis=0>(first, twice)\n"
-    'u = Resize<mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor">(x, , , sizes)\n'
+    f"sizes = Concat<axis=0>(first, twice)\nu = {NEAREST}(x, , , sizes)\n"
 )
 FLOATS = (
     "sh = Shape(x)\ni2 = Gather(sh, k2)\ni3 = Gather(sh, k3)\nf2 = Cast<to=1>(i2)\nm2 = Mul(f2, half)\n"
     "h = Cast<to=7>(m2)\ng = Mul(i3, two)\nh1 = Unsqueeze(h, n0)\ng1 = Unsqueeze(g, n0)\nfirst = Slice(sh, n0, n2)\n"
-    "sizes = Concat<axis=0>(first, h1, g1)\n"
-    'u = Resize<mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor">(x, , , sizes)\n'
+    f"sizes = Concat<axis=0>(first, h1, g1)\nu = {NEAREST}(x, , , sizes)\n"
 )
 SIZES = {"n0": [0], "n2": [2], "n4": [4], "two": np.array(2), "half": np.float32(2), "k2": np.array(2), "k3": np.array(3)}
 
@@ -122,9 +120,12 @@ def test_sizes_computed_from_the_input(body):
     assert set(operators(rewrite(graph(body + CONV, SIZES, **OPEN)).graph)) == {"ConvTranspose", "AveragePool"}
 
 
-def test_sizes_that_are_no_multiple_or_of_a_slice_with_a_computed_step_stay():
-    body = COMPUTED.replace("last = Slice(sh, n2, n4, n0)", "step = Slice(sh, n0, n1)\nlast = Slice(sh, n2, n4, n0, step)")
-    assert "sizes; got a computed tensor" in reason(graph(body + CONV, {**SIZES, "n1": [1]}, **OPEN))
+def test_sizes_that_are_no_multiple_or_of_a_slice_with_a_computed_step_or_of_a_matrix_stay():
+    step = "step = Slice(sh, n0, n1)\nlast = Slice(sh, n2, n4, n0, step)"
+    row = "v = Slice(sh, n3, n1, n0, back)\nm = Unsqueeze(v, n0)\nr = Slice(m, back, low, n0, back)\nlast = Squeeze(r, n0)"
+    for body in (COMPUTED.replace("last = Slice(sh, n2, n4, n0)", other) for other in (step, row)):
+        constants = {**SIZES, "n1": [1], "n3": [3], "back": [-1], "low": [-(2**31)]}
+        assert "sizes; got a computed tensor" in reason(graph(body + CONV, constants, **OPEN))
     halves = {**SIZES, "half": np.float32(1.5)}
     assert "got unknown over size 2 of 'x', expected known ones" in reason(graph(FLOATS + CONV, halves, **OPEN))
 
@@ -448,12 +449,7 @@ OF_TURNED = {"j": [2, 4], "k": [1, 1, 2, 1, 2, 1], "l": [-1, 24, 24, 64]}
 OF_ONE = {"j": [3], "k": [1, 1, 1, 2, 1], "rest": [-1, 12], "two": [2], "front": [1, 1, 2, 1, 1]}
 REPEATED = {  # nodes, constants, the map, and what makes them repeat nothing
     "Keras": (KERAS, OF_KERAS, "float[N,64,12,12]", ("perm=[0,3,1,2]", "perm=[0,3,2,1]")),
-    "open sizes": (
-        BOTH_AXES,
-        {"order": [0, 1], "two": [2], "three": [3], "j": [3, 5]},
-        "float[N,64,H,W]",
-        ("n, c, d", "n, d, c"),
-    ),
+    "open": (BOTH_AXES, {"order": [0, 1], "two": [2], "three": [3], "j": [3, 5]}, "float[N,64,H,W]", ("n, c, d", "n, d, c")),
     "one axis": (ONE_AXIS, OF_ONE, "float[N,64,H,12]", ("j)\ne = Expand(o, k)", "two)\ne = Expand(o, front)")),
     "one row": (
         "f = Reshape(x, first)\ne = Expand(f, k)\nu = Reshape(e, l)\n",

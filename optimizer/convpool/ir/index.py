@@ -323,15 +323,15 @@ class Scope:
             return self.constant_ints(name)
         if is_op(node, "Shape"):
             return self._sizes_of(node, depth + 1)
-        parts = [self.sizes(source, depth + 1) for source in (node.input if is_op(node, "Concat") else node.input[:1])]
-        known = [part for part in parts if part is not None]
-        if len(known) < len(parts) or sum(map(len, known)) > MAX_FOLDED_ELEMENTS:
+        sources = node.input if is_op(node, "Concat") else node.input[:1]
+        known = [part for source in sources if (part := self.sizes(source, depth + 1)) is not None]
+        matrix = any(len(getattr(self.infos.get(source), "shape", None) or ()) > 1 for source in sources)
+        if matrix or len(known) < len(sources) or sum(map(len, known)) > MAX_FOLDED_ELEMENTS:
             return None
         if cast or is_op(node, "Concat", "Unsqueeze"):
             sizes = tuple(size for part in known for size in part)
             fits = all(abs(size) < 2**31 for size in sizes if isinstance(size, int))  # an INT32 has the low bits of others
-            to_one = fits and any(item.name == "to" and item.i in INTEGERS for item in node.attribute)
-            return sizes if to_one or not cast else None
+            return sizes if not cast or fits and any(a.name == "to" and a.i in INTEGERS for a in node.attribute) else None
         rest = [self.constant_ints(source) for source in node.input[1:]]
         return None if None in rest else _picked(node, known[0], [item for item in rest if item is not None])
 

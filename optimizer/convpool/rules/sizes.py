@@ -125,10 +125,8 @@ def _ratio(scope: Scope, term: Term, x: str, axis: int, depth: int = 0) -> Fract
     """The number of times that a size is that of `x` on an axis; None where it may be any."""
     shape = scope.info(x).shape
     size = shape[axis] if shape is not None else None
-    if isinstance(term, Fraction):
-        return term / size if isinstance(size, int) and size > 0 else None
-    if term is None:
-        return None
+    if not isinstance(term, SizeOf):
+        return term / size if term is not None and isinstance(size, int) and size > 0 else None
     own = traced(scope, x, axis, depth)
     if (term.offset, term.divisor) != (own.offset, own.divisor) or own.factor <= 0:
         return None
@@ -363,6 +361,9 @@ def _computed_terms(scope: Scope, name: str, depth: int) -> list[Term] | None:
     if is_op(node, "Shape"):
         terms, values = shape_terms(scope, node.input[0], depth + 1), attributes(node)
         return None if terms is None else terms[slice(values.get("start"), values.get("end"))]
+    in_order = is_op(node, "Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze")
+    if not in_order and any(len(scope.info(source).shape or ()) > 1 for source in node.input):  # of a matrix
+        return None
     if is_op(node, "Concat"):
         parts = [size_terms(scope, source, depth + 1) for source in node.input]
         return None if any(part is None for part in parts) else [term for part in parts for term in part or ()]
@@ -417,11 +418,9 @@ def _arithmetic(operator: str, a: Term, b: Term, whole: bool) -> Term:
         return None
     if operator == "Mul":
         return a.times(b) if isinstance(a, SizeOf) else a * b
-    if not whole or b.denominator != 1:
+    if not whole or b.denominator != 1 or operator == "Div" and b <= 0:
         return None
     if operator == "Div":
-        if b <= 0:
-            return None
         if isinstance(a, SizeOf):  # which is not below zero, for a size of at least 1
             return a.over(int(b)) if a.offset >= -1 and a.factor > 0 else None
         return Fraction(a // b) if a >= 0 and a.denominator == 1 else None
