@@ -9,6 +9,7 @@ they are graph inputs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -95,6 +96,10 @@ class Editor:
     def __init__(self, model: ModelProto) -> None:
         self._model = model
         self._names = value_names(model)
+        self._nodes: set[str] = set()
+        for node in model_nodes(model):
+            with suppress(UnicodeDecodeError):
+                self._nodes.add(node.name)
         self._annotated = any(len(graph.value_info) for graph in graphs_within(model.graph))
         self._maybe_dead: set[str] = set()
         self._fresh: set[str] = set()
@@ -124,6 +129,12 @@ class Editor:
         gone = {name for index in removed for name in scope.nodes[index].output} - kept
         self.operator_used = self.operator_used or any(schema.is_operator(scope.nodes[index]) for index in removed)
         self._maybe_dead |= {name for index in removed for name in scope.nodes[index].input} - gone
+        named = bool(self._nodes - {""})
+        for node in sum(edit.inserted.values(), []):
+            with suppress(UnicodeDecodeError):
+                if named and not node.name:  # tools make names of these, and onnxruntime refuses two of one name
+                    node.name = fresh_name(next(filter(None, node.output)), self._nodes)
+                self._nodes.add(node.name)
         nodes: list[NodeProto] = []
         for index, node in enumerate(scope.nodes):
             nodes.extend(edit.inserted.get(index, ()))

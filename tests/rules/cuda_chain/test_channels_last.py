@@ -459,7 +459,7 @@ def test_the_node_has_the_name_of_the_product():
     model = head("a sum and a Gemm")
     model.graph.node[-1].name = "classifier"
     names = {node.op_type: node.name for node in for_cuda(model).model.graph.node if node.output[0].startswith("y")}
-    assert names == {"ConvAvgPool": "classifier", "Flatten": ""}
+    assert names == {"ConvAvgPool": "classifier", "Flatten": "y"}
 
 
 STAYS = {
