@@ -100,7 +100,7 @@ class Pipeline:
 
     @cached_property
     def editor(self) -> Editor:
-        return Editor(self._model.proto)
+        return Editor(self._model.proto, names=not self._context.options.for_torch)
 
     def scopes(self) -> list[Scope]:
         """The index of the model as it is, until `finish`, outer scopes first: made when it is asked for, and after a change."""

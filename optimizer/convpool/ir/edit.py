@@ -93,8 +93,9 @@ class Edit:
 class Editor:
     """Edits one model; `finish` leaves it complete and consistent."""
 
-    def __init__(self, model: ModelProto) -> None:
-        self._model = model
+    def __init__(self, model: ModelProto, *, names: bool = True) -> None:
+        """names: whether new nodes get names, in a model whose nodes have some."""
+        self._model, self._gives_names = model, names
         self._names = value_names(model)
         self._nodes: set[str] = set()
         for node in model_nodes(model):
@@ -129,7 +130,7 @@ class Editor:
         gone = {name for index in removed for name in scope.nodes[index].output} - kept
         self.operator_used = self.operator_used or any(schema.is_operator(scope.nodes[index]) for index in removed)
         self._maybe_dead |= {name for index in removed for name in scope.nodes[index].input} - gone
-        named = bool(self._nodes - {""})
+        named = self._gives_names and bool(self._nodes - {""})
         for node in sum(edit.inserted.values(), []):
             with suppress(UnicodeDecodeError):
                 if named and not node.name:  # tools make names of these, and onnxruntime refuses two of one name
