@@ -535,6 +535,8 @@ REFUSED = {
         "channels of the Concat's inputs; got unknown, expected known", f"{IMAGE}, float[1,C,24,24] z"),
     "computed sizes": ('u = Resize<mode="nearest">(x, , , e)\n', CONV, {},
         "sizes; got a computed tensor, expected the input's sizes times constants", f"{IMAGE}, int64[4] e"),
+    "sizes by Booleans": ('h = Shape(x)\nb = Cast<to=9>(h)\ne = Cast<to=7>(b)\nu = Resize<mode="nearest">(x, , , e)\n', CONV, {},
+        "sizes; got a computed tensor", "float[N,64,H,W] x"),
     "few channels, behind copies": (UP + "i = Identity(u)\nk = Identity(i)\nv = Identity(k)\n", MERGED, {"w": (32, 32, 3, 3)},
         "saves too little as direct; got 7,077,888 of 28,311,552 multiply-adds, 0.98", "float[1,32,24,32] x"),
     "a sum that broadcasts": (SUM, MERGED, {}, "maps that are added; got [(24, 24), ", f"{IMAGE}, float[1,64,24,1] z"),

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
-from onnx import NodeProto
+from onnx import NodeProto, TensorProto
 
 from convpool.algebra.expand import UpsampleSpec
 from convpool.algebra.geometry import ConvSpec, PoolSpec, Refusal, windows
@@ -42,6 +42,8 @@ OPEN = 2 ** MERSENNE[0] - 1
 """The least of them: more than any size that is known."""
 WHOLE_SHAPE = -1
 """The axis under which `Scope.traced` has the elements of a vector."""
+WIDE = (*INTEGERS, TensorProto.FLOAT, TensorProto.DOUBLE)
+"""Types that hold any size."""
 KEEPING = (
     *UNARY, "BatchNormalization", "DequantizeLinear", "GroupNormalization", "InstanceNormalization", "LayerNormalization",
     "QuantizeLinear", "Softmax",
@@ -382,6 +384,8 @@ def _computed_terms(scope: Scope, name: str, depth: int) -> list[Term] | None:
         starts, ends, _, steps = slice_numbers(scope, index)
         known = [numbers[0] for numbers in (starts, ends, steps) if numbers is not None and len(numbers) == 1]
         return terms[slice(*known)] if len(known) == 3 and known[2] else None
+    if is_op(node, "Cast") and attributes(node)["to"] not in WIDE:
+        return None
     if is_op(node, "Cast", "Floor", "Ceil", "Round"):
         numbers = [term.factor if isinstance(term, SizeOf) else term for term in terms]
         whole = [number is not None and number.denominator == 1 for number in numbers]

@@ -216,13 +216,10 @@ WINDOWS = (
 )
 FLOATS = WINDOWS.replace("j = Div(i, half)", "k = Cast<to=1>(i)\nl = Mul(k, point)\nj = Cast<to=7>(l)")
 MEAN = "y = ReduceMean<axes=[2], keepdims=0>(f)"
-COUNT = """s = Shape(h)
-a = ReduceSum<keepdims=0>(h, axes)
-i = Gather(s, second)
-j = Gather(s, third)
-k = Mul(i, j)
-c = Cast<to=1>(k)
-y = Div(a, c)"""
+COUNT = (
+    "s = Shape(h)\na = ReduceSum<keepdims=0>(h, axes)\ni = Gather(s, second)\nj = Gather(s, third)\nk = Mul(i, j)\n"
+    "c = Cast<to=1>(k)\ny = Div(a, c)"
+)
 NUMBERS = {
     "zero": [0], "two": [2], "last": [-1], "channels": [32], "axes": [2, 3], "w": (32, 16, 3, 3), "point": np.float32(0.5),
     **{name: np.array(n, np.int64) for name, n in (("first", 0), ("second", 2), ("third", 3), ("half", 2))},

@@ -177,9 +177,9 @@ def _repeated_axes(scope: Scope, index: int, rank: int) -> Resample | None:
         if found is not None:
             nodes = (*chain, *sources(scope, [name for i in chain for name in _others(scope, i)]))
             result = _nearest(index, x, found[1], nodes)
-            if found[0]:
+            if found[0] and result is not None:
                 return result
-            turned = result and replace(result, turned=index)
+            turned = replace(result, turned=index) if result is not None and not found[0] else turned
         before = scope.producer.get(x)
     return turned
 
