@@ -674,6 +674,31 @@ def test_factors_that_depend_on_what_is_rounded(name, mode):
         assert [node.op_type for node in result.graph.node][-1] == "Resize"
 
 
+BETWEEN_CASTS = """v = Cast<to={wide}>(x)
+r = Resize<mode="{mode}", coordinate_transformation_mode="asymmetric">(v, {given})
+u = Cast<to={to}>(r)
+y = Conv(u, w, b)"""
+
+
+@pytest.mark.parametrize("given", (", s", ", , z"))
+@pytest.mark.parametrize(("mode", "left"), (("linear", ["Conv", "Cast", "Resize", "Cast"]), ("nearest", ["Conv", "Resize"])))
+def test_a_resize_between_casts(mode, left, given):
+    body = BETWEEN_CASTS.format(mode=mode, given=given, wide=1, to=10)
+    halves = {
+        "w": whole((8, 64, 1, 1)).astype(np.float16),
+        "b": whole((8,)).astype(np.float16),
+        "s": scales(2, 2),
+        "z": [1, 64, 24, 24],
+    }
+    result = rewrite(pointwise(body, halves, **HALVES), exact=True)
+    assert [node.op_type for node in result.graph.node if node.op_type not in ("Shape", "Gather", "Concat")] == left
+
+
+def test_a_resize_between_casts_that_round_differently_stays():
+    body = BETWEEN_CASTS.format(mode="linear", given=", s", wide=10, to=1)
+    assert "Cast 'u': between resize and convolution" in reason(pointwise(body))
+
+
 def test_sizes_of_another_origin_stay():
     sizes = "h = Shape(z) n = Slice(h, n2, n4) v = Shape(x) first = Slice(v, n0, n2) t = Concat<axis=0>(first, n)"
     values, inputs = {"n0": [0], "n2": [2], "n4": [4]}, "float[N,16,H,W] x, float[N,16,A,B] z"

@@ -306,9 +306,10 @@ class Emitter:
         """The resampling of another map of the same spatial size."""
         if found.up is not None:
             return self._upsample(x, found.up)
-        old = self._scope.nodes[found.node]
-        by_sizes = is_op(old, "Resize") and len(old.input) > 3 and old.input[3]
-        return self._again(old, f"{self._prefix}_resized", {0: x, **({3: self._sizes(x, old)} if by_sizes else {})})
+        for old in (self._scope.nodes[index] for index in (*found.casts, found.node)):
+            by_sizes = is_op(old, "Resize") and len(old.input) > 3 and old.input[3]
+            x = self._again(old, f"{self._prefix}_resized", {0: x, **({3: self._sizes(x, old)} if by_sizes else {})})
+        return x
 
     def _sizes(self, x: str, old: NodeProto) -> str:
         """The sizes of a Resize for a map with another number of channels."""

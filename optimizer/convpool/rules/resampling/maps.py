@@ -316,14 +316,14 @@ class Walk:
 def against(scope: Scope, found: Resample, rank: int, *, whole: bool) -> Reject | None:
     """The reason why a convolution behind a resampling stays there."""
     if whole and found.up is None:
-        if unknown_ratios(scope, found.node, rank):
-            return unknown_scales(scope, found.node, rank)
-        values = attributes(scope.nodes[found.node])
+        if unknown_ratios(scope, found.resize, rank):
+            return unknown_scales(scope, found.resize, rank)
+        values = attributes(scope.nodes[found.resize])
         got = [values[name].decode() for name in ("mode", "coordinate_transformation_mode", "nearest_mode") if name in values]
         got.append(f"{found.growth:g} times as many elements")
-        return reject(scope, found.node, "resampling", ", ".join(got), "nearest upsampling by whole factors")
+        return reject(scope, found.resize, "resampling", ", ".join(got), "nearest upsampling by whole factors")
     if found.growth <= 1:
-        return reject(scope, found.node, "elements of the result for each of the input", round(found.growth, 6), "more than 1")
+        return reject(scope, found.resize, "elements of the result for each of the input", round(found.growth, 6), "more than 1")
     return None
 
 

@@ -122,7 +122,7 @@ class ResizePlan(Plan):
     @property
     def resize(self) -> int:
         """The nearest resampling."""
-        return max(group.resample.node for group in self.groups if group.resample is not None)
+        return max(group.resample.resize for group in self.groups if group.resample is not None)
 
     @property
     def lowering(self) -> str:
@@ -433,7 +433,7 @@ def weight_of(resample: Resample, rank: int) -> float:
 def _weight_now(plan: ResizePlan, resample: Resample) -> float:
     """The cost of an element as the model has it: with three axes Tile, Expand and others copy faster than a Resize picks."""
     weight = weight_of(resample, plan.leaf.conv.rank)
-    return weight if is_op(plan.scope.nodes[resample.node], "Resize", "Upsample") else min(weight, expand.COPY_WEIGHT)
+    return weight if is_op(plan.scope.nodes[resample.resize], "Resize", "Upsample") else min(weight, expand.COPY_WEIGHT)
 
 
 def channels_out(leaf: ConvLeaf) -> int:

@@ -4,6 +4,7 @@
 | spelling | taken for |
 |---|---|
 | Resize, Upsample | nearest upsampling by whole factors, or another resampling |
+| Cast, Resize, Cast, wider between, as converters to float16 write it | the same |
 | views around Expand, Tile or a Concat of copies, on new axes, at once or axis by axis | nearest upsampling |
 | Gather, or GatherND between Transposes, constant indices 0 0 1 1 ... on some axes | nearest upsampling |
 | ConvTranspose with one group a channel, weights of ones as large as its strides | nearest upsampling |
@@ -24,11 +25,12 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
+from onnx import TensorProto
 
 from convpool.algebra.expand import RESIZE_WEIGHTS, UpsampleSpec
 from convpool.algebra.geometry import Ints
 from convpool.ir.index import FOLDABLE, Dim, Scope
-from convpool.ir.protos import attributes, is_op
+from convpool.ir.protos import HALF_TYPES, attributes, is_op
 from convpool.rules.base import Reject, reject
 from convpool.rules.linear import (
     MAX_CHAIN,
@@ -58,7 +60,8 @@ COPY = -1
 class Resample:
     """A resampling of the tensor `input`, which node `node` gives; `nodes`: all that goes with it where nothing else reads it.
     up: its factors where it is nearest by whole ones.  growth: how many elements there are for each of the input's.  mode: of a
-    Resize; all other spellings are "nearest".  turned: the Transpose behind it of an input with the channels last."""
+    Resize; all other spellings are "nearest".  turned: the Transpose behind it of an input with the channels last.  casts: a Cast
+    and the Resize behind it, where `node` is the Cast back."""
 
     node: int
     input: str
@@ -67,6 +70,12 @@ class Resample:
     nodes: frozenset[int]
     mode: str = "nearest"
     turned: int | None = None
+    casts: Ints = ()
+
+    @property
+    def resize(self) -> int:
+        """The node that resamples."""
+        return self.casts[-1] if self.casts else self.node
 
     @property
     def picks(self) -> bool:
@@ -84,6 +93,8 @@ def recognise(scope: Scope, index: int, rank: int) -> Resample | Reject | None:
     node = scope.nodes[index]
     if is_op(node, "Resize", "Upsample"):
         return _resize(scope, index, rank)
+    if is_op(node, "Cast"):
+        return _between_casts(scope, index, rank)
     if is_op(node, "Reshape", "Transpose") and (found := _repeated_axes(scope, index, rank)) is not None:
         return found
     if is_op(node, "ConvTranspose"):
@@ -125,6 +136,22 @@ def _resize(scope: Scope, index: int, rank: int) -> Resample | Reject:
         if values.get(name, 0) and up is None:
             return reject(scope, index, name, 1, 0)
     return Resample(index, node.input[0], up, growth, nodes, mode)
+
+
+def _between_casts(scope: Scope, index: int, rank: int) -> Resample | Reject | None:
+    """A Resize that computes in a wider type than the one that its input has, and its result gets."""
+    chain = scope.chain(index, "Resize", "Cast") or scope.chain(index, "Upsample", "Cast")
+    if chain is None:
+        return None
+    _, resize, first = chain
+    x = scope.nodes[first].input[0]
+    given, wide, result = (scope.info(name).elem_type for name in (x, scope.nodes[first].output[0], scope.nodes[index].output[0]))
+    if given != result or given not in HALF_TYPES or wide not in (TensorProto.FLOAT, TensorProto.DOUBLE):
+        return None
+    found = _resize(scope, resize, rank)
+    if isinstance(found, Reject):
+        return found
+    return replace(found, node=index, input=x, nodes=found.nodes | set(chain), casts=(first, resize))
 
 
 def unknown_scales(scope: Scope, index: int, rank: int, scales: Sequence[Fraction | None] = ()) -> Reject:
