@@ -605,6 +605,7 @@ def test_autotune_times_every_form():
 
 POINTWISE = "y = Conv(u, w, b)"
 MIXED = {"s": scales(2, 3), "b": (8,)}
+CASTS = "v = Cast<to={}>(x)\nr = {}\nu = Cast<to={}>(r)\n"
 
 
 def pointwise(body: str, constants: dict | None = None, **given):
@@ -643,11 +644,8 @@ def test_fixed_sizes_get_the_new_number_of_channels(axes, sizes):
 
 
 def test_open_batch_with_computed_sizes():
-    body = """h = Shape(x)
-f = Slice(h, n0, n2)
-z = Concat<axis=0>(f, t)
-u = Resize<mode="linear", coordinate_transformation_mode="pytorch_half_pixel">(x, , , z)
-y = Conv(u, w, b)"""
+    body = """h = Shape(x) f = Slice(h, n0, n2) z = Concat<axis=0>(f, t)
+u = Resize<mode="linear", coordinate_transformation_mode="pytorch_half_pixel">(x, , , z) y = Conv(u, w, b)"""
     rewrite(pointwise(body, {"n0": [0], "n2": [2], "t": [30, 17]}, inputs="float[N,16,12,12] x"), size=3)
 
 
@@ -674,29 +672,13 @@ def test_factors_that_depend_on_what_is_rounded(name, mode):
         assert [node.op_type for node in result.graph.node][-1] == "Resize"
 
 
-BETWEEN_CASTS = """v = Cast<to={wide}>(x)
-r = Resize<mode="{mode}", coordinate_transformation_mode="asymmetric">(v, {given})
-u = Cast<to={to}>(r)
-y = Conv(u, w, b)"""
-
-
 @pytest.mark.parametrize("given", (", s", ", , z"))
 @pytest.mark.parametrize(("mode", "left"), (("linear", ["Conv", "Cast", "Resize", "Cast"]), ("nearest", ["Conv", "Resize"])))
 def test_a_resize_between_casts(mode, left, given):
-    body = BETWEEN_CASTS.format(mode=mode, given=given, wide=1, to=10)
-    halves = {
-        "w": whole((8, 64, 1, 1)).astype(np.float16),
-        "b": whole((8,)).astype(np.float16),
-        "s": scales(2, 2),
-        "z": [1, 64, 24, 24],
-    }
-    result = rewrite(pointwise(body, halves, **HALVES), exact=True)
+    body = CASTS.format(1, f'Resize<mode="{mode}", coordinate_transformation_mode="asymmetric">(v, {given})', 10) + POINTWISE
+    halves = {name: whole(shape).astype(np.float16) for name, shape in (("w", (8, 64, 1, 1)), ("b", (8,)))}
+    result = rewrite(pointwise(body, {**halves, "s": scales(2, 2), "z": [1, 64, 24, 24]}, **HALVES), exact=True)
     assert [node.op_type for node in result.graph.node if node.op_type not in ("Shape", "Gather", "Concat")] == left
-
-
-def test_a_resize_between_casts_that_round_differently_stays():
-    body = BETWEEN_CASTS.format(mode="linear", given=", s", wide=10, to=1)
-    assert "Cast 'u': between resize and convolution" in reason(pointwise(body))
 
 
 def test_sizes_of_another_origin_stay():
@@ -712,12 +694,8 @@ def test_computed_weights_move_as_they_are():
     assert [node.op_type for node in result.graph.node] == ["Conv", "Resize"]
 
 
-HEAD = """a = Resize<mode="linear">(x, , s2)
-v = Resize<mode="linear">(q, , s4)
-j = Concat<axis=1>(v, a, z)
-h = Conv(j, w)
-n = BatchNormalization(h, p, p, p, p)
-y = Relu(n)"""
+HEAD = """a = Resize<mode="linear">(x, , s2) v = Resize<mode="linear">(q, , s4) j = Concat<axis=1>(v, a, z)
+h = Conv(j, w) n = BatchNormalization(h, p, p, p, p) y = Relu(n)"""
 HEAD_INPUTS = "float[1,256,8,8] x, float[1,256,4,4] q, float[1,256,16,16] z"
 HEAD_VALUES = {"s2": scales(2, 2), "s4": scales(4, 4), "w": (256, 768, 1, 1), "p": np.linspace(0.5, 2, 256, dtype=np.float32)}
 
@@ -731,11 +709,8 @@ def test_the_head_of_segformer():
 
 
 def test_a_sum_of_resized_maps_is_split():
-    body = """a = Resize<mode="linear">(x, , s2)
-v = Resize<mode="linear">(q, , s4)
-j = Add(a, v)
-k = Mul(j, c)
-y = Conv(k, w, b8)"""
+    body = """a = Resize<mode="linear">(x, , s2) v = Resize<mode="linear">(q, , s4) j = Add(a, v)
+k = Mul(j, c) y = Conv(k, w, b8)"""
     values = {**HEAD_VALUES, "w": (8, 32, 1, 1), "c": (32, 1, 1), "b8": (8,)}
     result = rewrite(pointwise(body, values, inputs="float[1,32,8,8] x, float[1,32,4,4] q"))
     assert operators(result.graph) == {"Add": 1, "Conv": 2, "Mul": 2, "Resize": 2}
@@ -795,6 +770,7 @@ STAYS_POINTWISE = {
         'u = Resize<axes=[2,3], keep_aspect_ratio_policy="not_larger">(x, , , z)\n',
         "keep_aspect_ratio_policy; got not_larger",
     ),
+    "casts": (CASTS.format(10, 'Resize<mode="linear">(v, , s)', 1), "Cast 'u': between resize and convolution; got Cast"),
     "computed scales": ('u = Resize<mode="linear">(x, , e)\n', "scales; got a computed tensor, expected a constant"),
     "norm": (resized('mode="linear"') + "n = Relu(u)\nk = InstanceNormalization(u, p, p)\n", "statistics of the map; got of"),
 }
