@@ -7,7 +7,7 @@ import convpool
 from convpool.cli.group import run
 from convpool.cli.optimize import command
 from convpool.errors import OptionError
-from convpool.options import DEFAULT_LIMITS, PASSES, TARGETS, OptimizeOptions, options_for
+from convpool.options import DEFAULT_LIMITS, OF_OPERATORS, PASSES, TARGETS, OptimizeOptions, options_for
 from convpool.rules import STAGES
 from models import generators
 
@@ -15,6 +15,9 @@ from models import generators
 def test_every_pass_has_a_name_that_switches_it_and_every_name_a_pass():
     assert sorted(n for _, n in {(type(r), n) for stage in STAGES for r in stage.rules for n in r.names}) == sorted(PASSES)
     assert all(target.passes <= PASSES.keys() for target in TARGETS.values())
+    assert sorted({n for stage in STAGES for rule in stage.rules if rule.on_operators for n in rule.names}) == sorted(
+        OF_OPERATORS
+    )
 
 
 @pytest.mark.parametrize("name", PASSES)

@@ -19,7 +19,7 @@ from convpool.check.judge import Verification
 from convpool.check.verify import verify
 from convpool.errors import ConvpoolError, ModelError, OptionError, OutputError, VerificationError
 from convpool.report import Report, SiteReport, Speed, Summary
-from convpool.types import Layout, Lowering, Model, Target
+from convpool.types import Accumulation, Layout, Lowering, Model, Target, Upsampling
 
 try:
     __version__ = version("convpool")
@@ -27,7 +27,7 @@ except PackageNotFoundError:  # used from the sources
     __version__ = "0+unknown"
 
 __all__ = [
-    "ConvpoolError", "Layout", "Lowering", "Model", "ModelError", "OptimizeResult", "OptionError", "OutputError",
-    "Report", "SiteReport", "Speed", "Summary", "Target", "Verification", "VerificationError", "__version__",
-    "optimize", "verify",
+    "Accumulation", "ConvpoolError", "Layout", "Lowering", "Model", "ModelError", "OptimizeResult", "OptionError", "OutputError",
+    "Report", "SiteReport", "Speed", "Summary", "Target", "Upsampling", "Verification", "VerificationError",
+    "__version__", "optimize", "verify",
 ]  # fmt: skip

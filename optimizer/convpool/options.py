@@ -4,12 +4,14 @@ of the arguments of `convpool.optimize` and `convpool.verify`.
 
 A target is a named set of these.
 
-| target | for | lowering | beside the pairs |
+| target | for | lowering of pairs | beside pairs and resamplings |
 |---|---|---|---|
 | any | every runtime | ConvAvgPool where it pays and has a kernel, else standard operators | prologues, epilogues |
 | cpu | onnxruntime on a CPU | standard operators, by cost | |
 | tensorrt | TensorRT with the plugin | the operators, else one fused convolution | prologues, epilogues, offloaded convolutions |
-| cuda | onnxruntime's CUDA provider | as for tensorrt | prologues, epilogues, image convolutions, whole chains, channels last |
+| cuda | onnxruntime's CUDA provider | the same, in 3-D also AveragePool and Conv | these, and whole chains, channels last |
+
+`RULES` has them all, by name.
 """
 
 import os
@@ -165,8 +167,8 @@ RULES = (
 """Every rule, one entry each."""
 PASSES: dict[str, str] = {entry.name: entry.text for entry in RULES}
 """The names that `enable` and `disable` take, and what each rewrites."""
-OF_CHAINS = tuple(entry.name for entry in RULES if entry.targets == ("cuda",))
-"""The rules of the target cuda that make or change nodes of the operator only."""
+OF_OPERATORS = tuple(entry.name for entry in RULES if "cpu" not in entry.targets and entry.name not in ("fold_product", "fold"))
+"""The rules that make or change nodes of the operators only."""
 
 
 def _rules_of(target: str) -> frozenset[str]:
@@ -178,8 +180,8 @@ class Preset:
     """The rules that run, the lowering asked for, and what stands for the operator where the plugin has no fast kernel.
 
     passes: names of rules.  lowering: one of `algebra.geometry.REQUESTS`.
-    direct_without_kernel: whether AveragePool and Conv may, if they cost less than one fused convolution.  TensorRT 8.6 is slower
-    with them where a convolution has groups, and in 3-D slower than with the original.  keep_int8: leave convolutions behind
+    direct_without_kernel: whether AveragePool and Conv may, if they cost less than one fused convolution; in 3-D, without
+    groups, they always may, but in TensorRT 8.6, which is slower with them.  keep_int8: leave convolutions behind
     DequantizeLinear, which TensorRT runs in INT8; any rewrite would make float kernels of them.
     metadata: what a changed model gets in its metadata_props, so that it says what it is for.  devices: where the result has to
     be faster, of pairs (`pool_first.rule`) and beside resamplings: "cpu" by the cost model, "gpu" and "tensorrt" as was measured.

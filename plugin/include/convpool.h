@@ -4,7 +4,7 @@
  *     Y = act(w_scale[m] * Conv(AveragePool(f(X), count_include_pad=1), W) + B + R),  f(x) = pre(scale[c] * x + shift[c])
  *     Y = act(w_scale[m] * Conv(Upsample(f(X)), W) + B + R)
  *
- * X [N,C,spatial...] or [N,spatial...,C], scale and shift [C], W [M,kernel...,C/group] (channels last), w_scale and B [M], Y
+ * X [N,C,spatial...] or [N,spatial...,C], scale and shift [C] or [N,C], W [M,kernel...,C/group] (channels last), w_scale and B [M], Y
  * and R [N,M,out...] or [N,out...,M]. AveragePool takes pool_*, Conv takes kernel, strides, pads, dilations and group; both
  * pad with zeros: AveragePool's stand around f(X), and Conv's around the pooled tensor.
  *

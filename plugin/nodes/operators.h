@@ -2,7 +2,7 @@
 // The operators of ai.convpool for the runtimes that run them: their names, inputs and attributes, and how a node's fields
 // become the attributes' values.  No runtime's types.
 //
-// Errors are std::invalid_argument whose message names the attribute or tensor; the adapters' guard turns them into a status.
+// Errors are std::exceptions whose message names the attribute or tensor; the adapters' guard turns them into a status.
 #pragma once
 
 #include <convpool.h>
@@ -22,7 +22,7 @@ namespace convpool::nodes {
 // Inputs in order; ConvAvgPool's bias may be absent.  R, where an operator has it, is the last.
 enum Input : int { kInputX = 0, kInputW = 1, kInputB = 2, kInputScale = 3, kInputShift = 4 };
 
-// A plugin field.  `type` is TensorRT's number, the same in every version.
+// A field of a node.  `type` is TensorRT's number, the same in every version, for onnxruntime as well.
 struct Field {
     const char *name;
     const void *data;

@@ -166,10 +166,8 @@ OPTIONS = {
     "negative tolerance": (["good.onnx", "--rtol", "-1"], "-1"),
     "tolerance that is no number": (["good.onnx", "--atol", "nan"], "expected a finite number"),
     "infinite tolerance": (["good.onnx", "--rtol", "inf"], "got 'inf', expected a finite number"),
-    "stem of another lowering": (
-        ["good.onnx", "--enable", "image_conv", "--lowering", "auto"],
-        "image_conv: got --lowering auto too",
-    ),
+    "stem of another lowering": (["good.onnx", "--enable", "image_conv", "--lowering", "auto"], "conv: got --lowering auto too"),
+    "pooling in front, of another": (["good.onnx", "--enable", "fuse_pool_conv", "--target", "cpu"], "cpu sets auto"),
     "plain convolutions of another": (["good.onnx", "--enable", "plain_conv", "--lowering", "direct"], "expected convavgpool"),
     "negative seed": (["good.onnx", "--seed", "-1"], "-1"),
     "ONNX's own domain": (["good.onnx", "--domain", "ai.onnx.ml"], "domain: got 'ai.onnx.ml'"),

@@ -265,15 +265,9 @@ TWO = {"inputs": "float[1,64,12,12] x, float[1,8,24,24] z", "outputs": "float[a,
 SPLIT = "a, b = Split<axis=2>(x, parts)\n"
 SLICES = "a = Slice(x, zero, one, two)\nb = Slice(x, one, big, two)\n"
 FRAMES = f"""c = Squeeze(a, two)
-d = {NEAREST}(c, , plane)
-e = Unsqueeze(d, two)
-f = {NEAREST}(b, , space)
-u = Concat<axis=2>(e, f)
+d = {NEAREST}(c, , plane) e = Unsqueeze(d, two) f = {NEAREST}(b, , space) u = Concat<axis=2>(e, f)
 """
-IF = """k = Shape(a)
-n = Gather<axis=0>(k, two)
-m = Equal(n, one)
-c = If(m) <
+IF = """k = Shape(a) n = Gather<axis=0>(k, two) m = Equal(n, one) c = If(m) <
   then_branch = yes () => (float[a,b,c,d] t) { t = Squeeze(a, two) },
   else_branch = no () => (float[a,b,c,d,e] o) { o = Identity(a) }
 >
@@ -743,10 +737,7 @@ def test_a_concat_of_a_sum_that_may_broadcast_stays():
 
 @pytest.mark.parametrize(("size", "most"), [(8, "of 0 microseconds"), (256, "")])
 def test_several_maps_of_few_elements_stay_on_a_gpu(size, most):
-    body = """a = Resize<mode="linear">(x, , s2)
-v = Resize<mode="linear">(q, , s4)
-j = Concat<axis=1>(a, v)
-y = Conv(j, w, b8)"""
+    body = """a = Resize<mode="linear">(x, , s2) v = Resize<mode="linear">(q, , s4) j = Concat<axis=1>(a, v) y = Conv(j, w, b8)"""
     values = {"s2": scales(2, 2), "s4": scales(4, 4), "w": (8, 32, 1, 1), "b8": (8,)}
     given = pointwise(body, values, inputs=f"float[1,16,{2 * size},{2 * size}] x, float[1,16,{size},{size}] q")
     result = convpool.optimize(given, target="cuda", check=0)

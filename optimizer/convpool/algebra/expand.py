@@ -227,7 +227,7 @@ PASS_WEIGHT = 15.0
 
 @dataclass(frozen=True)
 class Work:
-    """A convolution of the small map with its numbers: channels, spatial sizes, and its opset.  group 1."""
+    """A convolution of the small map with its numbers: channels, spatial sizes, and its opset."""
 
     conv: ConvSpec
     up: UpsampleSpec

@@ -275,7 +275,7 @@ MANY, LONG = 16, 64
 """Elements of a window.  With more than MANY an addition takes 1.3 times as long on maps of two axes; of more than LONG 3.5
 times, on other maps twice."""
 BLOCKED_WEIGHT, SINGLY_WEIGHT = 2.0, 40.0
-"""An addition in BLOCKs on a CPU; one where single numbers are added before, too."""
+"""An addition in BLOCKs on a CPU; one where single numbers are added before SLOW_OPSET, too."""
 COLUMN_WEIGHT = 700.0
 """An element of a result of one column, beside its additions, before SLOW_OPSET: its rows are averaged one by one."""
 BLOCK = 16
@@ -376,7 +376,7 @@ MAX_KERNEL_WINDOW = 64
 """Most elements of a pooling window that the plugin's kernels sum fast: one thread sums a whole window."""
 MAX_FUSED_ELEMENTS = 2**24
 MAX_FUSED_GROWTH = 16
-"""Fused weights may be as large as the one, or as many times as large as the other: a mean over 56 x 56 makes them 300."""
+"""Fused weights may have MAX_FUSED_ELEMENTS, or MAX_FUSED_GROWTH times as many as before: a mean over 56 x 56 makes them 300."""
 MAX_FUSED_PRODUCTS = 2**18
 """Likewise the products of a sum: onnxruntime adds them one by one, and 780,000 of an image of one colour are 0.6% off."""
 

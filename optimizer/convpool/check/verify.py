@@ -5,9 +5,9 @@
 less exact side computes in gives rtol and atol (`judge.PRECISION_TOLERANCES`).  A model's precision is that of its types.  An
 engine may compute in less than it takes and gives, so a caller can say what it computes in.
 
-There, numbers that are small beside others, and further off than slices allow in `verify`, are only noted: it runs no nudged
-inputs, by which `verify` tells a discontinuity.  Nothing else is allowed: `verify` also lets an output pass that is random,
-discontinuous, or no further off than the original's own half precision.
+In `compare_runners` numbers that are small beside others, and further off than slices allow in `verify`, are only noted: it
+runs no nudged inputs, by which `verify` tells a discontinuity.  Nothing else is allowed: `verify` also lets an output pass that
+is random, discontinuous, or no further off than the original's own half precision.
 """
 
 import os

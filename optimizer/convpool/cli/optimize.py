@@ -19,7 +19,7 @@ from convpool.cli.table import make_console, show
 from convpool.errors import OptionError, OutputError, VerificationError
 from convpool.ir import schema
 from convpool.ir.files import LAYOUTS, check_model_output, check_output, referred, told
-from convpool.options import OF_CHAINS, PASSES, TARGETS
+from convpool.options import OF_OPERATORS, PASSES, TARGETS
 from convpool.types import Layout, Lowering, Target
 
 REPORT = click.option(
@@ -249,7 +249,7 @@ def _check_exclusions(given: dict[str, Any]) -> None:
 def _check_offloading(options: dict[str, Any]) -> None:
     """Refuse what asks for nodes of the operator beside a lowering without any."""
     given = {"--accumulation packed": options["accumulation"] == "packed"}
-    given |= {f"--enable {name}": name in options["enable"] for name in ("image_conv", "plain_conv", "norm_conv", *OF_CHAINS)}
+    given |= {f"--enable {name}": name in options["enable"] for name in OF_OPERATORS}
     lowering = options["lowering"] or TARGETS[options["target"]].lowering
     for words, wanted in given.items():
         if wanted and lowering != "convavgpool":

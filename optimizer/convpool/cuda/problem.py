@@ -23,6 +23,7 @@ class Tactic:
     """One kernel configuration.
 
     Attributes:
+        family: The method, as docs/glossary.md has it; several families of kernels may share one.
         dtype: The type that it takes, None for every type.
         tf32: True if it rounds fp32 products.
         packed: True if it sums box means in their 16-bit type, which a problem has to allow.

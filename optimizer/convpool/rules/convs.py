@@ -157,7 +157,7 @@ def obstacles_of(scope: Scope, conv: ConvSpec, context: Context, pool: PoolSpec 
 
 
 RANK = 2
-"""Spatial axes of what becomes a node of the operator without being a pair."""
+"""Spatial axes of an image, or plain convolution, that becomes a node of the operator."""
 WINDOW = PoolSpec((1,) * RANK, (1,) * RANK, (0,) * (2 * RANK), (1,) * RANK)
 """A pooling of one element."""
 POINT = ConvSpec(WINDOW.kernel_shape, WINDOW.strides, WINDOW.pads, WINDOW.dilations)

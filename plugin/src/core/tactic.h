@@ -124,7 +124,7 @@ inline std::string stages_name(int stages, int split) {
     return "_s" + std::to_string(stages) + (split > 1 ? "_split" + std::to_string(split) : "");
 }
 
-// The tactics of the rows of a family of direct_fused.
+// The tactics of the rows of a family of the method direct_fused.
 template <class Rows, class MinCcOf, class NameOf>
 std::vector<Tactic> tactics_of(const Family &family, const Rows &rows, bool sm90a, MinCcOf min_cc_of, NameOf name_of) {
     std::vector<Tactic> all;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels beside the families: the passes before an implicit GEMM, box means as an operator, and the weights' gradient. Every launch
-// returns the runtime's error.
+// Kernels beside the families: the passes before an implicit GEMM, box means as an operator, statistics, and those of training:
+// spectral normalization, weights turned round, the weights' gradient. Every launch returns the runtime's error.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -11,7 +11,7 @@
 | Resize to one half | 2 |
 
 A box filter is a depthwise Conv whose weights are all one number w: it gives w times the number of its taps, times the
-average.  Its zeros in front count, as those of an AveragePool with count_include_pad = 1.
+average.  Zeros of its pads would count, as those of an AveragePool with count_include_pad = 1.
 
 The first three are exact to move when (1) no window reaches into padding, given or automatic, since outside the feature map
 stand zeros and not what the convolution would give there, and (2) all windows lie inside: ceil_mode adds no partial one, and

@@ -171,7 +171,8 @@ overlapping windows of more than so many elements, each summed by a thread."""
 LEAST_IN_TENSORRT = 3000
 """The fewest positions of all images for which TensorRT gains by one fused convolution on three axes."""
 MANY_CHANNELS = 12
-"""How many times as many input as output channels make averages slow on a GPU alone: such a pair has to pay on both."""
+"""More than so many times as many input as output channels make averages slow on a GPU: a rewrite for both devices has to pay on
+each of them."""
 BY_COST = (Attempt(("direct", "fused"), by_cost=True), Attempt(("direct",)), Attempt(("fused",)))
 """The cheapest lowering by time may leave too many multiply-adds (a pointwise convolution fused): then the others."""
 
@@ -180,7 +181,7 @@ def choose(plan: PairPlan, context: Context) -> PairPlan | Reject:
     """The plan with a lowering for each convolution, the first that pays, or why there is none."""
     failure = limit = None  # the first reason, and the first that another target would lift
     order, operator = geometry.ORDERS[context.options.lowering], context.options.lowering == "convavgpool"
-    # Each leaves out the first lowering of the one before, which did not pay or, where it was not admitted, changes nothing.
+    # Each leaves out the first lowering of the attempt before, which has failed with it.
     attempts = tuple(Attempt(order[i:], spare_direct=operator) for i in range(len(order)))
     if context.options.lowering == "auto":
         attempts = BY_COST

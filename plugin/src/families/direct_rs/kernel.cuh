@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// direct_fused on Hopper, pooling 2x2 or 3x3 whose windows lie side by side: raw pixels by TMA, box means in registers, wgmma with
+// direct_rs: direct_fused on Hopper, pooling 2x2 or 3x3 whose windows lie side by side: raw pixels by TMA, box means in registers, wgmma with
 // box means from there.
 //
 // The output is cut into subtiles of 8 x 8 pixels, or of 4 x 4 of four images; a block computes kSubtiles of them by kBlockN
