@@ -33,7 +33,7 @@ SubtileShape shape_of(const Row &row, const DirectRsShared &shared) {
 }
 
 // The kernels' form of the problem's prologue.
-RsPrologue prologue_of(const Problem &p) {
+RsPrologue prologue_kind_of(const Problem &p) {
     if (!p.has_prologue()) return RsPrologue::kNone;
     if (p.prologue_activation == Activation::kRelu) return RsPrologue::kRelu;
     return p.prologue_affine ? RsPrologue::kAffine : RsPrologue::kLeaky;
@@ -41,7 +41,7 @@ RsPrologue prologue_of(const Problem &p) {
 
 // The time that it adds to a slice of 128 pixels under 3x3 kernels: an instruction or more for each word of pixels.
 double prologue_us(const Problem &p) {
-    switch (prologue_of(p)) {
+    switch (prologue_kind_of(p)) {
     case RsPrologue::kNone: return 0;
     case RsPrologue::kRelu: return p.prologue_affine ? 0.42 : 0.16;
     case RsPrologue::kLeaky: return 0.30;
@@ -55,9 +55,9 @@ std::string prologue_reason(const Problem &p, const Tactic &t) {
     constexpr float kLeast = 0x1p-24f;  // less is zero in fp16, and NaN times infinity
     const Row &row = kRows[t.row];
     const std::string next = "use another direct_fused tactic";
-    if (!row.takes(prologue_of(p))) {
+    if (!row.takes(prologue_kind_of(p))) {
         const char *names[] = {"none", "ReLU", "LeakyReLU", "scale and shift without ReLU"};
-        return refusal(t, "prologue", names[static_cast<int>(prologue_of(p))],
+        return refusal(t, "prologue", names[static_cast<int>(prologue_kind_of(p))],
                        row.takes(RsPrologue::kRelu) ? "none, or one with ReLU" : "none", next);
     }
     const float slope = p.prologue_alpha;
@@ -136,7 +136,7 @@ public:
             reason = refusal(t, "tiles", tiles.count(), kAtMostMaxCount, next);
         if (!reason.empty()) return nullptr;
         const int64_t pad = int64_t{p.pads_begin[2]} * p.pool_strides[2] + p.pool_pads_begin[2];
-        const int variant = tile.channels_first ? pad % 4 == 1 : static_cast<int>(prologue_of(p));
+        const int variant = tile.channels_first ? pad % 4 == 1 : static_cast<int>(prologue_kind_of(p));
         const void *function = kernel_of_row<kRows>(t.row, variant);
         const int64_t grid = row.split > 1 ? tiles.count() * row.split : std::min<int64_t>(tiles.count(), device.multiprocessors);
         const Kernel main{function, grid, 128 * (tile.groups + 1), row.split, bytes};

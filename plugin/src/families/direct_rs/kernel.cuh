@@ -50,8 +50,8 @@ template <class Block, class Means> struct DirectRsProducts {
     Ring<Config::kStages> weights{}, used{};  // the next stage to multiply, the next to hand back
     Ring<Config::kRawStages> raw{};
 
-    // Products of a row of taps, a group of its own. part: the first step's, of a slice's two.
-    CONVPOOL_DEVICE void multiply(Sums &acc, const Means &means, int row, int part) {
+    // Products of a row of taps, a group of its own. first_step: of a slice's two.
+    CONVPOOL_DEVICE void multiply(Sums &acc, const Means &means, int row, int first_step) {
         UNROLLED_FOR (int column = 0; column < kKernel; ++column) {
             if (column % kStageTaps == 0) {
                 barrier_wait(block.weights_full(weights.buffer), weights.parity);
@@ -60,7 +60,7 @@ template <class Block, class Means> struct DirectRsProducts {
             const uint64_t b = at_address(matrix_descriptor(16, 8 * 64, kSwizzle64),
                                           block.weights_at(weights.buffer) + column % kStageTaps * Config::kBlockN * 64);
             UNROLLED_FOR (int k = 0; k < kSteps; ++k)
-                wgmma<Config::kPrecision>(acc, means.a[row][column][k], moved(b, (part + k) * 32));
+                wgmma<Config::kPrecision>(acc, means.a[row][column][k], moved(b, (first_step + k) * 32));
             if (column % kStageTaps == kStageTaps - 1) weights.next();
         }
         wgmma_commit();

@@ -69,7 +69,7 @@ struct Cost {
 };
 
 // Which prologues a tile takes; with packed sums and in TF32 a ReLU's only.
-enum class RsPrologues { kNone, kRelu, kAll };
+enum class RsPrologueSet { kNone, kRelu, kAll };
 
 struct Tile {
     bool channels_first;   // the layout of X and Y
@@ -84,7 +84,7 @@ struct Tile {
     int32_t stages, raw_stages;
     RsOrder order;
     bool splits;  // blocks of a cluster may share a tile's slices
-    RsPrologues prologues;
+    RsPrologueSet prologues;
     Cost cost;
 
     constexpr int rows() const { return channels_first ? 128 / k_parts / side : side; }
@@ -95,20 +95,20 @@ struct Tile {
 
 // Tiles channels last and channels first; the latter of 3x3 kernels and windows of 2x2.
 constexpr Tile nhwc(int32_t kernel, int32_t pool, int32_t side, int32_t groups, int32_t k_parts, int32_t block_n,
-                    int32_t stage_taps, int32_t stages, int32_t raw_stages, RsOrder order, bool splits, RsPrologues prologues,
+                    int32_t stage_taps, int32_t stages, int32_t raw_stages, RsOrder order, bool splits, RsPrologueSet prologues,
                     Cost cost) {
     return {false,      kernel, pool,       side,  groups, 1,         k_parts, block_n,
             stage_taps, stages, raw_stages, order, splits, prologues, cost};
 }
 constexpr Tile nchw(int32_t columns, int32_t depth, int32_t k_parts, int32_t block_n, int32_t stage_taps, int32_t stages,
                     int32_t raw_stages, RsOrder order, Cost cost) {
-    return {true, 3, 2, columns, 2, depth, k_parts, block_n, stage_taps, stages, raw_stages, order, false, RsPrologues::kNone,
+    return {true, 3, 2, columns, 2, depth, k_parts, block_n, stage_taps, stages, raw_stages, order, false, RsPrologueSet::kNone,
             cost};
 }
 
 // clang-format off
 using O = RsOrder;
-using P = RsPrologues;
+using P = RsPrologueSet;
 // kernel, pool, side, groups, k_parts, block_n, stage_taps, stages, raw_stages, order, splits, prologues, cost
 constexpr Tile k3x3m128n256 =     nhwc(3, 2, 8, 2, 1, 256, 1,  8, 2,  O::kRows, false, P::kRelu, {3.36, 3.12, 3.17, 2.95});
 constexpr Tile k3x3m128n128 =     nhwc(3, 2, 8, 2, 1, 128, 3,  5, 2, O::kTurns, false,  P::kAll, {2.18, 1.96, 1.86, 1.55});
@@ -139,8 +139,8 @@ struct Row {
 
     constexpr bool takes(RsPrologue prologue) const {
         if (prologue == RsPrologue::kNone) return true;
-        if (prologue == RsPrologue::kRelu) return tile.prologues != RsPrologues::kNone;
-        return tile.prologues == RsPrologues::kAll && !packed && precision != Precision::kTF32;
+        if (prologue == RsPrologue::kRelu) return tile.prologues != RsPrologueSet::kNone;
+        return tile.prologues == RsPrologueSet::kAll && !packed && precision != Precision::kTF32;
     }
     constexpr double slice_us() const {
         return precision == Precision::kTF32 ? tile.cost.tf32_us : packed ? tile.cost.packed_us : tile.cost.exact_us;
