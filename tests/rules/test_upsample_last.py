@@ -807,6 +807,17 @@ def test_a_shrinking_resize_of_more_channels_stays(mode, share):
     assert all(convpool.optimize(more, target=target, check=0).changed for target in ("cpu", "cuda"))
 
 
+@pytest.mark.parametrize(("size", "stays"), ((22, True), (23, False)))
+def test_interpolated_maps_of_few_pixels_in_16_bits_stay_on_a_gpu(size, stays):
+    halves = {name: whole(shape).astype(np.float16) for name, shape in (("w", (8, 16, 1, 1)), ("b", (8,)))}
+    model = pointwise(resized('mode="linear"') + POINTWISE, halves, **{**HALVES, "inputs": f"float16[1,16,{size},{size}] x"})
+    assert (
+        convpool.optimize(model, target="cuda", check=0).changed != stays
+        and convpool.optimize(model, target="cpu", check=0).changed
+    )
+    assert not stays or "pixels of the small maps; got 484, expected at least 512" in reason(model, target="any")
+
+
 def test_more_channels_to_resize_stay():
     linear = pointwise(resized('mode="linear"') + POINTWISE, {"w": (32, 16, 1, 1), "b": (32,)})
     assert "channels that are resized; got 32, expected at most 16, for this target" in reason(linear, target="cuda")

@@ -16,15 +16,8 @@ FLAT, ROW = {"outputs": "float[a,b] y"}, {"outputs": "float[a,b,c] y"}
 TOKENS = {"s": [0, 0, -1]}
 DROPPED = "m = ReduceMean<axes=[{}], keepdims=0>(h)\n"
 BATCHES = {"inputs": "float[N,16,12,12] x"}
-ROWS = """u = Slice(h, zero, end, rows, two)
-l = Slice(h, one, end, rows, two)
-s = Add(u, l)
-m = Div(s, half)
-"""
-COLUMNS = """i = Slice(m, zero, end, columns, two)
-j = Slice(m, one, end, columns, two)
-t = Add(i, j)
-y = Div(t, half)"""
+ROWS = "u = Slice(h, zero, end, rows, two)\nl = Slice(h, one, end, rows, two)\ns = Add(u, l)\nm = Div(s, half)\n"
+COLUMNS = "i = Slice(m, zero, end, columns, two)\nj = Slice(m, one, end, columns, two)\nt = Add(i, j)\ny = Div(t, half)"
 AXES = {"zero": [0], "one": [1], "end": [LAST], "two": [2], "rows": [2], "columns": [3], "half": np.float32(2)}
 HALF = {"r": np.zeros(0, np.float32), "scales": np.array([1, 1, 0.5, 0.5], np.float32)}
 

@@ -14,12 +14,8 @@ from tests.support.rewriting import CONV, CORNERS, DIRECT, LAST, POOL, assert_cl
 from tests.support.rewriting import CORNER_SLICES as FOUR
 
 AXES = {"zero": [0], "one": [1], "end": [LAST], "two": [2], "rows": [-2], "columns": [3], "four": np.float32(4)}
-SIX = """u = Slice(h, zero, end, rows, two)
-l = Slice(h, one, end, rows, two)
-s1 = Slice(u, zero, end, columns, two)
-s2 = Slice(u, one, end, columns, two)
-s3 = Slice(l, zero, end, columns, two)
-s4 = Slice(l, one, end, columns, two)
+SIX = """u = Slice(h, zero, end, rows, two) s1 = Slice(u, zero, end, columns, two) s2 = Slice(u, one, end, columns, two)
+l = Slice(h, one, end, rows, two) s3 = Slice(l, zero, end, columns, two) s4 = Slice(l, one, end, columns, two)
 """
 STACK = "".join(f"u{i} = Unsqueeze(s{i}, zero)\n" for i in (1, 2, 3, 4)) + "t = Concat<axis=0>(u1, u2, u3, u4)\n"
 CHAIN = "t1 = Add(s1, s2)\nt2 = Add(s3, t1)\nt3 = Add(t2, s4)\n"

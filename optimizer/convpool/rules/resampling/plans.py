@@ -41,6 +41,9 @@ TENSORRT_PIXELS, TENSORRT_US, TENSORRT_BYTES = 2048, 3.0, 2
 
 In its engines, fp16 on an H100, `fused` takes 0.80 to 0.88 of the time from 4096 pixels on, 0.75 with 2048, 0.91 to 1.03 with
 1024, and 1.03 to 1.11 with fewer.  A 1x1 convolution in front of a short Resize costs the Add behind it a pass of its own."""
+INTERPOLATED_PIXELS = 512
+"""The fewest pixels of a small map of 16 bits in front of an interpolation.  In onnxruntime a linear Resize of 324 or 361 behind
+a 1x1 convolution takes up to 1.85 times as long as in front of it on an H200, with 1369 and 1444 mostly half as long."""
 OPERATOR = "upsampleconv"
 """The form that is a node of UpsampleConv."""
 ENOUGH = 0.95
@@ -299,16 +302,14 @@ def with_forms(plan: ResizePlan, context: Context) -> ResizePlan | Reject:
 
 def _too_short(plan: ResizePlan) -> Reject | None:
     """The reason why one upsampled map is as fast as it is in TensorRT: its layers are too short to save anything."""
-    scope, leaf = plan.scope, plan.leaf
-    batch = (scope.info(leaf.input).shape or (None,))[0]
-    if len(plan.groups) > 1 or plan.macs_before is None or plan.macs_after is None or not isinstance(batch, int):
+    scope, leaf, batch = plan.scope, plan.leaf, _batch(plan)
+    if len(plan.groups) > 1 or plan.macs_before is None or plan.macs_after is None or batch is None:
         return None
+    if (few := _few_pixels(plan, TENSORRT_PIXELS)) is not None:
+        return few
     elements = 2 * channels_in(leaf) * math.prod(_large(plan))
     if plan.lowering == "conv_first":
         elements -= 2 * channels_out(leaf) * math.prod(work_of(plan, plan.groups[0]).size)
-    pixels = batch * math.prod(work_of(plan, plan.groups[0]).size)
-    if pixels < TENSORRT_PIXELS:
-        return reject(scope, leaf.node, "pixels of the small maps", pixels, f"at least {TENSORRT_PIXELS}, for this target")
     saved = batch * (elements * TENSORRT_BYTES / GPU_BYTES_PER_US + (plan.macs_before - plan.macs_after) / GPU_MACS_PER_US)
     if saved >= TENSORRT_US:
         return None
@@ -362,7 +363,9 @@ def _unmeasured(plan: ResizePlan) -> Reject | None:
         if len(ups) * channels_out(leaf) > resized:
             moved = len(ups) * channels_out(leaf)
             return reject(scope, leaf.node, "channels that are resized", moved, f"at most {resized}, for this target")
-        return _many_launches(plan, resized) if len(plan.groups) > 1 else None
+        if len(plan.groups) > 1:
+            return _many_launches(plan, resized)
+        return _few_pixels(plan, INTERPOLATED_PIXELS) if ups[0] is None and item_bytes(plan) == 2 else None
     if len(plan.groups) > 1:
         return reject(scope, leaf.node, "maps of different sizes", len(plan.groups), "one, for this target")
     (up,) = ups
@@ -371,22 +374,24 @@ def _unmeasured(plan: ResizePlan) -> Reject | None:
         got = f"factors {list(up.factors)}, {channels_in(leaf)} to {channels_out(leaf)} channels, {leaf.conv.group} groups"
         expected = f"factors [2, 2], at least {GPU_CHANNELS} channels, for this target"
         return reject(scope, leaf.node, "upsampled map", got, expected)
-    return _few_pixels(plan, up)
+    taps = math.prod(leaf.conv.kernel_shape)  # for few pixels the further weights of `fused` take longer than the products saved
+    merged = math.prod(k + s - 1 for k, s in zip(leaf.conv.kernel_shape, up.factors, strict=True))
+    fewest = (merged - taps) * item_bytes(plan) / GPU_BYTES_PER_US / (up.copies * taps - merged) * GPU_MACS_PER_US
+    return _few_pixels(plan, math.ceil(fewest))
 
 
-def _few_pixels(plan: ResizePlan, up: UpsampleSpec) -> Reject | None:
-    """The reason why `fused` is no faster on a GPU: for few pixels its further weights take longer than the products saved."""
-    scope, leaf, conv = plan.scope, plan.leaf, plan.leaf.conv
-    batch = (scope.info(leaf.input).shape or (None,))[0]
-    if leaf.size is None or not isinstance(batch, int):
+def _batch(plan: ResizePlan) -> int | None:
+    """The number of images, if it is known."""
+    batch = (plan.scope.info(plan.leaf.input).shape or (None,))[0]
+    return batch if isinstance(batch, int) else None
+
+
+def _few_pixels(plan: ResizePlan, fewest: int) -> Reject | None:
+    """The reason why one resampled map is no faster on a GPU: all images together have too few pixels, where that is known."""
+    leaf, batch = plan.leaf, _batch(plan)
+    if leaf.size is None or batch is None or (pixels := batch * math.prod(work_of(plan, plan.groups[0]).size)) >= fewest:
         return None
-    pixels = batch * math.prod(work_of(plan, plan.groups[0]).size)
-    taps = math.prod(conv.kernel_shape)
-    merged = math.prod(k + s - 1 for k, s in zip(conv.kernel_shape, up.factors, strict=True))
-    fewest = math.ceil((merged - taps) * item_bytes(plan) / GPU_BYTES_PER_US / (up.copies * taps - merged) * GPU_MACS_PER_US)
-    if pixels >= fewest:
-        return None
-    return reject(scope, leaf.node, "pixels of the small maps", pixels, f"at least {fewest}, for this target")
+    return reject(plan.scope, leaf.node, "pixels of the small maps", pixels, f"at least {fewest}, for this target")
 
 
 def item_bytes(plan: ResizePlan) -> int:
@@ -397,8 +402,7 @@ def item_bytes(plan: ResizePlan) -> int:
 def _many_launches(plan: ResizePlan, resized: int) -> Reject | None:
     """Why convolutions of several maps are no faster on a GPU: each is a launch, each sum a pass.  resized: channels that are."""
     scope, leaf, count = plan.scope, plan.leaf, len(plan.groups)
-    shape, m, c, large = scope.info(leaf.input).shape or (), channels_out(leaf), channels_in(leaf), math.prod(_large(plan))
-    images = shape[0] if shape and isinstance(shape[0], int) else 1
+    m, c, large, images = channels_out(leaf), channels_in(leaf), math.prod(_large(plan)), _batch(plan) or 1
     summed = sum(len(group.channels) for group in plan.groups) > c
     maps = [(len(g.channels), math.prod(work_of(plan, g).size) if g.resample else large) for g in plan.groups]
 
