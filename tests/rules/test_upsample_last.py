@@ -808,7 +808,7 @@ def test_a_shrinking_resize_of_more_channels_stays(mode, share):
 
 
 @pytest.mark.parametrize(("size", "stays"), ((22, True), (23, False)))
-def test_interpolated_maps_of_few_pixels_in_16_bits_stay_on_a_gpu(size, stays):
+def test_maps_of_few_pixels_in_16_bits_stay_behind_a_resize_on_a_gpu(size, stays):
     halves = {name: whole(shape).astype(np.float16) for name, shape in (("w", (8, 16, 1, 1)), ("b", (8,)))}
     model = pointwise(resized('mode="linear"') + POINTWISE, halves, **{**HALVES, "inputs": f"float16[1,16,{size},{size}] x"})
     assert (

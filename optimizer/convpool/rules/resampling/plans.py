@@ -41,9 +41,9 @@ TENSORRT_PIXELS, TENSORRT_US, TENSORRT_BYTES = 2048, 3.0, 2
 
 In its engines, fp16 on an H100, `fused` takes 0.80 to 0.88 of the time from 4096 pixels on, 0.75 with 2048, 0.91 to 1.03 with
 1024, and 1.03 to 1.11 with fewer.  A 1x1 convolution in front of a short Resize costs the Add behind it a pass of its own."""
-INTERPOLATED_PIXELS = 512
-"""The fewest pixels of a small map of 16 bits in front of an interpolation.  In onnxruntime a linear Resize of 324 or 361 behind
-a 1x1 convolution takes up to 1.85 times as long as in front of it on an H200, with 1369 and 1444 mostly half as long."""
+POINTWISE_PIXELS = 512
+"""The fewest pixels of a small map of 16 bits for a 1x1 convolution.  In onnxruntime it takes up to 1.85 times as long in front
+of a linear Resize of 324 or 361 as behind it on an H200, in front of 1369 and 1444 mostly half as long (decision 034)."""
 OPERATOR = "upsampleconv"
 """The form that is a node of UpsampleConv."""
 ENOUGH = 0.95
@@ -258,7 +258,8 @@ def with_forms(plan: ResizePlan, context: Context) -> ResizePlan | Reject:
     if options.for_torch:  # each call decides at run time whether it pays: it knows device and batch
         return as_operator(plan, TORCH_NODE)
     for_gpu = "gpu" in options.devices and options.upsampling is None
-    if for_gpu and (unknown := _unmeasured(plan)) is not None:
+    may_be_node = options.lowering == "convavgpool" and context.enabled("chain_upsample")
+    if for_gpu and (unknown := _unmeasured(plan, may_be_node)) is not None:
         return unknown
     m, large = channels_out(leaf), _large(plan)
     out = m * math.prod(conv.output_size(large))
@@ -296,7 +297,7 @@ def with_forms(plan: ResizePlan, context: Context) -> ResizePlan | Reject:
         got = f"{after.macs:,} of {before.macs:,} multiply-adds, {after.time / before.time:.2f} of the time by the cost model"
         return reject(scope, leaf.node, f"saves too little as {what}", got, f"at most {ENOUGH:.0%} of the time")
     formed = replace(plan, groups=tuple(groups), macs_before=counts[0], macs_after=counts[1])
-    becomes_node = what == "conv_first" and options.lowering == "convavgpool" and context.enabled("chain_upsample")
+    becomes_node = what == "conv_first" and may_be_node
     return for_gpu and "tensorrt" in options.devices and not becomes_node and _too_short(formed) or formed
 
 
@@ -352,8 +353,9 @@ def is_conv_first(plan: ResizePlan) -> bool:
     return all(up is None or expand.is_conv_first(plan.leaf.conv, up) for up in ups)
 
 
-def _unmeasured(plan: ResizePlan) -> Reject | None:
-    """The reason why a convolution is none of the kinds that were found to be faster on GPUs."""
+def _unmeasured(plan: ResizePlan, may_be_node: bool) -> Reject | None:
+    """The reason why a convolution is none of the kinds that were found to be faster on GPUs.  may_be_node: 1x1, with nearest
+    upsampling."""
     scope, leaf = plan.scope, plan.leaf
     ups = [group.resample.up for group in plan.groups if group.resample is not None]
     if is_conv_first(plan):
@@ -365,7 +367,7 @@ def _unmeasured(plan: ResizePlan) -> Reject | None:
             return reject(scope, leaf.node, "channels that are resized", moved, f"at most {resized}, for this target")
         if len(plan.groups) > 1:
             return _many_launches(plan, resized)
-        return _few_pixels(plan, INTERPOLATED_PIXELS) if ups[0] is None and item_bytes(plan) == 2 else None
+        return _few_pixels(plan, POINTWISE_PIXELS) if item_bytes(plan) == 2 and not (may_be_node and ups[0]) else None
     if len(plan.groups) > 1:
         return reject(scope, leaf.node, "maps of different sizes", len(plan.groups), "one, for this target")
     (up,) = ups
