@@ -22,11 +22,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from onnx import helper
 
-from convpool.algebra.parts import holds, keeps, outside
+from convpool.algebra.parts import holds, keeps
 from convpool.ir.edit import Edit
 from convpool.ir.index import Scope
 from convpool.ir.protos import is_op, known_attributes, label
-from convpool.rules.base import Context, NodesPlan, Reject, Rule, Site, rejection
+from convpool.rules.base import Context, NodesPlan, Rule, Site
 from convpool.rules.convs import KERNEL_TYPES, against_one
 
 
@@ -91,7 +91,7 @@ class FoldProduct(Rule):
             if mapped and len(mapped) + len(kept) <= len(before):
                 yield ProductSite(scope, max(scope.producer[name] for name in mapped), mapped)
 
-    def check(self, site: ProductSite, context: Context) -> ProductPlan | Reject:
+    def check(self, site: ProductSite, context: Context) -> ProductPlan | None:
         """The plan, if the type has the new weights: condition (4)."""
         scope, constants = site.scope, {}
         for name, product in site.products.items():
@@ -100,7 +100,7 @@ class FoldProduct(Rule):
                 old, added, dtype = _numbers(scope, source)
                 weight, bias = weight + factor[:, None] * old, bias + factor * added
             if not keeps(weight, dtype) or not holds(bias, dtype):
-                return rejection(scope, site.root, outside("weights of the product"))
+                return None
             constants[name] = weight.astype(dtype), bias.astype(dtype)
         return ProductPlan(scope, tuple(site.nodes), site, constants)
 

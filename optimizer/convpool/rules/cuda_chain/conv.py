@@ -30,15 +30,15 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from convpool.algebra.expand import UpsampleSpec
-from convpool.algebra.geometry import PoolSpec
-from convpool.algebra.parts import MAX_UPSAMPLE, OP_TYPE, UPSAMPLING_OP_TYPE, keeps, outside
+from convpool.algebra.geometry import Ints, PoolSpec
+from convpool.algebra.parts import MAX_UPSAMPLE, OP_TYPE, UPSAMPLING_OP_TYPE, keeps
 from convpool.ir import schema
 from convpool.ir.edit import Edit
 from convpool.ir.index import Scope
 from convpool.ir.protos import attributes, is_op, known_attributes, label, stand_for
 from convpool.report import Log
 from convpool.rules import convs
-from convpool.rules.base import Context, NodesPlan, Reject, Rule, Site, reject, rejection
+from convpool.rules.base import Context, NodesPlan, Reject, Rule, Site, reject, spatial_size
 from convpool.rules.cuda_chain.layouts import VIEWS, Ports, channels_last, ports_of, summed_axes
 from convpool.rules.neighbours.patterns import mapped_by
 from convpool.rules.offloaded import alone, whole_windows
@@ -105,7 +105,7 @@ class ChainPool(Rule):
         if ports_of(scope):
             yield from (Site(scope, index) for index in sorted(chain(scope, context)) if is_op(scope.nodes[index], "AveragePool"))
 
-    def check(self, site: Site, context: Context) -> PoolPlan | Reject:
+    def check(self, site: Site, context: Context) -> PoolPlan | None:
         return _pooling(site.scope, site.root, context)
 
     def apply(self, plan: PoolPlan, edit: Edit) -> None:
@@ -276,26 +276,18 @@ def chunk(elem_type: int) -> int:
     return int(CHUNK_BYTES // helper.tensor_dtype_to_np_dtype(elem_type).itemsize)
 
 
-def _pooling(scope: Scope, index: int, context: Context) -> PoolPlan | Reject:
-    """Conditions (3) and (4) of a pooling."""
-    node, limits = scope.nodes[index], context.options.limits
-    info = scope.info(node.input[0])
-    if len(attributes(node)["kernel_shape"]) != convs.RANK:
-        return reject(scope, index, "spatial axes", len(attributes(node)["kernel_shape"]), convs.RANK)
-    window = whole_windows(scope, index, convs.RANK)
-    if isinstance(window, Reject):
-        return window
-    if any(window.pads):
-        return reject(scope, index, "pads", list(window.pads), "none")
-    if (found := convs.against_node(scope, convs.POINT, context.main_opset, window)) is not None:
-        return rejection(scope, index, found)
-    channels = info.shape[1] if info.shape is not None and len(info.shape) == convs.RANK + 2 else None
-    if info.elem_type not in convs.KERNEL_TYPES:
-        return reject(scope, index, "type", TensorProto.DataType.Name(info.elem_type), "float16, bfloat16 or float32")
-    multiple = chunk(info.elem_type)
-    if not isinstance(channels, int) or channels > limits.pool_channels or channels % multiple:
-        return reject(scope, index, "channels", channels, f"at most {limits.pool_channels}, a multiple of {multiple}")
-    return PoolPlan(scope, (index,), window, channels, info.elem_type)
+def _pooling(scope: Scope, index: int, context: Context) -> PoolPlan | None:
+    """A pooling that conditions (3) and (4) admit."""
+    node, rank = scope.nodes[index], len(attributes(scope.nodes[index])["kernel_shape"])
+    window = whole_windows(scope, index, convs.RANK) if rank == convs.RANK else None
+    if not isinstance(window, PoolSpec) or any(window.pads):
+        return None
+    kind, channels = scope.info(node.input[0]).elem_type, convs.channel_count(scope, node.input[0])
+    if kind not in convs.KERNEL_TYPES or convs.against_node(scope, convs.POINT, context.main_opset, window) is not None:
+        return None
+    if channels is None or channels > context.options.limits.pool_channels or channels % chunk(kind):
+        return None
+    return PoolPlan(scope, (index,), window, channels, kind)
 
 
 HEAD = "head"
@@ -325,35 +317,26 @@ class ChainHead(Rule):
                 if is_op(node, "Gemm", "MatMul") and _from_map(scope, index):
                     yield Site(scope, index)
 
-    def check(self, site: Site, context: Context) -> HeadPlan | Reject:
-        scope, index = site.scope, site.root
-        nodes = _from_map(scope, index)
-        mean = nodes[0]
-        for inner in nodes[:-1]:
-            if (others := scope.other_readers(scope.nodes[inner].output[0])) is not None:
-                name = scope.nodes[inner].output[0]
-                return reject(scope, inner, f"output '{name}' {others}", "other readers", f"only {scope.nodes[index].op_type}")
-        size = _map_size(scope, mean)
-        if isinstance(size, Reject):
-            return size
-        linear = _linear(scope, index)
-        if isinstance(linear, Reject):
-            return linear
+    def check(self, site: Site, context: Context) -> HeadPlan | None:
+        scope, nodes = site.scope, _from_map(site.scope, site.root)
+        mean, x = scope.nodes[nodes[0]], scope.nodes[nodes[0]].input[0]
+        read = any(scope.other_readers(scope.nodes[index].output[0]) is not None for index in nodes[:-1])
+        size = None if read else _map_size(scope, nodes[0])
+        linear = None if size is None else _linear(scope, site.root)
+        if size is None or linear is None:
+            return None
         weight, bias = linear
-        x = scope.nodes[mean].input[0]
-        kind = scope.info(x).elem_type
-        if weight.shape[1] % chunk(kind):
-            return reject(scope, index, "input channels", weight.shape[1], f"a multiple of {chunk(kind)}")
         window = replace(convs.WINDOW, kernel_shape=size)
-        if (found := convs.against_node(scope, convs.POINT, context.main_opset, window)) is not None:
-            return rejection(scope, index, found)
-        ports = {**ports_of(scope), mean: Ports(x, scope.nodes[mean].output[0])}
+        refusal = convs.against_node(scope, convs.POINT, context.main_opset, window)
+        if refusal is not None or weight.shape[1] % chunk(scope.info(x).elem_type):
+            return None
+        ports = {**ports_of(scope), nodes[0]: Ports(x, mean.output[0])}
         if x not in channels_last(scope, ports, context.options.limits):
-            return reject(scope, mean, "layout", "channels first in front of it", "channels last")
-        if is_op(scope.nodes[mean], "ReduceSum"):
+            return None
+        if is_op(mean, "ReduceSum"):
             dtype, scaled = weight.dtype, weight.astype(np.float64) * math.prod(size)
             if not keeps(scaled, dtype):
-                return rejection(scope, mean, outside("weights of a sum"))
+                return None
             weight = scaled.astype(dtype)
         return HeadPlan(scope, tuple(nodes), window, weight.reshape(len(weight), *(1,) * convs.RANK, -1), bias)
 
@@ -389,39 +372,28 @@ def _from_map(scope: Scope, index: int) -> list[int]:
     return []
 
 
-def _map_size(scope: Scope, index: int) -> tuple[int, ...] | Reject:
-    """The sizes of the map that a sum or mean is over: condition (2)."""
+def _map_size(scope: Scope, index: int) -> Ints | None:
+    """The sizes of the map that a sum or mean is over: condition (7)."""
     node = scope.nodes[index]
-    info = scope.info(node.input[0])
-    if info.shape is None or len(info.shape) != convs.RANK + 2:
-        return reject(scope, index, "rank", "unknown" if info.shape is None else len(info.shape), convs.RANK + 2)
-    if info.elem_type not in convs.KERNEL_TYPES:
-        return reject(scope, index, "type", TensorProto.DataType.Name(info.elem_type), "float16, bfloat16 or float32")
-    size = tuple(dim for dim in info.shape[2:] if isinstance(dim, int))
-    if len(size) != convs.RANK:
-        return reject(scope, index, "size of the map", list(info.shape[2:]), "a known one")
     axes = (2, 3) if is_op(node, "GlobalAveragePool") else summed_axes(scope, index)
-    return size if axes == (2, 3) else reject(scope, index, "axes", axes, "2 and 3")
+    fits = axes == (2, 3) and scope.info(node.input[0]).elem_type in convs.KERNEL_TYPES
+    return spatial_size(scope, node.input[0], convs.RANK) if fits else None
 
 
-def _linear(scope: Scope, index: int) -> tuple[np.ndarray, np.ndarray] | Reject:
-    """Weights [M, C] and bias [M] of the product: condition (4)."""
+def _linear(scope: Scope, index: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """Weights [M, C] and bias [M] of the product: condition (9)."""
     node = scope.nodes[index]
     values = attributes(node)
-    shape = scope.info(node.input[0]).shape
-    if shape is None or len(shape) != 2:
-        return reject(scope, index, "shape of what it multiplies", shape, "[N, C]")
-    constant = scope.weights(node.input[1])
+    usual = values.get("alpha", 1.0) == values.get("beta", 1.0) == 1 and not values.get("transA", 0)
+    usual = usual and len(scope.info(node.input[0]).shape or ()) == 2
+    constant = scope.weights(node.input[1]) if usual else None
     if constant is None or len(constant.shape) != 2:
-        return reject(scope, index, "weights", "no matrix of constants", "one")
-    for name, expected in (("alpha", 1.0), ("beta", 1.0), ("transA", 0)):
-        if values.get(name, expected) != expected:
-            return reject(scope, index, name, values[name], expected)
+        return None
     weight = constant.array() if values.get("transB", 0) else constant.array().T  # a MatMul has no transB
     bias = np.zeros(len(weight), weight.dtype)
     if len(node.input) > 2 and node.input[2]:
         added = scope.constant(node.input[2])
         if added is None or added.array().size not in (1, len(bias)) or any(n != 1 for n in added.shape[:-1]):
-            return reject(scope, index, "what it adds", "no constant per column", "one")
+            return None
         bias = np.broadcast_to(added.array().reshape(-1), bias.shape).astype(weight.dtype)
     return np.ascontiguousarray(weight), np.ascontiguousarray(bias)
