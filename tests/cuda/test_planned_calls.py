@@ -25,7 +25,7 @@ GEMM = "conv_avgpool_direct_gemm_sm75_f16_m64n64k32_s4"
 def lib(monkeypatch):
     """The pretended library as the package's, device 0 current; no call planned yet."""
     monkeypatch.setitem(sys.modules, "torch", pretended.torch_module())
-    monkeypatch.setattr(calls, "_plans", calls._Cache(calls.CACHED_PLANS))
+    monkeypatch.setattr(calls, "_plans", {})
     monkeypatch.setattr(library, "current_ordinal", lambda: 0)
     monkeypatch.setattr(Tensor, "made", [])
     return pretended.load(monkeypatch)
@@ -167,16 +167,16 @@ def test_8_bit_arrays_give_floats(lib):
         conv_avg_pool(x, w, w_scale=Tensor((256,)), **POOLED)
 
 
-def test_plans_used_last_are_kept(lib, monkeypatch):
-    monkeypatch.setattr(calls, "_plans", calls._Cache(2))
+def test_plans_made_last_are_kept(lib, monkeypatch):
+    monkeypatch.setattr(calls, "CACHED_PLANS", 2)
 
     def plan(n):
         return plan_for(Tensor((n, *X[1:])), Tensor(W), **POOLED)
 
     first, second = plan(1), plan(2)
     assert plan(1) is first
-    plan(3)  # in the place of the second
-    assert plan(1) is first and plan(2) is not second and len(calls._plans) == 2
+    plan(3)  # in the place of the first
+    assert plan(2) is second and plan(1) is not first and len(calls._plans) == 2
 
 
 def test_threads_plan_and_launch_at_once(lib):

@@ -12,15 +12,13 @@ residual are float16, bfloat16 or float32 (out is float32 if left out), w_scale 
 shift and prologue_activation.
 
 A call is planned by the kinds of its arrays (shape, type, device), x's class, its options, the workspace's size and whether all
-addresses are multiples of 16, and by the current device where x does not tell it; the plans of the last `CACHED_PLANS` different
-calls are kept.  A call planned before checks what may differ between two arrays of one kind: order, address and, of what is
-written, overlap.
+addresses are multiples of 16, and by the current device where x does not tell it; the `CACHED_PLANS` plans made last are kept.
+A call planned before checks what may differ between two arrays of one kind: order, address and, of what is written, overlap.
 """
 
 from __future__ import annotations
 
 import inspect
-import itertools
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -30,7 +28,9 @@ from convpool.cuda.plan import OPERANDS, Plan, expected_kinds
 from convpool.cuda.problem import Problem, Tactic, channels_last
 from convpool.errors import ArrayError, ProblemError
 
-CACHED_PLANS = 256
+CACHED_PLANS = 1024
+_plans: dict[Any, _Planned] = {}
+_adding = threading.Lock()
 _NAMES = (*OPERANDS[:-1], "out")  # which is y to a plan
 _X, _W, _B, _RESIDUAL, _SCALE, _SHIFT, _W_SCALE, _OUT = range(8)
 
@@ -230,14 +230,17 @@ def _plan(call: _Call) -> _Planned:
     plan = Plan(problem, tactic=tactic, max_workspace_bytes=most, unaligned=tactic is None and call.bits != 0)
     _expect_current_device(call.kinds[_X][2], plan.device)
     planned = _Planned(plan, arrays.maker(x))
-    _plans.put(call.key, planned)
+    with _adding:
+        if len(_plans) >= CACHED_PLANS:
+            del _plans[next(iter(_plans))]
+        _plans[call.key] = planned
     return planned
 
 
 class _Planned:
     """A plan, and what a call needs of it."""
 
-    __slots__ = ("make_out", "make_workspace", "plan", "used", "workspace_bytes")
+    __slots__ = ("make_out", "make_workspace", "plan", "workspace_bytes")
 
     def __init__(self, plan: Plan, library_of_x: str) -> None:
         self.plan = plan
@@ -245,34 +248,6 @@ class _Planned:
         # None only where nothing has to be made.
         self.make_out: Any = arrays.allocator(library_of_x, plan.y_shape, plan.problem.dtypes[2])
         self.make_workspace: Any = arrays.allocator(library_of_x, (plan.workspace_bytes,), "uint8")
-        self.used = 0
-
-
-class _Cache:
-    """The entries used last.  Looking one up takes no lock: it changes no more than the entry's time."""
-
-    def __init__(self, size: int) -> None:
-        self._entries: dict[Any, _Planned] = {}
-        self._size, self._clock, self._lock = size, itertools.count(1), threading.Lock()
-
-    def get(self, key: Any) -> _Planned | None:
-        entry = self._entries.get(key)
-        if entry is not None:
-            entry.used = next(self._clock)
-        return entry
-
-    def put(self, key: Any, entry: _Planned) -> None:
-        entry.used = next(self._clock)
-        with self._lock:
-            self._entries[key] = entry
-            while len(self._entries) > self._size:
-                del self._entries[min(self._entries, key=lambda k: self._entries[k].used)]
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-
-_plans = _Cache(CACHED_PLANS)
 
 
 # ---- checks of a call that has no plan yet ----
