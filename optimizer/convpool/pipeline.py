@@ -57,18 +57,12 @@ from convpool.types import Layout
 
 Times = dict[str, float] | None
 """Median microseconds by alternative; None where nothing was timed."""
+Found = tuple[Rule, Plan, Times]
+Kept = tuple[Rule, Site, Reject | None, Times]
+"""A plan of a round, and a site that stays, with what their reports need."""
 ROUNDS = 9
 BUDGET_S = 1.5
 """A site's rounds stop when this much time is spent, though not before three."""
-
-
-@dataclass(frozen=True)
-class Found:
-    """A plan of a round, with what its report needs."""
-
-    rule: Rule
-    plan: Plan
-    times: Times
 
 
 class Pipeline:
@@ -159,18 +153,14 @@ class Pipeline:
 
     def first_look(self, rule: Rule) -> tuple[list[Any], tuple[tuple[Any, Reject], ...]]:
         """A rule's plans for the model as it is, and its sites that would stay, each with the reason."""
-        kept: list[tuple[Rule, Site, Reject | None, Times]] = []
-        plans = [found.plan for scope in self.scopes() for found in self._plans(scope, [rule], kept)]
+        kept: list[Kept] = []
+        plans = [plan for scope in self.scopes() for _, plan, _ in self._plans(scope, [rule], kept)]
         return plans, tuple((site, verdict) for _, site, verdict, _ in kept if verdict is not None)
 
     def _round(self, stage: Stage, rules: list[Rule]) -> bool:
         """One look at every site; whether any was rewritten.  Sites that stay are reported only by the last round."""
-        found: list[tuple[Scope, list[Found]]] = []
-        kept: list[tuple[Rule, Site, Reject | None, Times]] = []
-        for scope in self.scopes():
-            plans = self._plans(scope, rules, kept)
-            if plans:
-                found.append((scope, plans))
+        kept: list[Kept] = []
+        found = [(scope, plans) for scope in self.scopes() if (plans := self._plans(scope, rules, kept))]
         if not (found and stage.repeats):
             for rule, site, verdict, times in kept:
                 rule.kept(site, verdict, times, self.log)
@@ -180,8 +170,9 @@ class Pipeline:
             self.changed = True
         return bool(found)
 
-    def _plans(self, scope: Scope, rules: list[Rule], kept: list) -> list[Found]:
-        """Plans for one scope that share no node.  A site in the way of another is seen again in the next round."""
+    def _plans(self, scope: Scope, rules: list[Rule], kept: list[Kept]) -> list[Found]:
+        """Plans for one scope that share no node.  A site in the way of another is seen again in the next round.  kept: gets the
+        sites that stay."""
         may_have = [rule for rule in rules if not rule.needs or not scope.op_types.isdisjoint(rule.needs)]
         sites = [(rule, site) for rule in may_have for site in rule.sites(scope, self._context)]
         verdicts = [(rule, site, rule.verdict(site, self._context)) for rule, site in sites]
@@ -193,19 +184,15 @@ class Pipeline:
         for rule, site, verdict in verdicts:
             times: Times = None
             if isinstance(verdict, Plan):
-                own, beside = verdict.own, verdict.shared
-                if own & (owned | shared) or beside & owned:
+                if verdict.own & (owned | shared) or verdict.shared & owned:
                     continue
-                owned |= own
-                shared |= beside
-                plan: Plan | Reject = verdict
+                owned |= verdict.own
+                shared |= verdict.shared
                 if self._tuner and rule.has_alternatives:
-                    plan, times = self._tuner.tune(rule, site, verdict, self._context)
-                if isinstance(plan, Plan):
-                    plans.append(Found(rule, plan, times))
-                    continue
-                verdict = plan
-            if verdict is not None:
+                    verdict, times = self._tuner.tune(rule, site, verdict, self._context)
+            if isinstance(verdict, Plan):
+                plans.append((rule, verdict, times))
+            elif verdict is not None:
                 kept.append((rule, site, verdict if isinstance(verdict, Reject) else None, times))
         return plans
 
@@ -213,16 +200,16 @@ class Pipeline:
         """Make the changes, inner scopes first, then report them, outer ones first."""
         outputs: dict[int, list[str]] = {}
         for scope, plans in reversed(found):
-            self.int8 += sum(is_int8(scope, index) for item in plans for index in item.plan.convolutions)
-            edit = self.editor.edit(scope, max(item.plan.operator_version for item in plans))
-            for item in plans:
+            self.int8 += sum(is_int8(scope, index) for _, plan, _ in plans for index in plan.convolutions)
+            edit = self.editor.edit(scope, max(plan.operator_version for _, plan, _ in plans))
+            for rule, plan, _ in plans:
                 before = len(edit.new_nodes)
-                item.rule.apply(item.plan, edit)
-                outputs[id(item)] = [node.output[0] for node in edit.new_nodes[before:] if schema.is_operator(node)]
+                rule.apply(plan, edit)
+                outputs[id(plan)] = [node.output[0] for node in edit.new_nodes[before:] if schema.is_operator(node)]
             self.editor.commit(edit)
         for _, plans in found:
-            for item in plans:
-                item.rule.rewritten(item.plan, outputs[id(item)], item.times, self.log)
+            for rule, plan, times in plans:
+                rule.rewritten(plan, outputs[id(plan)], times, self.log)
 
     def _excluded(self, name: str) -> bool:
         """Return True if a pattern given to exclude matches a name."""
