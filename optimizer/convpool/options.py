@@ -71,47 +71,27 @@ _ARGUMENTS: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Limits of the plugin's kernels for convolutions without a pooling, by support and speed.
-
-    image_channels: most channels of what counts as an image: TensorRT pads more of them less.
-    filter_elements: most weights of a filter, channels times kernel elements, that the kernel for images takes.
-    wide_channels: fewest input and output channels of a plain convolution: the fewest that were measured.
-    channel_multiple: what these are multiples of, so that half precision needs no padding with the channels last.
-    plain_macs: most multiply-adds of a plain convolution for the batch.  With more of them the better of TensorRT 8.6 and cuDNN
-        takes 0.77 to 1.15 times as long as the plugin's kernels, in `python -m benchmarks layers plain` on an H200.
-    plain_results: most numbers in a result that takes more multiply-adds: TensorRT 8.6 adds up so few in too few blocks.  Of 16
-        images with 1536 channels of 4x4, with a residual, it takes 65 microseconds in BigGAN on an H200, the plugin 31.
-    pool_channels: most channels of an AveragePool in a chain, which the kernels multiply by the identity.
-    plain_prologues: whether a plain convolution fuses maps per channel in front of it too.
-    """
-
-    image_channels: int = 4
-    filter_elements: int = 64
-    wide_channels: int = 64
-    channel_multiple: int = 8
-    plain_macs: float = 2.5e9
-    plain_results: int = 400_000
-    pool_channels: int = 1024
-    plain_prologues: bool = False
-
-    @property
-    def of_images(self) -> str:
-        """The first two in words."""
-        return f"at most {self.image_channels} channels and {self.filter_elements} weights per filter"
-
-    @property
-    def of_plain_convolutions(self) -> str:
-        """The limits of plain convolutions in words."""
-        return (
-            f"at least {self.wide_channels} channels in multiples of {self.channel_multiple}; "
-            f"at most {self.plain_macs / 1e9:g}e9 multiply-adds per batch, "
-            f"or more if the result has at most {self.plain_results:,} numbers"
-        )
-
-
-DEFAULT_LIMITS = Limits()
+# Limits of the plugin's kernels for convolutions without a pooling, by support and speed.
+IMAGE_CHANNELS = 4
+"""Most channels of what counts as an image: TensorRT pads more of them less."""
+FILTER_ELEMENTS = 64
+"""Most weights of a filter, channels times kernel elements, that the kernel for images takes."""
+WIDE_CHANNELS, CHANNEL_MULTIPLE = 64, 8
+"""Fewest input and output channels of a plain convolution, the fewest that were measured; and what they are multiples of, so that
+half precision needs no padding with the channels last."""
+PLAIN_MACS = 2.5e9
+"""Most multiply-adds of a plain convolution for the batch.  With more of them the better of TensorRT 8.6 and cuDNN takes 0.77 to
+1.15 times as long as the plugin's kernels, in `python -m benchmarks layers plain` on an H200."""
+PLAIN_RESULTS = 400_000
+"""Most numbers in a result that takes more multiply-adds: TensorRT 8.6 adds up so few in too few blocks.  Of 16 images with 1536
+channels of 4x4, with a residual, it takes 65 microseconds in BigGAN on an H200, the plugin 31."""
+POOL_CHANNELS = 1024
+"""Most channels of an AveragePool in a chain, which the kernels multiply by the identity."""
+OF_IMAGES = f"at most {IMAGE_CHANNELS} channels and {FILTER_ELEMENTS} weights per filter"
+OF_PLAIN_CONVOLUTIONS = (
+    f"at least {WIDE_CHANNELS} channels in multiples of {CHANNEL_MULTIPLE}; "
+    f"at most {PLAIN_MACS / 1e9:g}e9 multiply-adds per batch, or more if the result has at most {PLAIN_RESULTS:,} numbers"
+)
 
 ALL = ("any", "cpu", "tensorrt", "cuda")
 """Every target."""
@@ -136,9 +116,9 @@ RULES = (
     Entry("upsample_last", "nearest upsampling followed by Conv", "pairs", "resampling.rule:UpsampleLast", ALL),
     Entry("resize_last", "any enlarging Resize followed by a 1x1 Conv", "pairs", "resampling.rule:ResizeLast", ALL),
     Entry("resize_first", "a 1x1 Conv followed by a Resize to fewer elements", "pairs", "resampling.rule:ResizeFirst", ALL),
-    Entry("image_conv", f"convolutions of images: {DEFAULT_LIMITS.of_images}",
+    Entry("image_conv", f"convolutions of images: {OF_IMAGES}",
           "convolutions", "offloaded:ImageConv", ("tensorrt", "cuda")),
-    Entry("plain_conv", f"other convolutions: {DEFAULT_LIMITS.of_plain_convolutions}",
+    Entry("plain_conv", f"other convolutions: {OF_PLAIN_CONVOLUTIONS}",
           "convolutions", "offloaded:ImageConv", ("tensorrt",)),
     Entry("norm_conv", "with plain_conv: of any size behind an InstanceNormalization and a SiLU or a scale by image",
           "convolutions", "offloaded:ImageConv", ("tensorrt",)),
@@ -183,6 +163,7 @@ class Preset:
     direct_without_kernel: whether AveragePool and Conv may, if they cost less than one fused convolution; in 3-D, without
     groups, they always may, but in TensorRT 8.6, which is slower with them.  keep_int8: leave convolutions behind
     DequantizeLinear, which TensorRT runs in INT8; any rewrite would make float kernels of them.
+    plain_prologues: whether a plain convolution fuses maps per channel in front of it too.
     metadata: what a changed model gets in its metadata_props, so that it says what it is for.  devices: where the result has to
     be faster, of pairs (`pool_first.rule`) and beside resamplings: "cpu" by the cost model, "gpu" and "tensorrt" as was measured.
     """
@@ -191,7 +172,7 @@ class Preset:
     lowering: str = "convavgpool"
     direct_without_kernel: bool = True
     keep_int8: bool = False
-    limits: Limits = DEFAULT_LIMITS
+    plain_prologues: bool = False
     metadata: tuple[tuple[str, str], ...] = ()
     devices: tuple[str, ...] = ("cpu", "gpu")
 
@@ -203,7 +184,7 @@ TARGETS: dict[str, Preset] = {
     "cuda": Preset(
         passes=_rules_of("cuda"),
         direct_without_kernel=False,
-        limits=replace(DEFAULT_LIMITS, plain_prologues=True),
+        plain_prologues=True,
         devices=("gpu",),
         metadata=(("convpool.target", "cuda"),),
     ),

@@ -15,7 +15,7 @@ from convpool.check.inputs import load_arrays
 from convpool.cli import group
 from convpool.cli.table import make_console, print_table, show_verification
 from convpool.ir.files import check_output
-from convpool.options import DEFAULT_LIMITS
+from convpool.options import IMAGE_CHANNELS, PLAIN_MACS, PLAIN_RESULTS, WIDE_CHANNELS
 from convpool.report import json_text
 from convpool.tensorrt import PRECISIONS, BuildOptions, BuildReport, EngineMismatchError, Profile, Tuning, build
 from convpool.tensorrt.build_options import LOWERINGS
@@ -91,7 +91,7 @@ Shapes = dict[str, list[int]]
     "--stem/--no-stem",
     default=True,
     show_default=True,
-    help=f"In fp16 and bf16, also run convolutions of images (at most {DEFAULT_LIMITS.image_channels} channels) on the "
+    help=f"In fp16 and bf16, also run convolutions of images (at most {IMAGE_CHANNELS} channels) on the "
     "plugin, in a model with a pair. Only on GPUs of compute capability 8.0 and newer, with TensorRT 8.6 "
     "or 9. In tf32 only beside --plain-conv.",
 )
@@ -100,8 +100,8 @@ Shapes = dict[str, list[int]]
     default=True,
     show_default=True,
     help="In fp16, bf16 and tf32, also run other convolutions on the plugin, in a model with a pair: at least "
-    f"{DEFAULT_LIMITS.wide_channels} channels; at --opt-shape at most {DEFAULT_LIMITS.plain_macs / 1e9:g}e9 multiply-adds, "
-    f"or more if the result has at most {DEFAULT_LIMITS.plain_results:,} numbers. "
+    f"{WIDE_CHANNELS} channels; at --opt-shape at most {PLAIN_MACS / 1e9:g}e9 multiply-adds, "
+    f"or more if the result has at most {PLAIN_RESULTS:,} numbers. "
     "Only on GPUs of compute capability 9.0, with TensorRT 8.6 or 9.",
 )
 @click.option("--accumulation", **group.ACCUMULATION)

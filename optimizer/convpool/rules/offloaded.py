@@ -11,10 +11,10 @@ what it gives; (6) the convolution can be a node (`convs.against_node`).
 `ImageConv`, rule "image_conv": of an image.  TensorRT pads an image of few channels to 8 in front of its convolution; the plugin
 has a kernel that reads it without.  An AveragePool in front goes with it where `FusePoolConv` can fuse it.  Rule "plain_conv": of
 many channels, for which the plugin's kernels may be faster than TensorRT's.  Conditions: (1) and (6); (7) two spatial axes; (8)
-the weights are constants; (9) of an image at most `image_channels` channels and (10) `filter_elements` weights a filter; (11) of
-others a kernel larger than one element, (12) at least `wide_channels` channels at both ends, multiples of `channel_multiple`, and
-(13) at most `plain_macs` multiply-adds, or `plain_results` numbers in the result, for the batch (the limits are those of
-`convpool.options.Limits`), unless `neighbours.patterns.normalizes`, with the rule "norm_conv"; (14) no Pad can come to stand in
+the weights are constants; (9) of an image at most IMAGE_CHANNELS channels and (10) FILTER_ELEMENTS weights a filter; (11) of
+others a kernel larger than one element, (12) at least WIDE_CHANNELS channels at both ends, multiples of CHANNEL_MULTIPLE, and
+(13) at most PLAIN_MACS multiply-adds, or PLAIN_RESULTS numbers in the result, for the batch (the limits are those of
+`convpool.options`), unless `neighbours.patterns.normalizes`, with the rule "norm_conv"; (14) no Pad can come to stand in
 front: onnxruntime would merge it into the AveragePool, and refuse it there.  So Pads of zeros in front go into the convolution's.
 """
 
@@ -28,7 +28,7 @@ from onnx import NodeProto
 from convpool.algebra.geometry import PoolSpec, Refusal, windows
 from convpool.ir.index import Scope
 from convpool.ir.protos import AttributeReference, attributes, is_op, label
-from convpool.options import Limits
+from convpool.options import CHANNEL_MULTIPLE, FILTER_ELEMENTS, IMAGE_CHANNELS, PLAIN_MACS, PLAIN_RESULTS, WIDE_CHANNELS
 from convpool.rules import convs
 from convpool.rules.base import Context, Reject, reject, rejection, spatial_size
 from convpool.rules.neighbours.patterns import normalizes
@@ -140,7 +140,7 @@ class ImageConv(PairRule):
         leaf = convs.constant_leaf(scope, index, context)
         if isinstance(leaf, Reject):
             return leaf
-        wrong = _of_an_image(scope, leaf, context.options.limits) if of_image else _plain(scope, leaf, context)
+        wrong = _of_an_image(scope, leaf) if of_image else _plain(scope, leaf, context)
         if wrong is not None:
             return wrong
         pooled = behind_pooling(scope, index) if of_image else None
@@ -164,32 +164,30 @@ def alone(scope: Scope, leaf: convs.ConvLeaf, pattern: str) -> PairPlan | Reject
 
 
 def _kind(scope: Scope, node: NodeProto, context: Context) -> str:
-    limits = context.options.limits
     given, taken = (convs.channel_count(scope, name) for name in node.input[:2])
-    if given is not None and given <= limits.image_channels:
+    if given is not None and given <= IMAGE_CHANNELS:
         return "image_conv"
-    many = context.enabled("plain_conv") and taken is not None and taken >= limits.wide_channels
+    many = context.enabled("plain_conv") and taken is not None and taken >= WIDE_CHANNELS
     return "image_conv" if node.input[0] in scope.inputs and not many else "plain_conv"
 
 
-def _of_an_image(scope: Scope, leaf: convs.ConvLeaf, limits: Limits) -> Reject | None:
+def _of_an_image(scope: Scope, leaf: convs.ConvLeaf) -> Reject | None:
     """Conditions (9) and (10)."""
     channels = leaf.weight_shape[1]
-    if channels > limits.image_channels:
-        return reject(scope, leaf.node, "channels", channels, f"at most {limits.image_channels}")
-    if channels * leaf.conv.taps > limits.filter_elements:
-        return reject(scope, leaf.node, "weights a filter", channels * leaf.conv.taps, f"at most {limits.filter_elements}")
+    if channels > IMAGE_CHANNELS:
+        return reject(scope, leaf.node, "channels", channels, f"at most {IMAGE_CHANNELS}")
+    if channels * leaf.conv.taps > FILTER_ELEMENTS:
+        return reject(scope, leaf.node, "weights a filter", channels * leaf.conv.taps, f"at most {FILTER_ELEMENTS}")
     return None
 
 
 def _plain(scope: Scope, leaf: convs.ConvLeaf, context: Context) -> Reject | None:
     """Conditions (11) to (13)."""
-    limits = context.options.limits
     if leaf.conv.taps == 1:
         return reject(scope, leaf.node, "kernel_shape", list(leaf.conv.kernel_shape), "more than one element")
     for what, channels in (("input channels", leaf.weight_shape[1]), ("output channels", leaf.weight_shape[0])):
-        if channels < limits.wide_channels or channels % limits.channel_multiple:
-            expected = f"at least {limits.wide_channels}, a multiple of {limits.channel_multiple}"
+        if channels < WIDE_CHANNELS or channels % CHANNEL_MULTIPLE:
+            expected = f"at least {WIDE_CHANNELS}, a multiple of {CHANNEL_MULTIPLE}"
             return reject(scope, leaf.node, what, channels, expected)
     result = scope.nodes[leaf.node].output[0]
     shapes = (scope.info(result).shape, context.sizes.get(result))
@@ -198,7 +196,7 @@ def _plain(scope: Scope, leaf: convs.ConvLeaf, context: Context) -> Reject | Non
     count = results * leaf.weight_shape[1] * leaf.conv.taps if shape else None
     if context.enabled("norm_conv") and normalizes(scope, leaf.input, leaf.conv.rank):
         return None
-    if count is None or count > limits.plain_macs and results > limits.plain_results:
+    if count is None or count > PLAIN_MACS and results > PLAIN_RESULTS:
         got = "an unknown number" if count is None else f"{count:.3g}"
-        return reject(scope, leaf.node, "multiply-adds of the batch", got, f"at most {limits.plain_macs:.3g}")
+        return reject(scope, leaf.node, "multiply-adds of the batch", got, f"at most {PLAIN_MACS:.3g}")
     return None

@@ -6,7 +6,6 @@ import onnx
 import pytest
 
 import convpool
-from convpool.options import DEFAULT_LIMITS
 from convpool.rules.cuda_chain import layouts as turns
 from convpool.rules.cuda_chain.layouts import joined
 from tests.support.cuda_target import NARROW, TAIL, for_cuda, layouts
@@ -175,8 +174,8 @@ def test_sizes_that_are_unknown_count_as_nominal_ones(given, elements, item):
 @pytest.mark.parametrize(("channels", "image"), [("1", True), ("4", True), ("5", False), ("C", False)])
 def test_an_image_has_four_channels_at_most(channels, image):
     (scope,) = index(graph("y = Relu(x)", inputs=f"float[2,{channels},8,8] x"))
-    assert turns._is_image(scope, "x", DEFAULT_LIMITS) == image
-    assert not turns._is_image(scope, "nothing", DEFAULT_LIMITS)
+    assert turns._is_image(scope, "x") == image
+    assert not turns._is_image(scope, "nothing")
 
 
 JOINED = {

@@ -76,8 +76,9 @@ def tally() -> Tally:
     """All cases, run once; there plain convolutions are narrow, and no costs of a CPU count."""
     result = Tally()
     with pytest.MonkeyPatch.context() as patch:
-        narrow = options.Limits(wide_channels=options.DEFAULT_LIMITS.image_channels + 1, channel_multiple=1)
-        patch.setitem(options.TARGETS, "any", replace(options.TARGETS["any"], limits=narrow, devices=("gpu",)))
+        patch.setattr(offloaded, "WIDE_CHANNELS", options.IMAGE_CHANNELS + 1)
+        patch.setattr(offloaded, "CHANNEL_MULTIPLE", 1)
+        patch.setitem(options.TARGETS, "any", replace(options.TARGETS["any"], devices=("gpu",)))
         run_cases(result)
     print(f"\n{CASES} cases: {dict(result.counts.most_common())}\nworst error/bound: {result.worst}\nrejected:")
     for reason, count in result.reasons.most_common():

@@ -67,7 +67,7 @@ class ChannelsLast(Rule):
             return reject(scope, site.root, "layout in a body", "a node of the operator there", "one in the main graph")
         if any(node.op_type == "DequantizeLinear" and scope.constant(node.input[0]) is None for node in scope.nodes):
             return reject(scope, site.root, "layout", "a DequantizeLinear", "none")  # onnxruntime 1.32 loads no Transpose of one
-        last = layouts.channels_last(scope, ports, context.options.limits)
+        last = layouts.channels_last(scope, ports)
         if not last:
             got, expected = "channels first at less cost", "channels last between nodes of the operator"
             return reject(scope, site.root, "layout", got, expected)

@@ -7,7 +7,7 @@ It saves no arithmetic.  The kernels keep the channels last, where the provider 
 with it what stands before and behind.  Conditions: (1) a pair has become a node of the operator in the scope; (2) no attribute
 refers to a function's; (3) two spatial axes; (4) a convolution can be a node (`convs.against_node`), its weights are constants
 of a type that the kernels have, and its input channels multiples of 16 bytes or those of an image; an AveragePool has whole
-windows side by side without padding, and at most `pool_channels` channels, which the kernels multiply by the identity; (5) its
+windows side by side without padding, and at most POOL_CHANNELS channels, which the kernels multiply by the identity; (5) its
 input or result has the channels last (`layouts`), of an AveragePool both; or a SiLU or a map by image stands in front, which the
 kernels do as they turn X, and are several passes of the provider's; (6) no Pad can come to stand in front (`rules.offloaded`).
 
@@ -36,6 +36,7 @@ from convpool.ir import schema
 from convpool.ir.edit import Edit
 from convpool.ir.index import Scope
 from convpool.ir.protos import attributes, is_op, known_attributes, label, stand_for
+from convpool.options import FILTER_ELEMENTS, IMAGE_CHANNELS, OF_IMAGES, POOL_CHANNELS
 from convpool.report import Log
 from convpool.rules import convs
 from convpool.rules.base import Context, NodesPlan, Reject, Rule, Site, reject, spatial_size
@@ -231,7 +232,7 @@ def chain(scope: Scope, context: Context) -> frozenset[int]:
             between = scope.nodes[index].input[0]
             own |= {shortcut.leaf.node: Ports(shortcut.leaf.input, between), index: Ports(between, scope.nodes[index].output[0])}
     while own:
-        last = channels_last(scope, {**given, **own}, context.options.limits, sums=False)
+        last = channels_last(scope, {**given, **own}, sums=False)
         away = {index for index, item in own.items() if not _stays(scope, index, item, last)}
         if not away:
             break
@@ -264,10 +265,10 @@ def _conv(scope: Scope, index: int, context: Context) -> convs.ConvLeaf | Reject
     kind = leaf.weight.data_type
     if kind not in convs.KERNEL_TYPES:
         return reject(scope, index, "type", TensorProto.DataType.Name(kind), "float16, bfloat16 or float32")
-    channels, multiple, limits = leaf.weight_shape[1], chunk(kind), context.options.limits
-    of_image = channels <= limits.image_channels and channels * leaf.conv.taps <= limits.filter_elements
+    channels, multiple = leaf.weight_shape[1], chunk(kind)
+    of_image = channels <= IMAGE_CHANNELS and channels * leaf.conv.taps <= FILTER_ELEMENTS
     if channels % multiple and not of_image:
-        return reject(scope, index, "input channels", channels, f"a multiple of {multiple}, or an image of {limits.of_images}")
+        return reject(scope, index, "input channels", channels, f"a multiple of {multiple}, or an image of {OF_IMAGES}")
     return leaf
 
 
@@ -285,7 +286,7 @@ def _pooling(scope: Scope, index: int, context: Context) -> PoolPlan | None:
     kind, channels = scope.info(node.input[0]).elem_type, convs.channel_count(scope, node.input[0])
     if kind not in convs.KERNEL_TYPES or convs.against_node(scope, convs.POINT, context.main_opset, window) is not None:
         return None
-    if channels is None or channels > context.options.limits.pool_channels or channels % chunk(kind):
+    if channels is None or channels > POOL_CHANNELS or channels % chunk(kind):
         return None
     return PoolPlan(scope, (index,), window, channels, kind)
 
@@ -331,7 +332,7 @@ class ChainHead(Rule):
         if refusal is not None or weight.shape[1] % chunk(scope.info(x).elem_type):
             return None
         ports = {**ports_of(scope), nodes[0]: Ports(x, mean.output[0])}
-        if x not in channels_last(scope, ports, context.options.limits):
+        if x not in channels_last(scope, ports):
             return None
         if is_op(mean, "ReduceSum"):
             dtype, scaled = weight.dtype, weight.astype(np.float64) * math.prod(size)

@@ -38,7 +38,7 @@ from convpool.ir import schema
 from convpool.ir.edit import Edit
 from convpool.ir.index import Dim, Scope
 from convpool.ir.protos import give, is_op, known_attributes
-from convpool.options import Limits
+from convpool.options import IMAGE_CHANNELS
 from convpool.rules.base import Reject
 from convpool.rules.convs import KERNEL_TYPES, channel_count
 from convpool.rules.linear import BROADCASTING, UNARY, Step, axes_of, order_of, pad_numbers, step_or_reject
@@ -279,7 +279,7 @@ def ports_of(scope: Scope) -> dict[int, Ports]:
     return found
 
 
-def channels_last(scope: Scope, ports: Mapping[int, Ports], limits: Limits, *, sums: bool = True) -> frozenset[str]:
+def channels_last(scope: Scope, ports: Mapping[int, Ports], *, sums: bool = True) -> frozenset[str]:
     """The tensors that have their channels last.  sums: count those over space, which may not become nodes themselves."""
     groups = groups_of(scope, ports)
     for name in set().union(*fixed_ends(scope, ports)) & groups.keys():
@@ -289,7 +289,7 @@ def channels_last(scope: Scope, ports: Mapping[int, Ports], limits: Limits, *, s
             groups[node.input[0]].last_us += SUM_US
     for item in ports.values():
         groups[item.x].touched = groups[item.y].touched = True
-        if not _is_image(scope, item.x, limits):
+        if not _is_image(scope, item.x):
             groups[item.x].first_us += turn_us(scope, item.x)
         for name in filter(None, (item.y, item.residual)):
             groups[name].first_us += SHORT_RUNS * _move_us(scope, name)
@@ -352,10 +352,10 @@ def _residual(scope: Scope, index: int) -> str:
     return node.input[-1] if schema.is_operator(node) and schema.parts_of(node).residual else ""
 
 
-def _is_image(scope: Scope, name: str, limits: Limits) -> bool:
+def _is_image(scope: Scope, name: str) -> bool:
     """Return True if the kernel for images reads a tensor as it is."""
     count = channel_count(scope, name)
-    return count is not None and count <= limits.image_channels
+    return count is not None and count <= IMAGE_CHANNELS
 
 
 def same_in_memory(scope: Scope, name: str, to: To = to_channels_last) -> bool:

@@ -17,7 +17,7 @@ loads, and it is never written; (4) no layer before fuses with them already: beh
 else reads, every runtime does them for free; (5) in front of a plain convolution (`rules.offloaded`) an activation only, of
 what no linear node or Add gives: the plugin's kernels for those would do a map in a pass of its own, and runtimes fuse the
 activation with what stays; (6) in front of it neither a SiLU, nor an Add behind a Mul by computed tensors [N, C, 1...], as of
-conditional and adaptive normalization: a pass of their own too.  `plain_prologues` of the limits lifts (5) and
+conditional and adaptive normalization: a pass of their own too.  `plain_prologues` of the options lifts (5) and
 (6), and so does, with the rule "norm_conv", an InstanceNormalization before: TensorRT has the channels first there, and the pass
 moves them too.  Linear nodes with constants before such a Mul change its factor and the Add's summand.  (7) Last
 of all a normalization of each image in groups of channels, with constant scale and bias, where "norm_conv" or `plain_prologues`
@@ -405,8 +405,8 @@ class FusePrologue(FusionRule):
         if patterns.has_prologue(scope, plan.node):
             return
         normal = "norm_conv" in options.passes and patterns.normalizes(scope, plan.x, draft.rank)
-        lifted = options.limits.plain_prologues or normal
-        plain = not lifted and is_plain(scope.nodes[plan.node], plan.channels[1], options.limits)
+        lifted = options.plain_prologues or normal
+        plain = not lifted and is_plain(scope.nodes[plan.node], plan.channels[1])
         if plain and not patterns.only_an_activation(scope, plan.x):
             producer = scope.producer.get(plan.x)
             if producer is not None and patterns.may_fuse(scope, producer):
@@ -465,7 +465,7 @@ class FusePrologue(FusionRule):
 def _normalize(draft: Draft) -> None:
     """Condition (7): what gives the X of the plan, where all that reads it fuses it."""
     plan, scope, options = draft.plan, draft.plan.scope, draft.context.options
-    wanted = "norm_conv" in options.passes or options.limits.plain_prologues
+    wanted = "norm_conv" in options.passes or options.plain_prologues
     if not wanted or plan.modulation is not None or scope.opset < schema.NORMALIZING_OPSET:
         return
     found = patterns.normalization_of(scope, plan.x, draft.rank, plan.channels[1])
@@ -536,8 +536,8 @@ def _may_have_prologue(scope: Scope, index: int, x: str, context: Context) -> bo
     values = known_attributes(node)
     if values is None or patterns.has_prologue(scope, index) or schema.layout_of(node):
         return False
-    limits, channels = context.options.limits, channels_of(scope.info(node.input[1]).shape, values)
-    free = limits.plain_prologues or channels is None or not is_plain(node, channels[1], limits)
+    channels = channels_of(scope.info(node.input[1]).shape, values)
+    free = context.options.plain_prologues or channels is None or not is_plain(node, channels[1])
     return free or patterns.only_an_activation(scope, x)
 
 
