@@ -185,8 +185,7 @@ class Plan:
         x, w, b, residual, scale, shift, w_scale, y = operands
         memory, kept = (workspace, workspace_bytes, scale, shift), (prepared, prepared_bytes)
         tensors = library.PACK_TENSORS(_TENSORS_BYTES, flags, x, w, b, residual, y, *memory, *kept, w_scale)
-        if status := self._launch(self._handle, tensors, stream):
-            library.check(status)
+        library.check(self._launch(self._handle, tensors, stream))
 
     def _read(self, name: str, array: Any) -> tuple[int, int]:
         """Address and bytes of an array that may have this name."""

@@ -9,7 +9,6 @@ they are graph inputs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -97,10 +96,7 @@ class Editor:
         """names: whether new nodes get names, in a model whose nodes have some."""
         self._model, self._gives_names = model, names
         self._names = value_names(model)
-        self._nodes: set[str] = set()
-        for node in model_nodes(model):
-            with suppress(UnicodeDecodeError):
-                self._nodes.add(node.name)
+        self._nodes = {node.name for node in model_nodes(model)}
         self._annotated = any(len(graph.value_info) for graph in graphs_within(model.graph))
         self._maybe_dead: set[str] = set()
         self._fresh: set[str] = set()
@@ -132,10 +128,9 @@ class Editor:
         self._maybe_dead |= {name for index in removed for name in scope.nodes[index].input} - gone
         named = self._gives_names and bool(self._nodes - {""})
         for node in sum(edit.inserted.values(), []):
-            with suppress(UnicodeDecodeError):
-                if named and not node.name:  # tools make names of these, and onnxruntime refuses two of one name
-                    node.name = fresh_name(next(filter(None, node.output)), self._nodes)
-                self._nodes.add(node.name)
+            if named and not node.name:  # tools make names of these, and onnxruntime refuses two of one name
+                node.name = fresh_name(next(filter(None, node.output)), self._nodes)
+            self._nodes.add(node.name)
         nodes: list[NodeProto] = []
         for index, node in enumerate(scope.nodes):
             nodes.extend(edit.inserted.get(index, ()))

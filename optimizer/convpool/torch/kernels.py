@@ -157,8 +157,7 @@ class Call:
             space = torch.empty(self.space, dtype=torch.uint8, device=self.device)
             space_at = space.data_ptr()
         packed = library.PACK_TENSORS(_TENSORS_BYTES, 0, x_at, w_at, b_at, 0, y.data_ptr(), space_at, self.space, 0, 0, 0, 0, 0)
-        if status := self.launch(self.handle, packed, raw_stream(self.device.index)):
-            library.check(status)
+        library.check(self.launch(self.handle, packed, raw_stream(self.device.index)))
         return y
 
 
@@ -216,8 +215,7 @@ def _boxed(adjoint: bool, x: Any, size: Ints, window: tuple[Ints, ...], sums: bo
         if copies:
             x = x.contiguous(memory_format=order)
         out = torch.empty_strided(shape, strides, dtype=x.dtype, device=x.device)
-        if status := launch(problem, x.data_ptr(), 0, out.data_ptr(), raw_stream(device)):
-            library.check(status)
+        library.check(launch(problem, x.data_ptr(), 0, out.data_ptr(), raw_stream(device)))
         return out
 
     return run
@@ -289,8 +287,7 @@ def _weight_gradient(grad: Tensor, z: Tensor, weight: Tensor, convolution: tuple
         out = torch.empty(shape, dtype=z.dtype, device=z.device, memory_format=last)
         space = torch.empty(space_bytes, dtype=torch.uint8, device=z.device)
         at = grad.data_ptr(), z.data_ptr(), out.data_ptr(), 0 if d_bias is None else d_bias.data_ptr(), space.data_ptr()
-        if status := launch(packed, *at, space_bytes, raw_stream(z.device.index)):
-            library.check(status)
+        library.check(launch(packed, *at, space_bytes, raw_stream(z.device.index)))
         return out, d_bias
 
     return run
@@ -308,8 +305,7 @@ def turned(weight: Tensor, factor: float) -> Tensor | None:
         return None
     out = torch.empty((c, m, *kernel), dtype=weight.dtype, device=weight.device, memory_format=torch.channels_last)
     turn = training.function("turn_weights")
-    if status := turn(weight.data_ptr(), out.data_ptr(), *sizes, dtype, factor, raw_stream(weight.get_device())):
-        library.check(status)
+    library.check(turn(weight.data_ptr(), out.data_ptr(), *sizes, dtype, factor, raw_stream(weight.get_device())))
     return out
 
 
