@@ -202,13 +202,13 @@ class InputMaker:
 
     def _open_sizes(self) -> list[int]:
         """OPEN_SIZES, those last at which a window is larger than its map."""
-        overhangs = [False] * len(OPEN_SIZES)
-        for index, size in enumerate(OPEN_SIZES if self._has_open_sizes() else ()):
-            shapes = {name: self._shape(name, size) for name in self._dims}
-            overhangs[index] = bool(self.overhang(shapes))
-            if not any(overhangs):
-                break  # the others are hardly needed
-        return sorted(OPEN_SIZES, key=lambda size: overhangs[OPEN_SIZES.index(size)])
+
+        def overhangs(size: int) -> bool:
+            return bool(self.overhang({name: self._shape(name, size) for name in self._dims}))
+
+        if not self._has_open_sizes() or not overhangs(OPEN_SIZES[0]):
+            return list(OPEN_SIZES)  # the others are hardly needed
+        return sorted(OPEN_SIZES, key=overhangs)
 
     def overhang(self, shapes: Mapping[str, Sequence[int]]) -> str:
         """The first average whose window is larger than its map for inputs of these shapes, in words; "" where none is known."""
