@@ -21,7 +21,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from convpool.cuda import arrays, library
 from convpool.cuda.plan import OPERANDS, Plan, expected_kinds
@@ -141,8 +141,8 @@ def conv_avg_pool(
     if out is None:
         out, pointers[_OUT] = planned.make_out(x, handle)
     space, space_bytes = (call.space[0], call.space_bytes) if call.space is not None else (0, 0)
-    if planned.workspace_bytes > space_bytes:
-        space_bytes = planned.workspace_bytes
+    if planned.plan.workspace_bytes > space_bytes:
+        space_bytes = planned.plan.workspace_bytes
         workspace, space = planned.make_workspace(x, handle)
     flags = library.WEIGHTS_PREPARED if weights_prepared else 0
     try:
@@ -212,13 +212,14 @@ def _plan(call: _Call) -> _Planned:
         _check_own_memory(call)
     if planned is not None:
         return planned
-    x, tactic = call.operands[_X], call.options[-1]
+    of_x, tactic = arrays.maker(call.operands[_X]), call.options[-1]
     # CuPy and PyTorch free memory in the order of the stream; pycuda waits for the device instead.
-    bounded = tactic is None and (call.space is not None or arrays.maker(x) not in ("cupy", "torch"))
+    bounded = tactic is None and (call.space is not None or of_x not in ("cupy", "torch"))
     most = call.space_bytes if bounded else None
     plan = Plan(problem, tactic=tactic, max_workspace_bytes=most, unaligned=tactic is None and call.unaligned)
     _expect_current_device(call.kinds[_X][2], plan.device)
-    planned = _Planned(plan, arrays.maker(x))
+    make_out = arrays.allocator(of_x, plan.y_shape, plan.problem.dtypes[2])
+    planned = _Planned(plan, make_out, arrays.allocator(of_x, (plan.workspace_bytes,), "uint8"))
     with _adding:
         if len(_plans) >= CACHED_PLANS:
             del _plans[next(iter(_plans))]
@@ -226,17 +227,12 @@ def _plan(call: _Call) -> _Planned:
     return planned
 
 
-class _Planned:
-    """A plan, and what a call needs of it."""
+class _Planned(NamedTuple):
+    """A plan, and what makes `out` and a workspace for it: None only where nothing has to be made."""
 
-    __slots__ = ("make_out", "make_workspace", "plan", "workspace_bytes")
-
-    def __init__(self, plan: Plan, library_of_x: str) -> None:
-        self.plan = plan
-        self.workspace_bytes = plan.workspace_bytes
-        # None only where nothing has to be made.
-        self.make_out: Any = arrays.allocator(library_of_x, plan.y_shape, plan.problem.dtypes[2])
-        self.make_workspace: Any = arrays.allocator(library_of_x, (plan.workspace_bytes,), "uint8")
+    plan: Plan
+    make_out: Any
+    make_workspace: Any
 
 
 # ---- checks of a call that has no plan yet ----
