@@ -165,11 +165,6 @@ LAYOUTS = {0: (False, False), 1: (True, True), 2: (False, True), 3: (True, False
 """The pair (X has the channels last, R and Y have them last) by attribute channels_last."""
 
 
-def number_of(x_last: bool, y_last: bool) -> int:
-    """The attribute channels_last of a node."""
-    return next(number for number, layout in LAYOUTS.items() if layout == (x_last, y_last))
-
-
 def to_channels_last(rank: int) -> list[int]:
     """The permutation from [N, C, spatial...] to [N, spatial..., C] for `rank` spatial axes."""
     return [0, *range(2, rank + 2), 1]

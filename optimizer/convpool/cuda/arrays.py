@@ -20,7 +20,6 @@ from convpool.errors import ArrayError
 class ArrayView:
     """A dense, C-ordered array in GPU memory.  `owner` keeps the memory described here alive."""
 
-    name: str
     pointer: int
     shape: tuple[int, ...]
     dtype: str
@@ -91,7 +90,7 @@ def _dlpack(name: str, array: Any) -> ArrayView:
     _check_dense(name, shape, tuple(tensor.strides[: tensor.ndim]) if tensor.strides else None, 1)
     pointer = (tensor.data or 0) + tensor.byte_offset
     dtype, itemsize = _DL_TYPES.get(key, f"DLPack type {key}"), (tensor.dtype.bits * tensor.dtype.lanes + 7) // 8
-    return ArrayView(name, pointer, shape, dtype, itemsize, tensor.device.id, False, (array, capsule))
+    return ArrayView(pointer, shape, dtype, itemsize, tensor.device.id, False, (array, capsule))
 
 
 def _cuda_array_interface(name: str, array: Any) -> ArrayView:
@@ -105,7 +104,7 @@ def _cuda_array_interface(name: str, array: Any) -> ArrayView:
     itemsize = int(typestr[2:].partition("[")[0])
     _check_dense(name, shape, interface.get("strides"), itemsize)
     pointer, read_only = interface["data"]
-    return ArrayView(name, pointer, shape, dtype, itemsize, None, read_only, array)
+    return ArrayView(pointer, shape, dtype, itemsize, None, read_only, array)
 
 
 def view(name: str, array: Any) -> ArrayView:

@@ -131,20 +131,17 @@ def without_large_values(model: ModelProto) -> ModelProto:
     return probe
 
 
-def _shapeless(model: ModelProto) -> list[ValueInfoProto]:
-    """Inputs and outputs that are tensors without a shape, and outputs that were added by name alone."""
-    typed = [value for value in model.graph.input if value.type.HasField("tensor_type")]
-    typed += [value for value in model.graph.output if value.type.WhichOneof("value") in (None, "tensor_type")]
-    return [value for value in typed if not value.type.tensor_type.HasField("shape")]
-
-
 def fill_gaps(model: ModelProto, shaped: Mapping[str, ValueInfoProto]) -> None:
     """Give a model what only onnx's checker asks for: `shaped` for values without shape, names of graphs, onnxruntime's operators
     in a domain of their own, and no metadata."""
     model.ClearField("metadata_props")  # a key may be there twice
-    for value in _shapeless(model):
-        value.CopyFrom(shaped.get(value.name, value))
-        value.type.tensor_type.shape.SetInParent()
+    typed = [value for value in model.graph.input if value.type.HasField("tensor_type")]
+    # Outputs may have been added by name alone.
+    typed += [value for value in model.graph.output if value.type.WhichOneof("value") in (None, "tensor_type")]
+    for value in typed:
+        if not value.type.tensor_type.HasField("shape"):
+            value.CopyFrom(shaped.get(value.name, value))
+            value.type.tensor_type.shape.SetInParent()
     for graph in graphs_within(model.graph):
         graph.name = graph.name or "graph"
     own = protos.of_onnxruntime(model)

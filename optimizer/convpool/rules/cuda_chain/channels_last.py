@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto, helper
 
-from convpool.algebra.parts import number_of, to_channels_first, to_channels_last
+from convpool.algebra.parts import LAYOUTS, to_channels_first, to_channels_last
 from convpool.ir import schema
 from convpool.ir.edit import Edit
 from convpool.ir.index import Scope
@@ -153,7 +153,7 @@ class Turner:
         before = len(self._edit.nodes)
         if schema.is_operator(node):
             made = deepcopy(node)
-            schema.give_layout(made, number_of(x, y))
+            schema.give_layout(made, next(number for number, last in LAYOUTS.items() if last == (x, y)))
             self._edit.nodes.append(made)
             residual = len(node.input) - 1 if schema.parts_of(node).residual else 0
             positions = {0, residual} if residual else {0}
