@@ -158,9 +158,10 @@ def _sizes_beside(scope: Scope, index: int, rank: int) -> dict[int, tuple[Term, 
 
 def unknown_ratios(scope: Scope, index: int, rank: int) -> str:
     """The spatial sizes of a Resize over those of its map, in words, for a reason."""
+    shape = scope.info(scope.nodes[index].input[0]).shape or (None,) * (rank + 2)
     shown = [
-        f"{'unknown' if term is None else term} over {own}"
-        for term, own in _sizes_beside(scope, index, rank).values()
+        f"{'unknown' if term is None else term} over {size if isinstance(size := shape[axis], int) else own}"
+        for axis, (term, own) in _sizes_beside(scope, index, rank).items()
         if not isinstance(term, Fraction)
     ]
     return ", ".join(dict.fromkeys(shown))
@@ -206,8 +207,7 @@ def _identity(scope: Scope, name: str, axis: int) -> object:
 
 def _origin(scope: Scope, term: SizeOf) -> object:
     """The size in a term, or its name, which is of one size in all of a scope."""
-    shape = scope.info(term.tensor).shape
-    known = shape[term.axis] if shape is not None else None
+    known = (scope.info(term.tensor).shape or (None,) * (term.axis + 1))[term.axis]
     return known if known is not None else (term.tensor, term.axis)
 
 
