@@ -151,16 +151,13 @@ TRACED = {
 }
 for node in ("AveragePool<kernel_shape=[1]>(i)", "Conv(i, w1)", "Resize(i, , ones)"):  # of fewer axes, as in Next-ViT's attention
     TRACED[node] = f"f = Shape(x) i = Reshape(x, flat) j = {node} m = Reshape(j, f)", "t = Mul(n, two)"
-TWICE = TRACED["halves"][1]
+TWICE, OVER = TRACED["halves"][1], "2 * (size 2 of 'x' // 2) over"
 UNTRACED = {
     "of the skip": (TRACED["halves"][0], "t = Identity(n)", "size 2 of 'x' over size 2 of 'x' // 2"),
-    "rounded down": (STRIDED, TWICE, "2 * (size 2 of 'x' // 2) over (size 2 of 'x' + 1) // 2"),
-    "of a ceiling": (f"m = MaxPool<{HALVED}, ceil_mode=1>(x)", TWICE, "2 * (size 2 of 'x' // 2) over (size 2 of 'x' + 1) // 2"),
-    "of a window behind the map": (
-        f"m = MaxPool<{HALVED}, pads=[0,0,1,1], ceil_mode=1>(x)",
-        TWICE,
-        "2 * (size 2 of 'x' // 2) over size 2 of 'm'",
-    ),
+    "of a mean": ("m = GlobalAveragePool(x)", "t = Identity(n)", "size 2 of 'x' over 1, size 3 of 'x' over 1, expected"),
+    "rounded down": (STRIDED, TWICE, f"{OVER} (size 2 of 'x' + 1) // 2"),
+    "of a ceiling": (f"m = MaxPool<{HALVED}, ceil_mode=1>(x)", TWICE, f"{OVER} (size 2 of 'x' + 1) // 2"),
+    "behind the map": (f"m = MaxPool<{HALVED}, pads=[0,0,1,1], ceil_mode=1>(x)", TWICE, f"{OVER} size 2 of 'm'"),
 }
 
 
@@ -537,6 +534,9 @@ REFUSED = {
     "a sum that may": (SUM, MERGED, {}, "maps that are added; got [(24, 24), ", f"{IMAGE}, float[1,64,H,W] z"),
     "sums of weights": (UP, CONV, {"w": LARGE}, "sums of weights; got numbers too large or small", HALVES["inputs"]),
     "computed weights": (UP, CONV, {}, "weights; got computed", f"{IMAGE}, float[8,64,3,3] w"),
+    "copies of a pixel": (UP, CONV, {"s": scales(32, 32)}, "saves too little as direct; got", "float[1,64,1,1] x"),
+    "many weights": (UP, CONV, {"s": scales(64, 64), "w": whole((64, 64, 3, 3)).astype(np.float16)},
+        "factors; got [64, 64], expected smaller ones, for so few pixels or so many weights", HALVES["inputs"]),
 }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 
 from convpool.algebra import expand
 from convpool.algebra.expand import UpsampleSpec, Work
-from convpool.algebra.geometry import NOMINAL_SIZE, Cost, Ints, miscounts
+from convpool.algebra.geometry import NOMINAL_SIZE, Cost, Ints, miscounts, refuse
 from convpool.algebra.parts import MAX_UPSAMPLE, holds, keeps, outside
 from convpool.ir import schema
 from convpool.ir.index import Scope
@@ -271,13 +271,13 @@ def with_forms(plan: ResizePlan, context: Context) -> ResizePlan | Reject:
             after += whole
             continue
         work = work_of(plan, group)
-        found = _forms(plan, group.resample, work.up)
+        found = _forms(plan, group.resample, work)
         if for_gpu:
             found = [form for form in found if form in GPU_FORMS][:1]
         if not found:
             why = against_one(scope, group.resample.input)
-            assert why is not None
-            return rejection(scope, leaf.node, why)
+            many = refuse("factors", list(work.up.factors), "smaller ones, for so few pixels or so many weights")
+            return rejection(scope, leaf.node, why or many)
         costs = {form: _cost(form, work, group.resample) for form in found}
         best = options.upsampling if options.upsampling in costs else min(costs, key=lambda form: costs[form].time)
         assert best is not None
@@ -291,7 +291,7 @@ def with_forms(plan: ResizePlan, context: Context) -> ResizePlan | Reject:
     before = expand.dense_cost(conv, m, channels_in(leaf), large) + _between(plan, large=True)
     after += _between(plan, large=False)
     counts = (before.macs, after.macs) if leaf.size is not None else (None, None)
-    what = "+".join(dict.fromkeys(group.form for group in groups if group.form)) or "conv_first"
+    what = "+".join(dict.fromkeys(group.form for group in groups if group.form)) or best
     chosen = options.upsampling in what.split("+") or "cpu" not in options.devices
     if not chosen and after.time > ENOUGH * before.time or not any(group.form for group in groups):
         got = f"{after.macs:,} of {before.macs:,} multiply-adds, {after.time / before.time:.2f} of the time by the cost model"
@@ -334,17 +334,17 @@ def as_operator(plan: ResizePlan, form: str) -> ResizePlan:
     return replace(plan, groups=groups, macs_before=before, macs_after=after)
 
 
-def _forms(plan: ResizePlan, resample: Resample, up: UpsampleSpec) -> list[str]:
+def _forms(plan: ResizePlan, resample: Resample, work: Work) -> list[str]:
     """The forms that a convolution behind a resampling has; not direct in float16, whose sums are larger than the result, or with
-    pads that onnxruntime miscounts, nor fused where onnxruntime would quantize its weights."""
+    pads that onnxruntime miscounts, nor fused where onnxruntime would quantize its weights, nor what merges too many."""
     if resample.up is None or not is_known(plan.scope, plan.leaf):
         return ["conv_first"]
-    found = [form for form in expand.FORMS if expand.admits(form, plan.leaf.conv, up)]
+    found = [form for form in expand.FORMS if expand.admits(form, work.conv, work.up)]
     narrow = plan.leaf.weight is not None and plan.leaf.weight.data_type == TensorProto.FLOAT16
-    boxes = expand.direct_specs(plan.leaf.conv, up)[1]
+    boxes = expand.direct_specs(work.conv, work.up)[1]
     uncounted = plan.scope.opset >= schema.POOL_DILATIONS_OPSET and miscounts(boxes.pads)
     left_out = {"direct": narrow or uncounted, "fused": against_one(plan.scope, resample.input) is not None}
-    return [form for form in found if not left_out.get(form)]
+    return [form for form in found if not left_out.get(form) and (expand.merges(work) or form in ("conv_first", "direct"))]
 
 
 def is_conv_first(plan: ResizePlan) -> bool:
