@@ -6,6 +6,7 @@ import pytest
 
 import convpool
 from convpool.algebra.expand import FORMS
+from convpool.rules.sizes import size_terms
 from tests.support import models
 from tests.support.models import operators
 from tests.support.resizing import UP, reason, rewrite, scales, whole
@@ -112,10 +113,12 @@ FLOATS = (
     "h = Cast<to=7>(m2)\ng = Mul(i3, two)\nh1 = Unsqueeze(h, n0)\ng1 = Unsqueeze(g, n0)\nfirst = Slice(sh, n0, n2)\n"
     f"sizes = Concat<axis=0>(first, h1, g1)\nu = {NEAREST}(x, , , sizes)\n"
 )
+ROWS = "r = Gather(rows, k1)\nv = Concat<axis=0>(r, first)\nf = Gather(v, n00)\n"  # of a stored matrix, beside an open batch
 SIZES = {"n0": [0], "n2": [2], "n4": [4], "two": np.array(2), "half": np.float32(2), "k2": np.array(2), "k3": np.array(3)}
+SIZES |= {"rows": np.array([[7, 3], [2, 9]]), "k1": np.array(1), "n00": [0, 0]}
 
 
-@pytest.mark.parametrize("body", (COMPUTED, FLOATS), ids=("slices", "floats"))
+@pytest.mark.parametrize("body", (COMPUTED, FLOATS, COMPUTED.replace("twice = Mul(last, two)", f"{ROWS}twice = Mul(last, f)")))
 def test_sizes_computed_from_the_input(body):
     assert set(operators(rewrite(graph(body + CONV, SIZES, **OPEN)).graph)) == {"ConvTranspose", "AveragePool"}
 
@@ -128,6 +131,14 @@ def test_sizes_that_are_no_multiple_or_of_a_slice_with_a_computed_step_or_of_a_m
         assert "sizes; got a computed tensor" in reason(graph(body + CONV, constants, **OPEN))
     halves = {**SIZES, "half": np.float32(1.5)}
     assert "got unknown over size 2 of 'x', expected known ones" in reason(graph(FLOATS + CONV, halves, **OPEN))
+
+
+def test_ranks_that_are_unknown_in_a_function_and_vectors_of_nothing():
+    """Where a node refers to an attribute, the shapes in a function are unknown."""
+    body = "z = Constant<value_ints=[0]>() t = Constant<value_ints=[2,2]>() s = Shape(a) m = Reshape(s, t) u = Unsqueeze(s, z)"
+    body += " e = Slice(s, z, z) f = Mul(e, z) g = Gather(m, z) h = Gather(u, z) b = Cast<to: int = @e>(a)"
+    scope = models.function_scope(body, "N,16,8,8")
+    assert [size_terms(scope, name) for name in ("f", "g", "h")] == [None] * 3 and len(size_terms(scope, "s")) == 4
 
 
 HALVED, STRIDED = "kernel_shape=[2,2], strides=[2,2]", "m = Conv<pads=[1,1,1,1], strides=[2,2]>(x, w)"
@@ -264,10 +275,9 @@ SLICES = "a = Slice(x, zero, one, two)\nb = Slice(x, one, big, two)\n"
 FRAMES = f"""c = Squeeze(a, two)
 d = {NEAREST}(c, , plane) e = Unsqueeze(d, two) f = {NEAREST}(b, , space) u = Concat<axis=2>(e, f)
 """
-IF = """k = Shape(a) n = Gather<axis=0>(k, two) m = Equal(n, one) c = If(m) <
-  then_branch = yes () => (float[a,b,c,d] t) { t = Squeeze(a, two) },
-  else_branch = no () => (float[a,b,c,d,e] o) { o = Identity(a) }
->
+IF = """k = Shape(a) n = Gather<axis=0>(k, two) m = Equal(n, one)
+c = If(m) <then_branch = yes () => (float[a,b,c,d] t) { t = Squeeze(a, two) },
+else_branch = no () => (float[a,b,c,d,e] o) { o = Identity(a) }>
 """
 FRAME_PAD = 'v = Pad<mode="edge">(u, p)\ny = Conv(v, w)'
 

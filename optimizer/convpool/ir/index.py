@@ -318,9 +318,9 @@ class Scope:
         cast = node is not None and is_op(node, "Cast") and self.constant(name, depth) is None
         if node is None or not cast and not is_op(node, "Shape", "Concat", "Unsqueeze", "Gather", "Slice"):
             constant = self.constant(name, depth)
-            if constant is None or constant.data_type not in INTEGERS or math.prod(constant.shape) > MAX_FOLDED_ELEMENTS:
+            if constant is None or constant.data_type not in INTEGERS or len(constant.shape) > 1:
                 return None
-            return self.constant_ints(name)
+            return self.constant_ints(name) if math.prod(constant.shape) <= MAX_FOLDED_ELEMENTS else None
         if is_op(node, "Shape"):
             return self._sizes_of(node, depth + 1)
         sources = node.input if is_op(node, "Concat") else node.input[:1]

@@ -89,6 +89,7 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
         for function in filter(lambda function: not is_own(function), probe.functions):  # convpool's are by whole scales
             _mark_unknown(function)
         result = by_onnx = _infer(probe)
+        result = _infer(probe) if _stop_values(graphs, result) else result
         while drop_windows(probe, graphs, result) or scaled and raise_scales(probe, graphs, result):
             result = _infer(probe)
         if fill_in(probe, result, taken):
@@ -105,6 +106,21 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
                 node.domain, node.op_type = before.domain, before.op_type
         protos.rename(result.graph, renamed)
     return result
+
+
+def _stop_values(graphs: list[GraphProto], inferred: ModelProto) -> bool:
+    """Let nodes give no more than their shapes behind which onnx has other numbers than runtimes; whether any do.  It takes sizes
+    as they are through a Cast that does not hold them, and the elements of a vector for rows behind an Unsqueeze."""
+    known, found = _types(inferred), False
+    for node, body in [(n, graph) for graph in graphs for n in ops_of(graph.node, "Cast", "Unsqueeze")]:
+        x, y = (known.get("".join(names[:1]), TypeProto()) for names in (node.input, node.output))
+        kind, rank = y.tensor_type.elem_type, len(y.tensor_type.shape.dim)
+        narrow = 0 < kind not in protos.WIDE and rank < 2 and x.tensor_type.elem_type in (0, *protos.INTEGERS)
+        matrix = kind in protos.INTEGERS and rank > 1 and len(x.tensor_type.shape.dim) < 2
+        if narrow if is_op(node, "Cast") else matrix:
+            body.value_info.add(name=node.output[0], type=y)
+            node.op_type, found = UNKNOWN_SIZE, True
+    return found
 
 
 def _mark_disputed(result: ModelProto, by_onnx: ModelProto) -> None:
@@ -178,8 +194,13 @@ def _floats(given: Any) -> np.ndarray:
 
 @np.errstate(all="ignore")
 def _mark_unknown(function: onnx.FunctionProto) -> None:
-    """Leave no size behind nodes of a function whose results may be others than onnx says: see `drop_windows`, `raise_scales`."""
+    """Leave no size behind nodes of a function that onnx may misread: see `drop_windows`, `raise_scales`, `_stop_values`."""
     nodes, opset = protos.all_nodes(function), opset_of(function.opset_import)
+    rows = {name for node in ops_of(nodes, "Unsqueeze") for name in node.output}
+    for node in ops_of(nodes, "Cast", "Gather", "Slice", "Squeeze"):
+        narrow = any(0 < item.i not in (*protos.WIDE, *protos.HALF_TYPES) for item in node.attribute)
+        if narrow if is_op(node, "Cast") else rows.intersection(node.input[:1]):
+            node.op_type = UNKNOWN_SIZE
     for node in ops_of(nodes, *POOLINGS) if opset < CEIL_OPSET else ():
         if any(item.name == "ceil_mode" and (item.i or item.ref_attr_name) for item in node.attribute):
             node.op_type = UNKNOWN_SIZE

@@ -18,6 +18,8 @@ FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorPr
 """Types that convolutions and averages have."""
 HALF_TYPES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 INTEGERS = (TensorProto.INT64, TensorProto.INT32)
+WIDE = (*INTEGERS, TensorProto.FLOAT, TensorProto.DOUBLE)
+"""Types that hold any size."""
 UNIT_ROUNDOFF: dict[int, float] = dict(zip(FLOATS, (2.0**-24, 2.0**-11, 2.0**-8, 2.0**-53), strict=True))
 """Largest relative error of a number that is rounded to a type."""
 STANDARD_DOMAINS = ("", "ai.onnx")

@@ -24,12 +24,12 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
-from onnx import NodeProto, TensorProto
+from onnx import NodeProto
 
 from convpool.algebra.expand import UpsampleSpec
 from convpool.algebra.geometry import ConvSpec, PoolSpec, Refusal, windows
 from convpool.ir.index import Dim, Scope
-from convpool.ir.protos import INTEGERS, attributes, is_op, known_attributes
+from convpool.ir.protos import INTEGERS, WIDE, attributes, is_op, known_attributes
 from convpool.ir.schema import is_operator, layout_of, specs_of
 from convpool.rules.base import Reject, reject
 from convpool.rules.linear import BROADCASTING, UNARY, Step, op_of, order_of, pad_numbers, slice_numbers, step_or_reject
@@ -42,8 +42,6 @@ OPEN = 2 ** MERSENNE[0] - 1
 """The least of them: more than any size that is known."""
 WHOLE_SHAPE = -1
 """The axis under which `Scope.traced` has the elements of a vector."""
-WIDE = (*INTEGERS, TensorProto.FLOAT, TensorProto.DOUBLE)
-"""Types that hold any size."""
 KEEPING = (
     *UNARY, "BatchNormalization", "DequantizeLinear", "GroupNormalization", "InstanceNormalization", "LayerNormalization",
     "QuantizeLinear", "Softmax",
@@ -390,7 +388,8 @@ def _computed_terms(scope: Scope, name: str, depth: int) -> list[Term] | None:
         numbers = [term.factor if isinstance(term, SizeOf) else term for term in terms]
         whole = [number is not None and number.denominator == 1 for number in numbers]
         return [term if kept else None for term, kept in zip(terms, whole, strict=True)]
-    return terms
+    may_be_matrix = is_op(node, "Reshape", "Unsqueeze") and len(terms) > 1 and scope.info(name).shape is None
+    return None if may_be_matrix else terms
 
 
 def shape_terms(scope: Scope, name: str, depth: int = 0) -> list[Term] | None:
@@ -405,7 +404,7 @@ def shape_terms(scope: Scope, name: str, depth: int = 0) -> list[Term] | None:
 
 
 def _combined(scope: Scope, node: NodeProto, left: list[Term] | None, right: list[Term] | None) -> list[Term] | None:
-    if left is None or right is None or len(left) != len(right) and 1 not in (len(left), len(right)):
+    if not left or not right or len(left) != len(right) and 1 not in (len(left), len(right)):
         return None
     count = max(len(left), len(right))
     pairs = zip(left * (count // len(left)), right * (count // len(right)), strict=True)
