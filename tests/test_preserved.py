@@ -179,14 +179,8 @@ def test_new_names_avoid_those_of_bodies():
 
 
 def test_order_stays_topological_where_the_average_starts_before_the_weights():
-    body = f"""x2 = Relu(x)
-n = Sigmoid(v)
-h = Conv<pads=[1,1,1,1]>(x2, w)
-m = Mul(h, n)
-o = Tanh(v)
-k = Add(m, o)
-y = {POOL}(k)
-z = Relu(y)"""
+    body = f"""x2 = Relu(x) n = Sigmoid(v) h = Conv<pads=[1,1,1,1]>(x2, w) m = Mul(h, n) o = Tanh(v) k = Add(m, o)
+y = {POOL}(k) z = Relu(y)"""
     model = graph(body, inputs="float[1,16,12,12] x, float[1,32,1,1] v", outputs="float[a,b,c,d] z")
     result = rewrite(model, 1, "convavgpool", **PLAIN)
     seen = {"x", "v", *(tensor.name for tensor in result.graph.initializer)}

@@ -77,18 +77,9 @@ AMOUNTS = {
 
 def same_pads(x: str, k: str) -> str:
     """Pads k of a strided convolution of 3x3, computed from the size of x as SAME is written by hand."""
-    return f"""n{k} = Shape({x})
-h{k} = Gather<axis=0>(n{k}, two)
-c{k} = Cast<to=1>(h{k})
-d{k} = Div(c{k}, stride)
-e{k} = Ceil(d{k})
-i{k} = Cast<to=7>(e{k})
-j{k} = Sub(i{k}, one)
-k{k} = Mul(j{k}, two)
-l{k} = Add(k{k}, three)
-m{k} = Sub(l{k}, h{k})
-t{k} = Max(m{k}, zero)
-{k} = Concat<axis=0>(zero, zero, zero, t{k}, zero, zero, zero, t{k})
+    return f"""n{k} = Shape({x}) h{k} = Gather<axis=0>(n{k}, two) c{k} = Cast<to=1>(h{k}) d{k} = Div(c{k}, stride)
+e{k} = Ceil(d{k}) i{k} = Cast<to=7>(e{k}) j{k} = Sub(i{k}, one) k{k} = Mul(j{k}, two) l{k} = Add(k{k}, three)
+m{k} = Sub(l{k}, h{k}) t{k} = Max(m{k}, zero) {k} = Concat<axis=0>(zero, zero, zero, t{k}, zero, zero, zero, t{k})
 """
 
 

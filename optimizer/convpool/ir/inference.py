@@ -282,8 +282,7 @@ def fill_in(model: ModelProto, inferred: ModelProto, taken: Sequence[tuple[Graph
     pairs = ((note.type, known.get(name)) for _, known, noted in graphs for name, note in noted.items())
     ranks = all(value.type.tensor_type.HasField("shape") for value in model.graph.input)
     ranks = ranks and not any(_contradict(*pair) for pair in pairs)
-    is_open = has_open_sizes(model)
-    filled = False
+    is_open, filled = has_open_sizes(model), False
     for graph, known, noted in graphs:
         missing = {name: note for name, note in noted.items() if not known.get(name, TypeProto()).tensor_type.HasField("shape")}
         inputs = {value.name: value for value in graph.input}

@@ -205,8 +205,7 @@ def conv_leaf(scope: Scope, index: int, axes: int | None = None) -> ConvLeaf | R
     rank = conv_rank(scope, index) if axes is None else axes
     if isinstance(rank, Reject):
         return rank
-    values = attributes(node)
-    weight_shape = scope.info(node.input[1]).shape
+    values, weight_shape = attributes(node), scope.info(node.input[1]).shape
     kernel = tuple(values.get("kernel_shape") or (weight_shape[2:] if weight_shape else ()))
     if len(kernel) != rank or not all(isinstance(dim, int) for dim in kernel):
         return reject(scope, index, "shape of the weights", weight_shape, f"a static kernel with {rank} axes")

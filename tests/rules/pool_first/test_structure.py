@@ -139,17 +139,9 @@ def test_an_attribute_of_the_function_is_known_once_the_call_is_inlined(referenc
 
 
 def test_zeros_by_an_attribute_of_the_function_are_unknown():
-    text = """
-<domain: "local", opset_import: ["" : 17]>
-mean <v>(x, w, f, e, a, s, q) => (y) {
-  h = Conv<pads=[1,1,1,1]>(x, w)
-  s1 = Slice(h, f, e, a, s)
-  n = Shape(s1)
-  z = ConstantOfShape<value : tensor = @v>(n)
-  t = Sum(z, s1, s1)
-  y = Mul(t, q)
-}
-"""
+    text = """<domain: "local", opset_import: ["" : 17]> mean <v>(x, w, f, e, a, s, q) => (y) {
+h = Conv<pads=[1,1,1,1]>(x, w) s1 = Slice(h, f, e, a, s) n = Shape(s1) z = ConstantOfShape<value : tensor = @v>(n)
+t = Sum(z, s1, s1) y = Mul(t, q) }"""
     constants = {"f": [0, 0], "e": [99, 99], "a": [2, 3], "s": [2, 2], "q": np.float32(0.5)}
     call = "y = local.mean<v = float[1] {0.0}>(x, w, f, e, a, s, q)"
     model = graph(call, constants, functions=text)

@@ -381,8 +381,7 @@ def _pooling(scope: Scope, chain: list[int], view: linear.View, rank: int) -> Po
             return reject(scope, node, "readers", "a reader outside the average", "none")
     if view.factor is None:
         return reject(scope, root, "elements of a ReduceSum", "an unknown number", "static sizes")
-    kernel = tuple(n for n, _ in windows)
-    spec = None
+    kernel, spec = tuple(n for n, _ in windows), None
     if not all(full for _, full in windows):
         if None in kernel:
             return reject(scope, root, "size averaged", "unknown", "static sizes")

@@ -32,18 +32,7 @@ from convpool.algebra.geometry import Ints
 from convpool.ir.index import FOLDABLE, Dim, Scope
 from convpool.ir.protos import HALF_TYPES, attributes, is_op
 from convpool.rules.base import Reject, reject
-from convpool.rules.linear import (
-    MAX_CHAIN,
-    VIEWS,
-    WHOLE_AXIS,
-    Part,
-    View,
-    axes_of,
-    joined,
-    order_of,
-    slice_numbers,
-    viewed,
-)
+from convpool.rules.linear import MAX_CHAIN, VIEWS, WHOLE_AXIS, Part, View, axes_of, joined, order_of, slice_numbers, viewed
 from convpool.rules.sizes import OPEN, rough_scales, scales_of, shape_terms, size_number, size_terms, unknown_ratios
 
 CENTRED = ("half_pixel", "pytorch_half_pixel", "half_pixel_symmetric")
@@ -294,8 +283,7 @@ def _ones(scope: Scope, index: int, rank: int) -> Resample | None:
 
 def _repeated_channels(scope: Scope, index: int, rank: int) -> Resample | None:
     node, values = scope.nodes[index], attributes(scope.nodes[index])
-    block = values.get("blocksize", 1)
-    source = scope.producer.get(node.input[0])
+    block, source = values.get("blocksize", 1), scope.producer.get(node.input[0])
     if source is None or values.get("mode", b"DCR") != b"DCR" or rank != 2:
         return None
     before = scope.nodes[source]
