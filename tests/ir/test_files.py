@@ -146,14 +146,8 @@ def test_elements_that_share_bytes(tmp_path, name, count):
                 convpool.optimize(path, check=0)
 
 
-FUNCTION = """
-<opset_import: ["": 17], domain: "own">
-added (x) => (y)
-{
-    c = Constant<value = float[1] {1.0}>()
-    y = Add(x, c)
-}
-"""
+FUNCTION = """<opset_import: ["": 17], domain: "own"> added (x) => (y) {
+c = Constant<value = float[1] {1.0}>() y = Add(x, c) }"""
 
 
 def with_function(folder, location: str):
