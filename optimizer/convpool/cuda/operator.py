@@ -179,19 +179,30 @@ class _Call:
     """The arrays of one call as they were read (`arrays.Reading`: address, kind, bytes of an element, read-only; a kind is shape,
     type and device), and the key of its plan."""
 
-    __slots__ = ("key", "kinds", "operands", "options", "pointers", "readings", "space", "unaligned", "weights_prepared")
+    __slots__ = ("bits", "key", "kinds", "operands", "options", "pointers", "readings", "space", "weights_prepared")
 
     def __init__(self, operands: tuple, options: tuple, workspace: Any, weights_prepared: bool) -> None:
-        given = zip(_NAMES, operands, strict=True)
-        self.operands, self.options, self.weights_prepared = operands, options, weights_prepared
-        self.readings: list[Any] = [None if array is None else arrays.read(name, array) for name, array in given]
-        self.pointers = [0 if reading is None else reading[0] for reading in self.readings]
-        self.kinds: list[Any] = [None if reading is None else reading[1] for reading in self.readings]
-        self.unaligned = any([pointer & 15 for pointer in self.pointers])
+        readings: list[Any] = []
+        kinds: list[Any] = []
+        pointers, bits, readers = [], 0, arrays.readers
+        for name, array in zip(_NAMES, operands, strict=True):
+            if array is None:
+                readings.append(None)
+                pointers.append(0)
+                kinds.append(None)
+            else:
+                reading = (readers.get(type(array)) or arrays.read)(name, array)
+                readings.append(reading)
+                pointers.append(reading[0])
+                kinds.append(reading[1])
+                bits |= reading[0]
+        self.operands, self.options, self.readings, self.pointers, self.kinds = operands, options, readings, pointers, kinds
         self.space = None if workspace is None else arrays.read("workspace", workspace)
-        device = None if self.kinds[_X][2] is not None else library.current_ordinal()  # where x does not tell
+        self.weights_prepared = weights_prepared
+        self.bits = bits & 15
+        device = None if kinds[_X][2] is not None else library.current_ordinal()  # where x does not tell
         space = None if self.space is None else (arrays.nbytes(self.space), self.space[1][2])
-        self.key = (options, type(operands[_X]), *self.kinds, self.unaligned, space, weights_prepared, device)
+        self.key = (options, type(operands[_X]), *kinds, self.bits == 0, space, weights_prepared, device)
 
     @property
     def space_bytes(self) -> int:
@@ -216,7 +227,7 @@ def _plan(call: _Call) -> _Planned:
     # CuPy and PyTorch free memory in the order of the stream; pycuda waits for the device instead.
     bounded = tactic is None and (call.space is not None or of_x not in ("cupy", "torch"))
     most = call.space_bytes if bounded else None
-    plan = Plan(problem, tactic=tactic, max_workspace_bytes=most, unaligned=tactic is None and call.unaligned)
+    plan = Plan(problem, tactic=tactic, max_workspace_bytes=most, unaligned=tactic is None and call.bits != 0)
     _expect_current_device(call.kinds[_X][2], plan.device)
     make_out = arrays.allocator(of_x, plan.y_shape, plan.problem.dtypes[2])
     planned = _Planned(plan, make_out, arrays.allocator(of_x, (plan.workspace_bytes,), "uint8"))

@@ -9,8 +9,8 @@ Making a plan needs a GPU; it checks the problem, chooses the tactic and loads i
 
 import ctypes
 import weakref
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from convpool.cuda import arrays, library
 from convpool.cuda.problem import Problem, Tactic, find_tactic, whole
@@ -36,6 +36,15 @@ def expected_kinds(p: Problem) -> dict[str, tuple[tuple[int, ...], str]]:
         "w_scale": ((p.m,), "float32"),
         "y": (p.y_shape, y),
     }
+
+
+class _Accepted(NamedTuple):
+    """The array that passed last under a name: another of its type and kind passes too."""
+
+    type: type
+    address: Callable[[Any, arrays.Kind], int | None]
+    kind: arrays.Kind
+    nbytes: int
 
 
 class Plan:
@@ -102,7 +111,7 @@ class Plan:
         self.device: int = info.device
         self.y_shape = problem.y_shape
         self._kinds = expected_kinds(problem)
-        self._accepted: dict[str, arrays.Kind] = {}
+        self._accepted: dict[str, _Accepted] = {}
         found = {name: getattr(info, f"{name}_alignment") for name in self._kinds}
         self.alignments: dict[str, int] = {name: size for name, size in found.items() if size}
 
@@ -178,28 +187,31 @@ class Plan:
         tensors = library.PACK_TENSORS(_TENSORS_BYTES, flags, x, w, b, residual, y, *memory, *kept, w_scale)
         library.check(self._launch(self._handle, tensors, stream))
 
-    def _read(self, name: str, array: Any) -> arrays.Reading:
-        """An array that may have this name: one of the kind that passed last, or of another that passes."""
+    def _read(self, name: str, array: Any) -> tuple[int, int]:
+        """Address and bytes of an array that may have this name."""
+        accepted = self._accepted.get(name)
+        if accepted is not None and type(array) is accepted.type:
+            address = accepted.address(array, accepted.kind)
+            if address is not None:
+                return address, accepted.nbytes
         reading = arrays.read(name, array)
-        _, kind, _, read_only = reading
-        if kind != self._accepted.get(name):
-            shape, dtype = self._kinds.get(name, (kind[0], arrays.dtype_name(kind[1])))
-            if kind[0] != shape:
-                raise ArrayError(f"{name}: wrong shape; got {tuple(kind[0])}, expected {shape}")
-            if arrays.dtype_name(kind[1]) != dtype:
-                raise ArrayError(f"{name}: wrong type; got {arrays.dtype_name(kind[1])}, expected {dtype}")
-            if kind[2] not in (None, self.device):
-                raise ArrayError(f"{name}: on another device; got device {kind[2]}, expected {self.device}, that of the plan")
-            self._accepted[name] = kind
+        pointer, kind, _, read_only = reading
+        shape, dtype = self._kinds.get(name, (kind[0], arrays.dtype_name(kind[1])))
+        if kind[0] != shape:
+            raise ArrayError(f"{name}: wrong shape; got {tuple(kind[0])}, expected {shape}")
+        if arrays.dtype_name(kind[1]) != dtype:
+            raise ArrayError(f"{name}: wrong type; got {arrays.dtype_name(kind[1])}, expected {dtype}")
+        if kind[2] not in (None, self.device):
+            raise ArrayError(f"{name}: on another device; got device {kind[2]}, expected {self.device}, that of the plan")
         if read_only and name in _WRITTEN:
             raise ArrayError(f"{name}: read-only; got an array that must not be written, expected one that may")
-        return reading
+        nbytes, address_of = arrays.nbytes(reading), arrays.address_by(array)
+        if address_of is not None:
+            self._accepted[name] = _Accepted(type(array), address_of, kind, nbytes)
+        return pointer, nbytes
 
     def _memory(self, name: str, array: Any, needed: int) -> tuple[int, int]:
         """Address and bytes; of a number as many as the plan needs."""
         if array is None:
             return 0, 0
-        if type(array) is int:
-            return array, needed
-        reading = self._read(name, array)
-        return reading[0], arrays.nbytes(reading)
+        return (array, needed) if type(array) is int else self._read(name, array)
