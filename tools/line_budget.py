@@ -17,7 +17,7 @@ SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
     "optimizer": 25083,
     "plugin": 17500,
-    "tests": 35994,
+    "tests": 35995,
     "benchmarks": 8638,
     "tools": 952,
     "examples": 1167,

@@ -285,6 +285,7 @@ def test_kernels_get_addresses_that_are_multiples_of_16(monkeypatch):
     def launch(handle, packed, stream):
         seen[:] = struct.unpack("@IIPPPPPPNPPPNP", packed)[2:5]
         assert list((ctypes.c_float * 24).from_address(seen[1])) == weight.movedim(1, -1).flatten().tolist()
+        return 0
 
     kind.launch = launch
     kind(torch.ones(49)[1:].view(1, 3, 16), weight, torch.ones(3)[1:])
