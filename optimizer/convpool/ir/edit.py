@@ -96,7 +96,9 @@ class Editor:
         """names: whether new nodes get names, in a model whose nodes have some."""
         self._model, self._gives_names = model, names
         self._names = value_names(model)
-        self._nodes = {node.name for node in model_nodes(model)}
+        self._nodes: set[str] = set()
+        for node in model_nodes(model):
+            self._nodes.add(node.name)
         self._annotated = any(len(graph.value_info) for graph in graphs_within(model.graph))
         self._maybe_dead: set[str] = set()
         self._fresh: set[str] = set()

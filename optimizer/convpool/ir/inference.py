@@ -111,13 +111,14 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
 def _stop_values(graphs: list[GraphProto], inferred: ModelProto) -> bool:
     """Let nodes give no more than their shapes behind which onnx has other numbers than runtimes; whether any do.  It takes sizes
     as they are through a Cast that does not hold them, and the elements of a vector for rows behind an Unsqueeze."""
-    known, found = _types(inferred), False
-    for node, body in [(n, graph) for graph in graphs for n in ops_of(graph.node, "Cast", "Unsqueeze")]:
+    known, found = None, False
+    for node, body in [(n, graph) for graph in graphs for n in graph.node if n.op_type in ("Cast", "Unsqueeze")]:
+        known = _types(inferred) if known is None else known
         x, y = (known.get("".join(names[:1]), TypeProto()) for names in (node.input, node.output))
         kind, rank = y.tensor_type.elem_type, len(y.tensor_type.shape.dim)
         narrow = 0 < kind not in protos.WIDE and rank < 2 and x.tensor_type.elem_type in (0, *protos.INTEGERS)
         matrix = kind in protos.INTEGERS and rank > 1 and len(x.tensor_type.shape.dim) < 2
-        if narrow if is_op(node, "Cast") else matrix:
+        if is_op(node, "Cast") and narrow or is_op(node, "Unsqueeze") and matrix:
             body.value_info.add(name=node.output[0], type=y)
             node.op_type, found = UNKNOWN_SIZE, True
     return found
