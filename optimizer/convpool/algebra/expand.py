@@ -248,8 +248,8 @@ def admits(form: str, conv: ConvSpec, up: UpsampleSpec) -> bool:
 
 
 def merges(work: Work) -> bool:
-    """Return True if weights may be merged: for more than 16 copies those of `fused` are as many, used once a pixel.  On a CPU
-    they took 1.2 to 2.9 times as long as Resize and Conv for maps of 1 and 4 pixels, 0.5 to 0.8 of the time for 16."""
+    """Return True if weights may be merged: for at most 16 copies, or for 16 pixels and more, to MAX_FUSED_ELEMENTS.  With more
+    copies, on a CPU, that took 1.2 to 2.9 times as long as Resize and Conv for 1 and 4 pixels, 0.5 to 0.8 of the time for 16."""
     count = work.m * (work.c // work.conv.group) * fused_spec(work.conv, work.up).taps
     return work.up.copies <= 16 or math.prod(work.size) >= 16 and count <= geometry.MAX_FUSED_ELEMENTS
 

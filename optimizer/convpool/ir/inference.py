@@ -109,8 +109,8 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
 
 
 def _stop_values(graphs: list[GraphProto], inferred: ModelProto) -> bool:
-    """Let nodes give no more than their shapes behind which onnx has other numbers than runtimes; whether any do.  It takes sizes
-    as they are through a Cast that does not hold them, and the elements of a vector for rows behind an Unsqueeze."""
+    """Hide the values of nodes behind which onnx infers other sizes than runtimes compute; return True if there are any.  onnx
+    takes a size as it is through a Cast that does not hold it, and elements of a vector for rows behind an Unsqueeze."""
     known, found = None, False
     for node, body in [(n, graph) for graph in graphs for n in graph.node if n.op_type in ("Cast", "Unsqueeze")]:
         known = _types(inferred) if known is None else known

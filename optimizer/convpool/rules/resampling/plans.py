@@ -354,8 +354,8 @@ def is_conv_first(plan: ResizePlan) -> bool:
 
 
 def _unmeasured(plan: ResizePlan, may_be_node: bool) -> Reject | None:
-    """The reason why a convolution is none of the kinds that were found to be faster on GPUs.  may_be_node: 1x1, with nearest
-    upsampling."""
+    """The reason why a convolution is none of the kinds that were found to be faster on GPUs.  may_be_node: if a 1x1 one in front
+    of nearest upsampling may become a node of UpsampleConv with it, later."""
     scope, leaf = plan.scope, plan.leaf
     ups = [group.resample.up for group in plan.groups if group.resample is not None]
     if is_conv_first(plan):
