@@ -233,11 +233,14 @@ BETWEEN = {
     "Pads by nothing": 'a = Pad(u, n)\nb = Sigmoid(a)\nv = Pad<mode="reflect">(b, n)\n',
     "Dropout": "a = Dropout(u)\nv = Identity(a)\n",
     "Cast": "v = Cast<to=1>(u)\n",
+    "Slice of all": "e = Expand(u, o)\nv = Slice(e, i, l)\n",
+    "views that cancel": "a = Reshape(u, t)\ne = Transpose<perm=[0,2,1]>(a)\nf = Transpose<perm=[0,2,1]>(e)\nv = Reshape(f, q)\n",
     "modulation": "m = GlobalAveragePool(x)\nv = Mul(u, m)\n",
 }
 VALUES = {
     **SCALES, "c": (64, 1, 1), "p": np.linspace(0.5, 2, 64, dtype=np.float32),
     "g": np.array([1, 2, 3, 4], np.float32), "r": [0, 4, -1], "n": [0] * 8, "z": [0, 0, 0, 1, 0, 0, 1, 0],
+    "o": [1], "i": [0] * 4, "l": [64] * 4, "t": [1, 64, -1], "q": [1, 64, 24, 24],
 }  # fmt: skip
 
 
@@ -756,8 +759,9 @@ def test_several_maps_of_few_elements_stay_on_a_gpu(size, most):
 
 
 def test_maps_per_channel_move_in_front_of_interpolation_and_others_do_not():
-    body = resized('mode="linear"') + "v = BatchNormalization(u, p, p, p, p)\ny = Conv(v, w, b)"
-    assert operators(rewrite(pointwise(body, {"p": np.linspace(0.5, 2, 16, dtype=np.float32)})).graph)["Resize"] == 1
+    body = "c = Cast<to=1>(u) d = CastLike(c, x) v = BatchNormalization(d, p, p, p, p) y = Conv(v, w, b)"
+    given = pointwise(resized('mode="linear"') + body, {"p": np.linspace(0.5, 2, 16, dtype=np.float32)})
+    assert operators(rewrite(given).graph)["Resize"] == 1
     relu = reason(pointwise(resized('mode="linear"') + "v = Relu(u)\ny = Conv(v, w, b)"))
     assert relu == "Relu 'v': between resize and convolution; got Relu, expected maps per channel"
 

@@ -10,6 +10,7 @@
 | maps per channel | any, and sums | (2) operands as in (1); in a sum nothing is added |
 | BatchNormalization | as maps per channel | (3) inference form |
 | InstanceNormalization, GroupNormalization | nearest upsampling by whole factors | each element stands there equally often |
+| what changes nothing, views that cancel | any | as `linear` tells |
 | Reshape, InstanceNormalization, Reshape | the same | (4) groups of channels, and back to the shape before |
 | Concat | | (5) of channels, whose numbers are known |
 | Add, Sum | | maps that are resampled in different ways become a sum of parts |
@@ -23,11 +24,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from convpool.algebra.expand import UpsampleSpec
+from convpool.algebra.geometry import Ints
+from convpool.algebra.parts import IDENTITY
 from convpool.ir.index import Scope
 from convpool.ir.protos import attributes, is_op
 from convpool.rules.base import Reject, reject
 from convpool.rules.convs import channel_count
-from convpool.rules.linear import BROADCASTING, UNARY, Step, pad_numbers, step_or_reject, varies_over_space
+from convpool.rules.linear import BROADCASTING, UNARY, Step, step_or_reject, varies_over_space
 from convpool.rules.resampling.resize import Resample, recognise, sources, unknown_scales
 from convpool.rules.sizes import groups_channels, unknown_ratios
 
@@ -125,7 +128,10 @@ class Walk:
             return plain
         if found is not None:
             return self._resampled(tensor, found, depth)
-        if is_op(node, "Concat"):
+        idle = _idle(scope, index, self._rank)
+        if idle:
+            result: Map | None = self.map(scope.nodes[idle[-1]].input[0], depth + 1)
+        elif is_op(node, "Concat"):
             result = self._concat(index, depth)
         elif is_op(node, "InstanceNormalization", "GroupNormalization"):
             result = self._normalised(index, depth)
@@ -133,12 +139,10 @@ class Walk:
             result = self._groups(index, depth)
         elif is_op(node, "BatchNormalization", *UNARY, *BROADCASTING):
             result = self._elementwise(index, depth)
-        elif is_op(node, "Pad") and not isinstance(pads := pad_numbers(scope, index, self._rank), Reject) and not any(pads[0]):
-            result = self.map(node.input[0], depth + 1)
         else:
             result = None
             self._blocked(index)
-        return plain if result is None or not result.resampled else replace(result, nodes=result.nodes | {index})
+        return plain if result is None or not result.resampled else replace(result, nodes=result.nodes | {index, *idle})
 
     def _resampled(self, tensor: str, found: Resample, depth: int) -> Map:
         """A resampling; of an upsampled map one upsampling by the product of the factors."""
@@ -169,8 +173,6 @@ class Walk:
     def _elementwise(self, index: int, depth: int) -> Map | None:
         scope, rank = self._scope, self._rank
         node = scope.nodes[index]
-        if is_op(node, "Identity"):  # costs nothing
-            return self.map(node.input[0], depth + 1)
         names = list(node.input) if is_op(node, *BROADCASTING) else list(node.input[:1])
         data = [position for position, name in enumerate(names) if varies_over_space(scope.info(name).shape, rank)]
         maps = [self.map(names[position], depth + 1) for position in data]
@@ -325,6 +327,14 @@ def against(scope: Scope, found: Resample, rank: int, *, whole: bool) -> Reject 
     if found.growth <= 1:
         return reject(scope, found.resize, "elements of the result for each of the input", round(found.growth, 6), "more than 1")
     return None
+
+
+def _idle(scope: Scope, index: int, rank: int) -> Ints:
+    """A node that hands its first input on as it is, or views that do so together, nearest first; () for another."""
+    step = step_or_reject(scope, index, rank)
+    if not isinstance(step, Step) or step.affine is not IDENTITY or any(step.pads or ()):
+        return ()
+    return (index, *step.before)
 
 
 def _alike(maps: Sequence[Map]) -> Resample | None:
