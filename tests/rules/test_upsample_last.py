@@ -659,6 +659,7 @@ u = Resize<mode="linear", coordinate_transformation_mode="pytorch_half_pixel">(x
 ROUGH = {  # a map in front of a Resize to the size of x
     "rounded up": "m = Conv<strides=[4,4], pads=[1,1,1,1]>(x, k)",
     "rounded down": "m = MaxPool<kernel_shape=[2,2], strides=[2,2]>(x)",
+    "one pixel": "m = GlobalAveragePool(x)",
     "resized": f"""l = MaxPool<kernel_shape=[4,4], strides=[4,4]>(x) i = Shape(x) r = Slice(i, n2, n4) d = Div(r, two)
 f = Slice(i, n0, n2) z = Concat<axis=0>(f, d) o = {NEAREST}(l, , , z) m = MaxPool<kernel_shape=[2,2], pads=[0,0,1,1]>(o)""",
     "tokens": """l = Conv<strides=[4,4], pads=[1,1,1,1]>(x, k) i = Shape(l) a = Transpose<perm=[0,2,3,1]>(l)

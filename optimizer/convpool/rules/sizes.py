@@ -27,7 +27,7 @@ import numpy as np
 from onnx import NodeProto
 
 from convpool.algebra.expand import UpsampleSpec
-from convpool.algebra.geometry import ConvSpec, PoolSpec, Refusal, windows
+from convpool.algebra.geometry import NOMINAL_SIZE, ConvSpec, PoolSpec, Refusal, windows
 from convpool.ir.index import Dim, Scope
 from convpool.ir.protos import INTEGERS, WIDE, attributes, is_op, known_attributes
 from convpool.ir.schema import is_operator, layout_of, specs_of
@@ -166,12 +166,15 @@ def unknown_ratios(scope: Scope, index: int, rank: int) -> str:
 
 
 def rough_scales(scope: Scope, index: int, rank: int, scales: Sequence[Fraction | None]) -> list[Fraction] | None:
-    """Spatial factors, those of large maps where `scales` depend on what is rounded; None where one may be any."""
+    """Spatial factors, those of large maps where `scales` depend on what is rounded or open; None where one may be any."""
     found, beside = [], _sizes_beside(scope, index, rank) if None in scales else {}
+    small = scope.info(scope.nodes[index].input[0]).shape or ()
     for axis, scale in enumerate(scales, 2):
         term, own = beside.get(axis, (None, None))
         if scale is None and isinstance(term, SizeOf) and own is not None and own.factor > 0 and _is_same(scope, term, own):
             scale = term.factor / term.divisor * own.divisor / own.factor
+        if scale is None and small[axis : axis + 1] == (1,):  # one pixel becomes any number of them
+            scale = Fraction(NOMINAL_SIZE)
         if scale is None or scale <= 0:
             return None
         found.append(scale)

@@ -203,7 +203,7 @@ def _edges(scope: Scope, name: str, rank: int, walk: Walk) -> tuple[Map, Ints] |
     pads, half = numbers[0], rank + 2
     spatial = (*pads[2:half], *pads[half + 2 :])
     if mode not in ("edge", "reflect"):
-        return reject(scope, index, "mode of Pad", mode, "constant zeros, edge or reflect")
+        return reject(scope, index, "mode of Pad", f"{mode}, pads {list(spatial)}", "zeros around the map, edge or reflect")
     up = inner.parts[0].resample.up if inner.parts[0].resample is not None else None
     if len(inner.parts) > 1 or up is None or any((*pads[:2], *pads[half : half + 2])) or min(spatial) < 0:
         return reject(scope, index, "Pad", mode, "one of a single upsampled map, on spatial axes")
