@@ -2,6 +2,7 @@
 """Convolutions behind upsampling and 1x1 ones beside a resampling: rewritten in every form, and why others stay."""
 
 import numpy as np
+import onnx
 import pytest
 
 import convpool
@@ -613,6 +614,7 @@ def test_autotune_times_every_form():
 POINTWISE = "y = Conv(u, w, b)"
 MIXED = {"s": scales(2, 3), "b": (8,)}
 CASTS = "v = Cast<to={}>(x)\nr = {}\nu = Cast<to={}>(r)\n"
+COPIED = "k = Concat<axis=1>(x, x, x, x) u = DepthToSpace<blocksize=2>(k) "
 
 
 def pointwise(body: str, constants: dict | None = None, **given):
@@ -687,6 +689,18 @@ def test_a_resize_between_casts(mode, left, given):
     halves = {name: whole(shape).astype(np.float16) for name, shape in (("w", (8, 64, 1, 1)), ("b", (8,)))}
     result = rewrite(pointwise(body, {**halves, "s": scales(2, 2), "z": [1, 64, 24, 24]}, **HALVES), exact=True)
     assert [node.op_type for node in result.graph.node if node.op_type not in ("Shape", "Gather", "Concat")] == left
+
+
+@pytest.mark.parametrize("copied", (CASTS.format(1, f"{NEAREST}(v, , s)", 16), COPIED), ids=("casts", "copies"))
+def test_bfloat16_is_upsampled_in_float32(copied):
+    """Where the model has no Resize in bfloat16: onnxruntime has neither that nor such a ConvTranspose."""
+    kind, given = onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.BFLOAT16), {key: f"b{HALVES[key]}" for key in HALVES}
+    bodies = {1: f"{copied}y = Conv(u, w)", 3: copied + CONV}
+    values = [{**SCALES, "w": whole((64, 64, k, k)).astype(kind)} for k in bodies]
+    one, large = (models.graph(body, item, opset=22, **given) for body, item in zip(bodies.values(), values, strict=True))
+    made = convpool.optimize(one, target="cpu", check=0).model
+    assert [node.op_type for node in made.graph.node] == ["Conv", "Cast", "Resize", "Cast"]
+    assert "type; got BFLOAT16, expected one that" in reason(large)
 
 
 def test_sizes_of_another_origin_stay():

@@ -7,7 +7,7 @@ from copy import deepcopy
 from typing import Any, ClassVar
 
 import numpy as np
-from onnx import NodeProto
+from onnx import NodeProto, TensorProto
 
 from convpool.algebra import expand
 from convpool.algebra.expand import TransposeSpec, UpsampleSpec
@@ -23,7 +23,7 @@ from convpool.rules.convs import WINDOW, folded, is_known, macs
 from convpool.rules.linear import WHOLE_AXIS
 from convpool.rules.resampling import plans
 from convpool.rules.resampling.maps import Applied, Source, source_of
-from convpool.rules.resampling.resize import Resample
+from convpool.rules.resampling.resize import Resample, in_float32
 
 DOMAIN_OF_TORCH = "ai.convpool.torch"
 """The domain of nodes that stand in graphs of PyTorch's alone."""
@@ -304,6 +304,9 @@ class Emitter:
 
     def resample(self, x: str, found: Resample) -> str:
         """The resampling of another map of the same spatial size."""
+        if found.up is not None and in_float32(self._scope, found):
+            wide = self._upsample(self.add("Cast", [x], "wide", to=TensorProto.FLOAT), found.up)
+            return self.add("Cast", [wide], "narrow", to=TensorProto.BFLOAT16)
         if found.up is not None:
             return self._upsample(x, found.up)
         for old in (self._scope.nodes[index] for index in (*found.casts, found.node)):
@@ -326,8 +329,7 @@ class Emitter:
         return self.add("Concat", parts, "sizes", axis=0)
 
     def _upsample(self, x: str, up: UpsampleSpec) -> str:
-        scales = np.array([1, 1, *up.factors], np.float32)
-        opset = self._scope.opset
+        scales, opset = np.array([1, 1, *up.factors], np.float32), self._scope.opset
         if opset < 9:
             return self.add("Upsample", [x], "upsampled", mode="nearest", scales=[float(value) for value in scales])
         name = self.constant(scales, "scales")

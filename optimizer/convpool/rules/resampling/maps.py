@@ -119,8 +119,7 @@ class Walk:
         index = scope.producer.get(tensor)
         if index is None or scope.nodes[index].output[0] != tensor:
             return plain
-        node = scope.nodes[index]
-        found = recognise(scope, index, self._rank)
+        node, found = scope.nodes[index], recognise(scope, index, self._rank)
         if isinstance(found, Resample):
             found = against(scope, found, self._rank, whole=self._whole) or found
         if isinstance(found, Reject):

@@ -20,7 +20,7 @@ from convpool.rules.base import Context, Plan, Reject, Site, reject, rejection, 
 from convpool.rules.convs import ConvLeaf, against_one, folded_exactly, is_known
 from convpool.rules.linear import Step, step_or_reject
 from convpool.rules.resampling.maps import Map, Source, count_nodes
-from convpool.rules.resampling.resize import Resample
+from convpool.rules.resampling.resize import Resample, in_float32
 
 SPELLINGS = ("Resize", "Upsample", "ConvTranspose", "DepthToSpace", "Gather", "GatherND", "Expand", "Tile", "Concat")
 """Operators that a resampling may be spelt with."""
@@ -257,6 +257,8 @@ def with_forms(plan: ResizePlan, context: Context) -> ResizePlan | Reject:
     scope, leaf, conv, options = plan.scope, plan.leaf, plan.leaf.conv, context.options
     if options.for_torch:  # each call decides at run time whether it pays: it knows device and batch
         return as_operator(plan, TORCH_NODE)
+    if not is_conv_first(plan) and any(group.resample and in_float32(scope, group.resample) for group in plan.groups):
+        return reject(scope, leaf.node, "type", "BFLOAT16", "one that onnxruntime's ConvTranspose has")
     for_gpu = "gpu" in options.devices and options.upsampling is None
     may_be_node = options.lowering == "convavgpool" and context.enabled("chain_upsample")
     if for_gpu and (unknown := _unmeasured(plan, may_be_node)) is not None:
@@ -507,8 +509,7 @@ def with_activations(plan: ResizePlan) -> ResizePlan:
     scope = plan.scope
     if len(plan.groups) > 1 or plan.groups[0].form not in ("conv_first", "subpixel", "phases"):
         return plan
-    resample = plan.groups[0].resample
-    index = _only_reader(scope, plan.output)
+    resample, index = plan.groups[0].resample, _only_reader(scope, plan.output)
     if resample is None or not resample.picks or index is None or not is_op(scope.nodes[index], *ACTIVATIONS):
         return plan
     if any(scope.constant(name) is None for name in scope.nodes[index].input[1:] if name):

@@ -143,6 +143,12 @@ def _between_casts(scope: Scope, index: int, rank: int) -> Resample | Reject | N
     return replace(found, node=index, input=x, nodes=found.nodes | set(chain), casts=(first, resize))
 
 
+def in_float32(scope: Scope, found: Resample) -> bool:
+    """Return True if nearest upsampling is to compute in float32: of bfloat16, which onnxruntime's CUDA provider has for Conv but
+    neither for Resize nor ConvTranspose, in a model without such a Resize."""
+    return scope.info(found.input).elem_type == TensorProto.BFLOAT16 and not is_op(scope.nodes[found.node], "Resize")
+
+
 def unknown_scales(scope: Scope, index: int, rank: int, scales: Sequence[Fraction | None] = ()) -> Reject:
     """The reason why a Resize stays whose factors differ from size to size."""
     got = unknown_ratios(scope, index, rank) or _shown(scales)
@@ -191,18 +197,14 @@ def _repeated_axes(scope: Scope, index: int, rank: int) -> Resample | None:
         copies = any(is_op(scope.nodes[i], *COPIES) for i in chain)
         found = _copied(scope, x, chain, rank) if copies and len(scope.info(x).shape or ()) == rank + 2 else None
         if found is not None:
-            nodes = (*chain, *sources(scope, [name for i in chain for name in _others(scope, i)]))
+            given = [scope.nodes[i].input[1:] for i in chain if not is_op(scope.nodes[i], "Concat")]
+            nodes = (*chain, *sources(scope, [name for names in given for name in names]))
             result = _nearest(index, x, found[1], nodes)
             if found[0] and result is not None:
                 return result
             turned = replace(result, turned=index) if result is not None and not found[0] else turned
         before = scope.producer.get(x)
     return turned
-
-
-def _others(scope: Scope, index: int) -> list[str]:
-    """The inputs of a view or a node that copies which say how."""
-    return [] if is_op(scope.nodes[index], "Concat") else list(scope.nodes[index].input[1:])
 
 
 def _copied(scope: Scope, x: str, nodes: Sequence[int], rank: int) -> tuple[bool, list[int]] | None:
