@@ -348,7 +348,8 @@ class Scope:
             if math.prod(constant.shape) > MAX_FOLDED_ELEMENTS:
                 return None
             inputs[source] = constant.array()
-        if any(attribute.ref_attr_name for attribute in node.attribute):
+        back = is_op(node, "Slice") and protos.takes_all(*([*inputs.get(name, ())] for name in [*node.input, "", ""][2:5:2]))
+        if back or any(attribute.ref_attr_name for attribute in node.attribute):
             return None
         return self._known(folded(node, name, inputs, self.opset))
 
@@ -364,8 +365,7 @@ class Scope:
 
     def arithmetic(self, name: str) -> list[int] | None:
         """The nodes that compute `name` from constants, by ARITHMETIC only; None if it comes about in another way."""
-        found: set[int] = set()
-        names = [name]
+        found, names = set[int](), [name]
         while names:
             name = names.pop()
             index = self.producer.get(name)

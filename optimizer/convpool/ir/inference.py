@@ -88,6 +88,10 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
     try:
         for function in filter(lambda function: not is_own(function), probe.functions):  # convpool's are by whole scales
             _mark_unknown(function)
+        stored = dict(_constants(nodes)) | {tensor.name: tensor for graph in graphs for tensor in graph.initializer}
+        for node in ops_of(nodes, "Slice"):
+            ends, steps = (_numbers(stored.get(name, ()), np.int64).reshape(-1) for name in [*node.input, "", "", ""][2:5:2])
+            node.op_type = UNKNOWN_SIZE if protos.takes_all(ends, steps) else node.op_type
         result = by_onnx = _infer(probe)
         result = _infer(probe) if _stop_values(graphs, result) else result
         while drop_windows(probe, graphs, result) or scaled and raise_scales(probe, graphs, result):
@@ -97,8 +101,10 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
     except INFERENCE_ERRORS:
         pass  # without the notes that do not fit, or without shapes
     if result is not None and by_onnx is not None:
-        if result is not by_onnx:
-            _mark_disputed(result, by_onnx)
+        for graph, _, types in side_by_side(result, by_onnx) if result is not by_onnx else ():
+            for value in (*graph.value_info, *graph.output):
+                if _contradict(value.type, types.get(value.name)):
+                    value.doc_string = DISPUTED
         result.ClearField("functions")
         result.functions.extend(model.functions)
         for own, typed, _ in side_by_side(model, result):
@@ -116,20 +122,12 @@ def _stop_values(graphs: list[GraphProto], inferred: ModelProto) -> bool:
         known = _types(inferred) if known is None else known
         x, y = (known.get("".join(names[:1]), TypeProto()) for names in (node.input, node.output))
         kind, rank = y.tensor_type.elem_type, len(y.tensor_type.shape.dim)
-        narrow = 0 < kind not in protos.WIDE and rank < 2 and x.tensor_type.elem_type in (0, *protos.INTEGERS)
+        narrow = 0 < kind not in protos.WIDE and rank < 2 and x.tensor_type.elem_type in (0, *protos.WIDE)
         matrix = kind in protos.INTEGERS and rank > 1 and len(x.tensor_type.shape.dim) < 2
         if is_op(node, "Cast") and narrow or is_op(node, "Unsqueeze") and matrix:
             body.value_info.add(name=node.output[0], type=y)
             node.op_type, found = UNKNOWN_SIZE, True
     return found
-
-
-def _mark_disputed(result: ModelProto, by_onnx: ModelProto) -> None:
-    """Note of each tensor that onnx gives another shape than runtimes do, see DISPUTED."""
-    for graph, _, types in side_by_side(result, by_onnx):
-        for value in (*graph.value_info, *graph.output):
-            if _contradict(value.type, types.get(value.name)):
-                value.doc_string = DISPUTED
 
 
 def without_large_values(model: ModelProto) -> ModelProto:
@@ -180,24 +178,27 @@ def _types(inferred: ModelProto) -> dict[str, TypeProto]:
 
 
 def _constants(nodes: Iterable[onnx.NodeProto]) -> list[tuple[str, Any]]:
-    """The names of Constants, each with a tensor or floats."""
+    """The names of Constants, each with a tensor or numbers."""
     found = [(name, a) for node in ops_of(nodes, "Constant") for name in node.output for a in node.attribute]
-    return [(name, a.t if a.type == a.TENSOR else a.floats) for name, a in found]
+    return [(name, a.t if a.type == a.TENSOR else a.floats or a.ints) for name, a in found]
 
 
-def _floats(given: Any) -> np.ndarray:
-    """The numbers of a tensor or an attribute; none where they are no float32, or in another file."""
+def _numbers(given: Any, kind: type = np.float32) -> np.ndarray:
+    """The numbers of a tensor or an attribute; none where they are of another type, or in another file."""
     if isinstance(given, TensorProto):
-        readable = given.data_type == TensorProto.FLOAT and given.data_location != TensorProto.EXTERNAL
+        types = (TensorProto.FLOAT,) if kind is np.float32 else protos.INTEGERS
+        readable = given.data_type in types and given.data_location != TensorProto.EXTERNAL
         given = numpy_helper.to_array(given) if readable else ()
-    return np.array(given, np.float32)
+    return np.array(given, kind)
 
 
 @np.errstate(all="ignore")
 def _mark_unknown(function: onnx.FunctionProto) -> None:
     """Leave no size behind nodes of a function that onnx may misread: see `drop_windows`, `raise_scales`, `_stop_values`."""
     nodes, opset = protos.all_nodes(function), opset_of(function.opset_import)
-    rows = {name for node in ops_of(nodes, "Unsqueeze") for name in node.output}
+    rows: set[str] = set()
+    for node in ops_of(nodes, "Add", "Cast", "Concat", "Mul", "Sub", "Unsqueeze"):
+        rows.update(node.output if is_op(node, "Unsqueeze") or rows.intersection(node.input) else ())
     for node in ops_of(nodes, "Cast", "Gather", "Slice", "Squeeze"):
         narrow = any(0 < item.i not in (*protos.WIDE, *protos.HALF_TYPES) for item in node.attribute)
         if narrow if is_op(node, "Cast") else rows.intersection(node.input[:1]):
@@ -209,7 +210,7 @@ def _mark_unknown(function: onnx.FunctionProto) -> None:
     for node in ops_of(nodes, "Resize", "Upsample"):
         own = [item.floats for item in node.attribute if item.name == "scales"]
         given = [value for name, value in stored if name == node.input[at]] if len(node.input) > at else own
-        exact = [len(scales) and not np.mod(scales, 1 / 16).any() for scales in map(_floats, given)]
+        exact = [len(scales) and not np.mod(scales, 1 / 16).any() for scales in map(_numbers, given)]
         if not (exact and all(exact)) and [*node.input[at : at + 1]] != [""]:  # behind which are sizes
             node.op_type = UNKNOWN_SIZE
 
@@ -347,7 +348,7 @@ def raise_scales(model: ModelProto, graphs: list[GraphProto], inferred: ModelPro
         dims, own = known.get("".join(node.input[:1]), TypeProto()).tensor_type.shape.dim, {a.name: a for a in node.attribute}
         axes = own["axes"].ints if "axes" in own else range(len(dims))
         given = stored.get(node.input[at], ()) if len(node.input) > at else own.get("scales", onnx.AttributeProto()).floats
-        scales = _floats(given)
+        scales = _numbers(given)
         if scales.shape != (len(axes),) or not {*axes} <= {*range(-len(dims), len(dims))}:
             continue
         sizes = np.array([dims[axis].dim_value for axis in axes], np.float32)

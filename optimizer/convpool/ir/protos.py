@@ -37,6 +37,11 @@ def ops_of(nodes: Iterable[NodeProto], *op_types: str) -> list[NodeProto]:
     return [node for node in nodes if node.op_type in op_types and node.domain in STANDARD_DOMAINS]
 
 
+def takes_all(ends: Iterable[int], steps: Iterable[int]) -> bool:
+    """Return True if a Slice goes back to the first element in onnxruntime, but takes none by onnx: up to INT_MAX."""
+    return any(step < 0 and end in (2**31 - 1, 2**63 - 1) for end, step in zip(ends, steps, strict=False))
+
+
 def label(node: NodeProto) -> str:
     """The node's name, or its first output's where it has none."""
     return node.name or next((name for name in node.output if name), node.op_type)

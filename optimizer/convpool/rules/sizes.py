@@ -29,7 +29,7 @@ from onnx import NodeProto
 from convpool.algebra.expand import UpsampleSpec
 from convpool.algebra.geometry import NOMINAL_SIZE, ConvSpec, PoolSpec, Refusal, windows
 from convpool.ir.index import Dim, Scope
-from convpool.ir.protos import INTEGERS, WIDE, attributes, is_op, known_attributes
+from convpool.ir.protos import INTEGERS, WIDE, attributes, is_op, known_attributes, takes_all
 from convpool.ir.schema import is_operator, layout_of, specs_of
 from convpool.rules.base import Reject, reject
 from convpool.rules.linear import BROADCASTING, UNARY, Step, op_of, order_of, pad_numbers, slice_numbers, step_or_reject
@@ -89,8 +89,7 @@ def scales_of(scope: Scope, index: int, rank: int, depth: int = 0) -> tuple[Frac
     """The factor of each axis of a Resize or Upsample; None for one that is not known.  Raises AttributeReference."""
     node, values = scope.nodes[index], attributes(scope.nodes[index])
     x, inputs = node.input[0], [*node.input[1:], "", "", ""]
-    shape = scope.info(x).shape
-    given = values.get("axes", range(rank + 2))
+    shape, given = scope.info(x).shape, values.get("axes", range(rank + 2))
     if shape is not None and len(shape) != rank + 2:
         return reject(scope, index, "axes of the map", len(shape), rank + 2)
     if not all(-rank - 2 <= axis < rank + 2 for axis in given):
@@ -384,7 +383,7 @@ def _computed_terms(scope: Scope, name: str, depth: int) -> list[Term] | None:
     if is_op(node, "Slice"):
         starts, ends, _, steps = slice_numbers(scope, index)
         known = [numbers[0] for numbers in (starts, ends, steps) if numbers is not None and len(numbers) == 1]
-        return terms[slice(*known)] if len(known) == 3 and known[2] else None
+        return terms[slice(*known)] if len(known) == 3 and known[2] and not takes_all(ends or (), steps or ()) else None
     if is_op(node, "Cast") and attributes(node)["to"] not in WIDE:
         return None
     if is_op(node, "Cast", "Floor", "Ceil", "Round"):
