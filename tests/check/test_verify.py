@@ -84,8 +84,7 @@ def test_broken_results_are_caught(name, dtype):
     assert verification.outputs[0].max_abs_error > 0
 
 
-BRANCHED = f"""m = ReduceMean<keepdims=0>(x)
-q = CONDITION(m, m)
+BRANCHED = f"""m = ReduceMean<keepdims=0>(x) q = CONDITION(m, m)
 y = If(q) <then_branch = t () => (TYPE[a,b,c,d] p) {{ g = Conv(x, v) p = {POOL}(g) }},
            else_branch = e () => (TYPE[a,b,c,d] o) {{ h = Conv(x, w, b) r = LAST o = {POOL}(r) }}>"""
 
@@ -492,11 +491,9 @@ def test_the_command_writes_nothing_that_is_not_proven(capsys, tmp_path):
 
 def test_every_type_of_a_model_becomes_float32():
     functions = """<domain: "local", opset_import: ["": 17]> net (f) => (g) { g = Cast<to=11>(f) }"""
-    body = """d = Cast<to=11>(x)
-      e = Cast<to=7>(d)
+    body = """d = Cast<to=11>(x) e = Cast<to=7>(d)
       c = local.net(d)
-      k = Constant<value = double[1] {2.0}>()
-      s = SequenceConstruct(d, k)
+      k = Constant<value = double[1] {2.0}>() s = SequenceConstruct(d, k)
       y = If(flag) <then_branch = yes () => (double[a] t) { t = Identity(c) },
         else_branch = no () => (double[a] u) { u = Neg(d) }>"""
     model = graph(body, {"w": (1,)}, inputs="float16[4] x, bool flag", outputs="double[a] y", functions=functions)

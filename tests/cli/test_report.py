@@ -123,13 +123,8 @@ def test_open_sizes_are_counted_with_those_of_the_check(inputs, options, shapes,
 def test_sizes_given_are_counted_through_shapes_that_a_model_computes():
     """Attention behind a pair, with its sizes read from the map, as exporters write it."""
     body = f"""{PAIR.replace("y =", "p =")}
-        s = Shape(p)
-        n = Gather(s, batch)
-        k = Abs(heads)
-        c = Concat<axis=0>(n, k, minus)
-        q = Reshape(p, c)
-        t = Transpose<perm=[0,1,3,2]>(q)
-        y = MatMul(q, t)"""
+        s = Shape(p) n = Gather(s, batch) k = Abs(heads) c = Concat<axis=0>(n, k, minus) q = Reshape(p, c)
+        t = Transpose<perm=[0,1,3,2]>(q) y = MatMul(q, t)"""
     model = graph(body, {"batch": [0], "heads": [4, 8], "minus": [-1]}, inputs="float[N,16,H,W] x")
     report = convpool.optimize(model, check=0, input_shapes={"x": [2, 16, 12, 12]}).report
     products = 4 * 8 * 8 * 36

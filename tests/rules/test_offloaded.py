@@ -137,10 +137,7 @@ def test_several_readers_and_an_output():
 
 
 def test_what_stands_behind_is_taken_in():
-    body = f"""n = BatchNormalization(s, g, g, g, g)
-r = LeakyRelu(n)
-a = Conv<pads=[1,1,1,1]>(x, u)
-e = Add(a, r)
+    body = f"""n = BatchNormalization(s, g, g, g, g) r = LeakyRelu(n) a = Conv<pads=[1,1,1,1]>(x, u) e = Add(a, r)
 {PAIR.replace("(s,", "(e,")}"""
     model = graph(STEM + body, {**SHAPES, "u": (16, 3, 3, 3), "g": np.full(16, 2, np.float32)}, inputs=IMAGE)
     assert operators_of(model, 3) == ["ConvAvgPoolLeakyRelu", "ConvAvgPoolAdd", "ConvAvgPool"]

@@ -227,14 +227,9 @@ def test_a_node_that_the_plugin_refuses_is_an_error_not_a_crash():
 
 AROUND = """<ir_version: 8, opset_import: ["": 17]>
 block (float[BATCH,64,HEIGHT,WIDTH] x) => (float[BATCH,32,P,Q] y) {
-  n = BatchNormalization(x, g, b, m, d)
-  p = LeakyRelu<alpha = 0.25>(n)
-  c = Conv<pads = [1, 1, 1, 1]>(p, w, v)
-  q = AveragePool<kernel_shape = [2, 2], strides = [2, 2]>(c)
-  h = Conv(x, u)
-  r = AveragePool<kernel_shape = [2, 2], strides = [2, 2]>(h)
-  a = Add(q, r)
-  y = LeakyRelu<alpha = 0.1>(a)
+  n = BatchNormalization(x, g, b, m, d) p = LeakyRelu<alpha = 0.25>(n) c = Conv<pads = [1, 1, 1, 1]>(p, w, v)
+  q = AveragePool<kernel_shape = [2, 2], strides = [2, 2]>(c) h = Conv(x, u)
+  r = AveragePool<kernel_shape = [2, 2], strides = [2, 2]>(h) a = Add(q, r) y = LeakyRelu<alpha = 0.1>(a)
 }"""
 
 
@@ -309,10 +304,7 @@ def test_fused_variants_of_fixed_sizes(precision, limit, tmp_path):
 UPSAMPLED = """
 r = LeakyRelu<alpha=0.125>(x)
 u = Resize<mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor">(r, , s)
-h = Conv<pads=[1,0,1,2]>(u, w, b)
-c = Conv<pads=[1,0,1,2]>(v, k)
-a = Add(h, c)
-y = Relu(a)
+h = Conv<pads=[1,0,1,2]>(u, w, b) c = Conv<pads=[1,0,1,2]>(v, k) a = Add(h, c) y = Relu(a)
 """
 
 

@@ -335,8 +335,7 @@ def test_a_pad_behind_a_transpose_whose_order_a_function_is_given():
 
 def test_a_pad_that_a_body_reads_too_stays():
     """A pooling in the body would find no zeros."""
-    body = f"""c = Pad(x, two)
-h = Conv(c, w)
+    body = f"""c = Pad(x, two) h = Conv(c, w)
 y = {POOL}(h)
 z = If(flag) <then_branch = a () => (float[1,16,8,8] t) {{ t = MaxPool<kernel_shape=[2,2], strides=[2,2]>(c) }},
   else_branch = b () => (float[1,16,8,8] e) {{ e = AveragePool<kernel_shape=[2,2], strides=[2,2]>(c) }}>"""
