@@ -195,7 +195,8 @@ def fused_spec(conv: ConvSpec, pool: PoolSpec) -> ConvSpec:
 
 def fuse_kernel(weight: np.ndarray, conv: ConvSpec, pool: PoolSpec) -> np.ndarray:
     """Convolve `weight` [M, C/group, kernel...] with the box of `pool`; float64 [M, C/group, fused kernel...]."""
-    fused, out = fused_spec(conv, pool), weight.astype(np.float64) / pool.taps
+    fused = fused_spec(conv, pool)
+    out = weight.astype(np.float64) / pool.taps
     for i in range(conv.rank):  # the box is one of each axis
         # A kernel of one tap has no dilation, and its own may be below the grid's step.
         tap = max(conv.dilations[i] // fused.dilations[i], 1)

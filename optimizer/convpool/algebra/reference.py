@@ -17,7 +17,8 @@ def average_pool(x: np.ndarray, spec: PoolSpec) -> np.ndarray:
 
     x: [N, C, spatial...], any real type.  Returns float64 [N, C, pooled spatial...].
     """
-    padded, out = _pad(x, spec.pads), spec.output_size(x.shape[2:])
+    padded = _pad(x, spec.pads)
+    out = spec.output_size(x.shape[2:])
     total = np.zeros(x.shape[:2] + out)
     for offset in product(*(range(p) for p in spec.kernel_shape)):
         total += padded[_window(offset, spec.dilations, spec.strides, out)]
@@ -29,7 +30,8 @@ def conv(x: np.ndarray, w: np.ndarray, b: np.ndarray | None, spec: ConvSpec) -> 
 
     x: [N, C, spatial...]; w: [M, C/group, kernel...]; b: [M] or None.  Returns float64 [N, M, output spatial...].
     """
-    padded, out = _pad(x, spec.pads), spec.output_size(x.shape[2:])
+    padded = _pad(x, spec.pads)
+    out = spec.output_size(x.shape[2:])
     n, m, g = x.shape[0], w.shape[0], spec.group
     total = np.zeros((n, g, m // g, *out))
     weight = w.astype(np.float64).reshape(g, m // g, *w.shape[1:])

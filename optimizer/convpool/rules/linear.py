@@ -135,7 +135,8 @@ def chain_to(scope: Scope, index: int, *reductions: str) -> list[int]:
 
 def axes_of(scope: Scope, index: int, values: dict[str, Any]) -> Ints | Reject:
     """The axes that a node is told, by an attribute or an input; empty where it is told none.  values: its attributes."""
-    node, axes = scope.nodes[index], values.get("axes")
+    node = scope.nodes[index]
+    axes = values.get("axes")
     if axes is None and len(node.input) > 1 and node.input[1]:
         axes = scope.constant_ints(node.input[1])
         if axes is None:

@@ -345,7 +345,8 @@ class ChainHead(Rule):
         first, last = plan.scope.nodes[plan.nodes[0]], plan.scope.nodes[plan.nodes[-1]]
         y = last.output[0]
         weight = edit.constant(plan.weight, f"{last.input[1]}_channels_last")
-        bias, product = edit.constant(plan.bias, f"{y}_bias"), edit.fresh(f"{y}_map")
+        bias = edit.constant(plan.bias, f"{y}_bias")
+        product = edit.fresh(f"{y}_map")
         edit.nodes.append(schema.make_node([first.input[0], weight, bias], product, plan.window, convs.POINT))
         stand_for(edit.nodes[-1], last)
         edit.nodes.append(helper.make_node("Flatten", [product], [y], axis=1))
@@ -359,7 +360,8 @@ class ChainHead(Rule):
 
 def _from_map(scope: Scope, index: int) -> list[int]:
     """The nodes from the sum or mean over space to the product `index`, in order; none where there is no such chain."""
-    found, name = [index], scope.nodes[index].input[0]
+    found = [index]
+    name = scope.nodes[index].input[0]
     while (producer := scope.producer.get(name)) is not None:
         node = scope.nodes[producer]
         found.insert(0, producer)

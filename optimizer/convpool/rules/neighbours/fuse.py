@@ -274,7 +274,8 @@ def _behind(draft: Draft, plan: FusionPlan) -> FusionPlan | None:
     reader = None if parts.epilogue else next(fitting, None)
     if reader is None:
         return None
-    node, others = scope.nodes[reader], scope.other_readers(plan.output)
+    node = scope.nodes[reader]
+    others = scope.other_readers(plan.output)
     if others is not None:
         condition = f"result '{plan.output}' {others}"
         draft.rejects.append(reject(scope, plan.node, condition, "other readers", f"only {node.op_type}"))
@@ -496,7 +497,8 @@ def _end_prologue(draft: Draft, before: FusionPlan, passes: bool) -> None:
 def _fitting(draft: Draft, index: int) -> Step | Reject:
     """Node `index` in front of the chain as a map per channel of a tensor of the same shape; condition (2)."""
     scope, rank = draft.plan.scope, draft.rank
-    node, step = scope.nodes[index], map_step(scope, index, rank)
+    node = scope.nodes[index]
+    step = map_step(scope, index, rank)
     if isinstance(step, Reject):
         return step
     if step is None or step.affine is None:

@@ -114,7 +114,8 @@ def normalizes(scope: Scope, x: str, rank: int) -> bool:
     """Return True if what gives `x` is `mapped_by` a normalization of each image, with maps and reshapes between."""
     found = mapped_by(scope, x, rank)
     while found is not None and (index := scope.producer.get(found)) is not None:
-        node, multiplied = scope.nodes[index], modulator_of(scope, index, "Mul", rank)
+        node = scope.nodes[index]
+        multiplied = modulator_of(scope, index, "Mul", rank)
         if is_op(node, "InstanceNormalization"):
             return True
         if multiplied is not None:

@@ -267,7 +267,8 @@ def _before(scope: Scope, item: Candidate) -> int | None:
     producer = scope.producer.get(item.input)
     if producer is None or is_op(scope.nodes[producer], "Conv"):
         return None
-    readers, alone = scope.readers.get(item.input, ()), scope.other_readers(item.input) is None
+    readers = scope.readers.get(item.input, ())
+    alone = scope.other_readers(item.input) is None
     slices = item.way.kind == "slice_mean" and all(is_op(scope.nodes[reader], "Slice") for reader in readers)
     return producer if alone or slices else None
 

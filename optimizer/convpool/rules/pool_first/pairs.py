@@ -89,7 +89,8 @@ def trace(scope: Scope, tensor: str, rank: int, inside: frozenset[int] = frozens
     index = scope.producer.get(tensor)
     if index is None:
         return Reject(f"tensor '{tensor}'", "producer", "an input or constant", "a convolution")
-    node, others = scope.nodes[index], other_reader(scope, tensor, inside)
+    node = scope.nodes[index]
+    others = other_reader(scope, tensor, inside)
     if others is not None:
         return reject(scope, index, f"output '{tensor}' {others}", "other readers", "only the pooling")
     if is_op(node, "Conv"):

@@ -344,7 +344,8 @@ def _judge(plan: PairPlan, lowerings: list[geometry.Lowering], cpu_opset: int) -
         priced.append(replace(found, macs_before=old.macs if known else None, macs_after=new.macs if known else None))
     full = leaves[0].conv.output_size(leaves[0].size or geometry.nominal_size(leaves[0].conv, spec))
     window = spec or whole_map(full)
-    pooled, channels = window.output_size(full), leaves[0].weight_shape[0]
+    pooled = window.output_size(full)
+    channels = leaves[0].weight_shape[0]
     opset = cpu_opset if plan.pooling.kind == "pool" else 0
     before += geometry.pool_cost(window, convs.channel_count(scope, plan.pooling.input) or channels, full, bytes_, opset)
     # Joins, and nodes that go behind the pooling.
