@@ -9,7 +9,7 @@ from convpool.algebra import geometry as lowerings
 from convpool.algebra.geometry import (
     ConvSpec,
     Layer,
-    Lowering,
+    Lowered,
     Obstacles,
     PoolSpec,
     Refusal,
@@ -194,7 +194,7 @@ def test_what_else_lowerings_refuse():
     assert isinstance(refused, Refusal) and refused.condition == "weights"
     no_operator = Obstacles(None, refuse("bodies", 2, 1))
     assert lower(layer, pool(), "convavgpool", no_operator) == no_operator.operator
-    assert isinstance(lower(layer, pool(), "direct", no_operator), Lowering)
+    assert isinstance(lower(layer, pool(), "direct", no_operator), Lowered)
 
 
 @pytest.mark.parametrize(

@@ -141,11 +141,11 @@ sys.modules["convpool"] = package
 for name in {ALGEBRA}:
     importlib.import_module(name)
 from convpool.algebra.geometry import ConvSpec, PoolSpec, Refusal
-from convpool.algebra.geometry import Layer, Lowering, Obstacles, lower
+from convpool.algebra.geometry import Layer, Lowered, Obstacles, lower
 layer = Layer(ConvSpec((3, 3), (1, 1), (1, 1, 1, 1), (1, 1)), (8, 4, 3, 3), (16, 16), constant=False)
 pool = PoolSpec((2, 2), (2, 2), (0, 0, 0, 0), (1, 1))
 direct, fused = (lower(layer, pool, name, Obstacles()) for name in ("direct", "fused"))
-assert isinstance(direct, Lowering) and direct.conv.strides == (2, 2), direct
+assert isinstance(direct, Lowered) and direct.conv.strides == (2, 2), direct
 assert isinstance(fused, Refusal) and fused.expected == "a constant", fused
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -382,7 +382,7 @@ MAX_FUSED_PRODUCTS = 2**18
 
 
 @dataclass(frozen=True)
-class Lowering:
+class Lowered:
     """One convolution as it is to be written.  pool is None where the pooling is global or has vanished (`is_global` tells).
     name: one of LOWERINGS.  macs_before, macs_after: multiply-adds of the convolution for one sample, None where unknown."""
 
@@ -414,7 +414,7 @@ class Obstacles:
     """True if the runtime may be one that `miscounts` tells of."""
 
 
-def lower(layer: Layer, pool: PoolSpec | None, name: str, obstacles: Obstacles) -> Lowering | Refusal:
+def lower(layer: Layer, pool: PoolSpec | None, name: str, obstacles: Obstacles) -> Lowered | Refusal:
     """`layer` behind the window `pool` (None: the feature map, of unknown size) in the lowering named, or why not."""
     conv = layer.conv
     whole = conv.is_pointwise and not any(conv.pads) and all(s == 1 for s in conv.strides)
@@ -423,14 +423,14 @@ def lower(layer: Layer, pool: PoolSpec | None, name: str, obstacles: Obstacles) 
             return refuse("mean over a feature map", "unknown sizes", "static sizes, or a 1x1 Conv")
         if name == "convavgpool":
             return refuse("pool_kernel_shape", "unknown sizes", "static sizes")
-        return Lowering("direct", None, conv, is_global=True)
+        return Lowered("direct", None, conv, is_global=True)
     if name == "fused":
         return _fused(layer, pool)
     if pool.taps == 1:
         # Nothing to average: the convolution by itself has fewer positions.
         if name == "convavgpool":
             return refuse("pooling window", "one element", "more")
-        return Lowering("direct", None, fused_spec(conv, pool))
+        return Lowered("direct", None, fused_spec(conv, pool))
     box, rest = pool_first(conv, pool)
     if any(d > 1 for d in box.dilations) and obstacles.dilated_pooling is not None:
         return obstacles.dilated_pooling
@@ -441,11 +441,11 @@ def lower(layer: Layer, pool: PoolSpec | None, name: str, obstacles: Obstacles) 
     if name == "convavgpool" and obstacles.operator is not None:
         return obstacles.operator
     if name == "direct" and whole and layer.size == pool.kernel_shape:
-        return Lowering("direct", None, conv, is_global=True)
-    return Lowering(name, box, rest)
+        return Lowered("direct", None, conv, is_global=True)
+    return Lowered(name, box, rest)
 
 
-def _fused(layer: Layer, pool: PoolSpec) -> Lowering | Refusal:
+def _fused(layer: Layer, pool: PoolSpec) -> Lowered | Refusal:
     if not layer.constant:
         return refuse("weights", "computed, or an input that a caller may override", "a constant")
     fused = fused_spec(layer.conv, pool)
@@ -457,7 +457,7 @@ def _fused(layer: Layer, pool: PoolSpec) -> Lowering | Refusal:
     limit = max(MAX_FUSED_PRODUCTS, MAX_FUSED_GROWTH * layer.weight_shape[1] * layer.conv.taps)
     if products > limit:
         return refuse("products of a sum with the fused weights", f"{products:,}", f"at most {limit:,}")
-    return Lowering("fused", None, fused)
+    return Lowered("fused", None, fused)
 
 
 def without_kernel(conv: ConvSpec, pool: PoolSpec | None = None) -> Refusal | None:
@@ -472,7 +472,7 @@ def without_kernel(conv: ConvSpec, pool: PoolSpec | None = None) -> Refusal | No
     return None
 
 
-def lowering_cost(lowering: Lowering, layer: Layer, size: Ints, item_bytes: int, cpu_opset: int = 0) -> Cost:
+def lowering_cost(lowering: Lowered, layer: Layer, size: Ints, item_bytes: int, cpu_opset: int = 0) -> Cost:
     """Cost of a lowering per sample; size: spatial input sizes, nominal where unknown; cpu_opset: as of `addition_weight`."""
     channels = layer.weight_shape[1] * layer.conv.group
     shape = (*layer.weight_shape[:2], *lowering.conv.kernel_shape)

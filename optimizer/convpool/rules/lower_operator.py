@@ -19,7 +19,7 @@ from onnx import TensorProto, helper
 
 from convpool.algebra import geometry
 from convpool.algebra.expand import UpsampleSpec
-from convpool.algebra.geometry import ConvSpec, Layer, Lowering, Obstacles, PoolSpec, Refusal, refuse
+from convpool.algebra.geometry import ConvSpec, Layer, Lowered, Obstacles, PoolSpec, Refusal, refuse
 from convpool.algebra.parts import LAYOUTS, Parts, keeps, outside, to_channels_first, to_channels_last
 from convpool.ir import schema
 from convpool.ir.edit import Edit
@@ -40,7 +40,7 @@ class LowerPlan(NodesPlan):
     parts: Parts
     before: PoolSpec | UpsampleSpec
     conv: ConvSpec
-    lowering: Lowering
+    lowering: Lowered
     weight: Constant | None
     box: tuple[ConvSpec, PoolSpec] | None
     fallback: Reject | None = None
@@ -80,7 +80,7 @@ class LowerOperator(Rule):
         if shape is not None and any(isinstance(dim, int) and dim != k for dim, k in kernel):
             return reject(scope, site.root, "shape of the weights", list(shape), f"kernel_shape {list(conv.kernel_shape)}")
         pool = None if isinstance(before, UpsampleSpec) else before
-        direct = Lowering("direct", None if pool is None or pool.is_idle else pool, conv)
+        direct = Lowered("direct", None if pool is None or pool.is_idle else pool, conv)
         box = None if pool is None else geometry.pool_last(pool, conv)
         plan = LowerPlan(scope, (site.root,), parts, before, conv, direct, scope.weights(node.input[1]), box)
         return _with_macs(plan) if context.options.lowering == "direct" else _with_fused(plan, context.options.lowering)
@@ -116,12 +116,12 @@ def _with_fused(plan: LowerPlan, request: str) -> LowerPlan:
         return _with_macs(plan)  # nothing to average
     counted = plan.scope.opset < schema.POOL_DILATIONS_OPSET or not geometry.miscounts(plan.lowering.pool.pads)
     found = _fused(plan, by_cost=request == "auto" and counted)
-    if isinstance(found, Lowering):
+    if isinstance(found, Lowered):
         return _with_macs(replace(plan, lowering=found))
     return replace(_with_macs(plan), fallback=rejection(plan.scope, plan.node, found) if request == "fused" else None)
 
 
-def _fused(plan: LowerPlan, by_cost: bool) -> Lowering | Refusal:
+def _fused(plan: LowerPlan, by_cost: bool) -> Lowered | Refusal:
     """The one Conv of a node, or why there is none.  by_cost: it has to take less time than AveragePool and Conv."""
     if plan.box is None:
         return refuse("pads of the convolution", list(plan.conv.pads), "none that the pooling reaches over")
@@ -150,7 +150,7 @@ def _with_macs(plan: LowerPlan) -> LowerPlan:
     if layer.size is None:
         return plan
     pool = plan.before if isinstance(plan.before, PoolSpec) else None
-    before = geometry.lowering_cost(Lowering("direct", pool, plan.conv), layer, layer.size, 4).macs
+    before = geometry.lowering_cost(Lowered("direct", pool, plan.conv), layer, layer.size, 4).macs
     after = geometry.lowering_cost(plan.lowering, layer, layer.size, 4).macs
     return replace(plan, lowering=replace(plan.lowering, macs_before=before, macs_after=after))
 

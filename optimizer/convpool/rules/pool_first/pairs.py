@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto, helper
 
-from convpool.algebra.geometry import Lowering, PoolSpec, Refusal, fuse_kernel, pad_behind
+from convpool.algebra.geometry import Lowered, PoolSpec, Refusal, fuse_kernel, pad_behind
 from convpool.algebra.parts import IDENTITY, OP_TYPE, to_channels_last
 from convpool.ir import schema
 from convpool.ir.edit import Edit
@@ -265,7 +265,7 @@ class PairPlan(Plan):
     pattern: str
     pooling: convs.Pooling
     tree: convs.Tree
-    lowerings: tuple[Lowering, ...] = ()
+    lowerings: tuple[Lowered, ...] = ()
     fallback: Reject | None = None
     """Why a convolution does not become the operator that is asked for."""
     shapes: ShapeNodes = ShapeNodes()
@@ -328,14 +328,14 @@ class PairRule(Rule):
 def node_plan(scope: Scope, pooling: convs.Pooling, leaf: convs.ConvLeaf) -> PairPlan:
     """A convolution as a node of the operator, which saves no multiply-adds.  pooling: what stands in front of it."""
     count = convs.macs(scope, leaf.node)
-    lowering = Lowering("convavgpool", pooling.spec, leaf.conv, macs_before=count, macs_after=count)
+    lowering = Lowered("convavgpool", pooling.spec, leaf.conv, macs_before=count, macs_after=count)
     return PairPlan(scope, pooling.kind, pooling, leaf, (lowering,))
 
 
 class Emitter:
     """The nodes of one plan, inputs first."""
 
-    def __init__(self, edit: Edit, pooling: convs.Pooling, lowerings: Sequence[Lowering]) -> None:
+    def __init__(self, edit: Edit, pooling: convs.Pooling, lowerings: Sequence[Lowered]) -> None:
         """lowerings: of the tree's convolutions, left to right."""
         self._edit, self._scope, self._pooling = edit, edit.scope, pooling
         self._lowerings = iter(lowerings)
@@ -364,7 +364,7 @@ class Emitter:
             name = self._move(moved, name)
         return name
 
-    def _leaf(self, leaf: convs.ConvLeaf, lowering: Lowering) -> str:
+    def _leaf(self, leaf: convs.ConvLeaf, lowering: Lowered) -> str:
         old = self._scope.nodes[leaf.node]
         x, (weight, bias) = leaf.input, self._weights(leaf, lowering)
         output = self._edit.fresh(f"{old.output[0]}_pooled")
@@ -380,7 +380,7 @@ class Emitter:
         self._edit.nodes.append(node)
         return output
 
-    def _weights(self, leaf: convs.ConvLeaf, lowering: Lowering) -> tuple[str, str]:
+    def _weights(self, leaf: convs.ConvLeaf, lowering: Lowered) -> tuple[str, str]:
         """Names of the weights and the bias, in the form that the lowering takes; "" for no bias."""
         old = self._scope.nodes[leaf.node]
         weight, bias = old.input[1], old.input[2] if len(old.input) > 2 else ""

@@ -222,11 +222,11 @@ def _fallback(plan: PairPlan, failure: Reject | None, context: Context) -> Rejec
 
 def _of_leaf(
     plan: PairPlan, leaf: convs.ConvLeaf, attempt: Attempt, context: Context
-) -> tuple[geometry.Lowering | None, Reject | None]:
+) -> tuple[geometry.Lowered | None, Reject | None]:
     """The lowering that an attempt comes to for one convolution, and the first reason against a better one."""
     spares = attempt.spare_direct and (leaf.conv.rank < 3 or leaf.conv.group > 1 or "tensorrt" in context.options.devices)
     refusal = geometry.without_kernel(leaf.conv, plan.pooling.spec) if spares else None
-    usable: list[geometry.Lowering] = []
+    usable: list[geometry.Lowered] = []
     reason = failure = None
     for name in attempt.names:
         found = _lowering(plan, leaf, name, context)
@@ -256,7 +256,7 @@ def _cpu_opset(plan: PairPlan, context: Context, names: set[str]) -> int:
     return opset if options.devices == ("cpu",) or both and (standard or opset >= geometry.SLOW_OPSET) else 0
 
 
-def _lowering(plan: PairPlan, leaf: convs.ConvLeaf, name: str, context: Context) -> geometry.Lowering | Reject:
+def _lowering(plan: PairPlan, leaf: convs.ConvLeaf, name: str, context: Context) -> geometry.Lowered | Reject:
     """`geometry.lower`, or why not: a Pad would be merged into the box mean, or what the fused weights would become."""
     scope, spec = plan.scope, plan.pooling.spec
     conv = replace(leaf.conv, group=1) if context.options.for_torch else leaf.conv  # PyTorch's operator has groups
@@ -282,7 +282,7 @@ def _lowering(plan: PairPlan, leaf: convs.ConvLeaf, name: str, context: Context)
 
 
 def _against_gpu(
-    leaf: convs.ConvLeaf, found: geometry.Lowering, spec: PoolSpec, images: int, options: OptimizeOptions
+    leaf: convs.ConvLeaf, found: geometry.Lowered, spec: PoolSpec, images: int, options: OptimizeOptions
 ) -> Refusal | None:
     """Why a lowering is slow on a GPU (decision 009): large windows; a fused convolution of few results, three axes or groups."""
     for_cpu = (
@@ -329,7 +329,7 @@ def _pad_in_front(scope: Scope, leaf: convs.ConvLeaf, box: PoolSpec, old: bool) 
     return None
 
 
-def _judge(plan: PairPlan, lowerings: list[geometry.Lowering], cpu_opset: int) -> PairPlan | Reject:
+def _judge(plan: PairPlan, lowerings: list[geometry.Lowered], cpu_opset: int) -> PairPlan | Reject:
     """Condition (6), over all of the tree; sizes that the model leaves open are taken as nominal ones."""
     scope, spec = plan.scope, plan.pooling.spec
     leaves = plan.leaves
