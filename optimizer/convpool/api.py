@@ -111,9 +111,9 @@ def optimize(
     given.maker(loaded.proto)  # before any work too
     options = replace(options, accumulation=accumulation, upsampling=upsampling)
     sized = autotune or "plain_conv" in options.passes or "tensorrt" in options.devices
-    sizes = tensor_shapes(loaded, shapes, evaluate) if sized else {}
-    start = in_reach(loaded, options)  # a form of the model in which more pairs are seen, if there is one
-    result = rewrite(loaded, options, sizes, Tuner(seed, progress) if autotune else None, start)
+    known = tensor_shapes(loaded, shapes, evaluate) if sized else {}
+    reached = in_reach(loaded, options)  # a form of the model in which more pairs are seen, if there is one
+    result = rewrite(loaded, options, reached, known, Tuner(seed, progress) if autotune else None)
     report = result.report
     report.options |= {"target": target, "seed": seed, "fix_shapes": {n: list(s) for n, s in (fix_shapes or {}).items()}}
     report.changed = result.changed = result.changed or loaded is not original
@@ -136,7 +136,7 @@ QUANTIZE_LATER = "run convpool with --lowering auto on the float model, and quan
 
 
 def _next_steps(result: OptimizeResult, model: LoadedModel, options: OptimizeOptions, shapes: Shapes) -> list[str]:
-    """Say what changes the outcome, commands last: what can be tried here is.  model: as it was rewritten.  shapes: known ones of
+    """Say what changes the outcome, commands last: what can be tried here is.  model: as `rewrite` got it.  shapes: known ones of
     its inputs."""
     report, seen, found = result.report, result._seen, []
     stay = [site.reason or "" for site in report.sites if site.status == "rejected"]
@@ -199,4 +199,4 @@ def _words(option: str, shapes: Shapes) -> str:
 
 def _pairs(model: LoadedModel, options: OptimizeOptions) -> int:
     """How many sites of a model are rewritten."""
-    return rewrite(model, options, {}, reached=in_reach(model, options)).report.summary.rewritten
+    return rewrite(model, options, in_reach(model, options)).report.summary.rewritten

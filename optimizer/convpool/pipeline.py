@@ -74,10 +74,10 @@ class Pipeline:
         inferred: ModelProto | None,
         options: OptimizeOptions,
         *,
-        sizes: Mapping[str, tuple] | None = None,
+        shapes: Mapping[str, tuple] | None = None,
         tuner: Tuner | None = None,
     ) -> None:
-        """model: changed in place.  inferred: it, after shape inference.  sizes: see `Context`."""
+        """model: changed in place.  inferred: it, after shape inference.  shapes: see `Context`."""
         self._model, self._inferred, self._shapes_hold = model, inferred, True
         self._scopes: list[Scope] | None = None
         self._earlier: list[Scope] = []
@@ -90,7 +90,7 @@ class Pipeline:
         """True if anything was rewritten."""
         self.int8 = 0
         """Convolutions rewritten that TensorRT would run in INT8."""
-        self._context = Context(options, opset_of(model.proto.opset_import), self._excluded, sizes or {})
+        self._context = Context(options, opset_of(model.proto.opset_import), self._excluded, shapes or {})
 
     @cached_property
     def editor(self) -> Editor:
@@ -272,7 +272,7 @@ def _cut_out(scope: Scope, indices: frozenset[int], result: str, context: Contex
             constants.append(numpy_helper.from_array(np.ascontiguousarray(constant.array()), name))
             continue
         info = scope.info(name)
-        shape = context.sizes.get(name, info.shape)
+        shape = context.shapes.get(name, info.shape)
         if not info.elem_type or shape is None:
             raise ModelError(f"{name}: type or rank unknown")
         inputs.append(helper.make_tensor_value_info(name, info.elem_type, shape))
@@ -442,15 +442,15 @@ class OptimizeResult:
 def rewrite(
     original: LoadedModel,
     options: OptimizeOptions,
-    sizes: Mapping[str, tuple],
-    tuner: Tuner | None = None,
     reached: Reached | None = None,
+    shapes: Mapping[str, tuple] | None = None,
+    tuner: Tuner | None = None,
 ) -> OptimizeResult:
-    """`optimize` without its check.  sizes: see `Context`.  reached: where it starts, of `in_reach`; default the original."""
+    """`optimize` without its check.  reached: where it starts, of `in_reach`; default the original.  shapes: see `Context`."""
     start, stays = reached or (original, ())
     result = LoadedModel(deepcopy(start.proto), original.base_dir, 0, path=original.path, data_files=original.data_files)
     moved = options.lowering != "convavgpool" and schema.move_back(result.proto)
-    run = Pipeline(result, start.inferred, options, sizes=sizes, tuner=tuner)
+    run = Pipeline(result, start.inferred, options, shapes=shapes, tuner=tuner)
     scopes = run.scopes()
     before, seen = count(scopes), survey(scopes)
     run.run()

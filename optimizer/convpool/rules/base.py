@@ -106,17 +106,17 @@ def is_int8(scope: Scope, index: int) -> bool:
 
 @dataclass(frozen=True)
 class Context:
-    """Facts for a pass beside the graph.
+    """Facts for a rule beside the graph.
 
     main_opset: version of the standard operators in the main graph.  excluded: whether a name matches a pattern of
-    `options.exclude`.  sizes: shapes of the main graph's tensors, as a caller gives the inputs.  originals: what the model's own
+    `options.exclude`.  shapes: of the main graph's tensors, as a caller gives the inputs.  originals: what the model's own
     convolutions give, each with its scope's path.
     """
 
     options: OptimizeOptions
     main_opset: int
     excluded: Callable[[str], bool]
-    sizes: Mapping[str, tuple]
+    shapes: Mapping[str, tuple]
     originals: frozenset[tuple[str, str]] = frozenset()
 
     def enabled(self, name: str) -> bool:

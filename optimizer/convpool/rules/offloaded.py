@@ -190,7 +190,7 @@ def _plain(scope: Scope, leaf: convs.ConvLeaf, context: Context) -> Reject | Non
             expected = f"at least {WIDE_CHANNELS}, a multiple of {CHANNEL_MULTIPLE}"
             return reject(scope, leaf.node, what, channels, expected)
     result = scope.nodes[leaf.node].output[0]
-    shapes = (scope.info(result).shape, context.sizes.get(result))
+    shapes = (scope.info(result).shape, context.shapes.get(result))
     shape = next((shape for shape in shapes if shape and all(isinstance(dim, int) for dim in shape)), None)
     results = math.prod(shape) if shape else 0
     count = results * leaf.weight_shape[1] * leaf.conv.taps if shape else None

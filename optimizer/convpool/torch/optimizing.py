@@ -350,7 +350,7 @@ def export_onnx(module: torch.nn.Module, args: tuple, path: str | os.PathLike[st
     """
     program: Any = torch.onnx.export(module, args, dynamo=True, **options)
     asked = getattr(module.__dict__.get(_NAME), "options", OptimizeOptions())
-    model: ModelProto = rewrite(load(program.model_proto), replace(asked), {}).model
+    model: ModelProto = rewrite(load(program.model_proto), replace(asked)).model
     onnx.checker.check_model(model)
     if path is not None:
         onnx.save(model, os.fspath(path))

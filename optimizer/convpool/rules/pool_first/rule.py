@@ -264,7 +264,7 @@ def _lowering(plan: PairPlan, leaf: convs.ConvLeaf, name: str, context: Context)
     found = geometry.lower(leaf.layer, spec, name, obstacles)
     if isinstance(found, Refusal):
         return rejection(scope, leaf.node, found)
-    shapes = (scope.info(leaf.input).shape, context.sizes.get(leaf.input))
+    shapes = (scope.info(leaf.input).shape, context.shapes.get(leaf.input))
     images = next((shape[0] for shape in shapes if shape and isinstance(shape[0], int) and shape[0] > 0), 1)
     if spec is not None and (slow := _against_gpu(leaf, found, spec, images, context.options)) is not None:
         return rejection(scope, leaf.node, slow)
