@@ -60,9 +60,62 @@ Times = dict[str, float] | None
 Found = tuple[Rule, Plan, Times]
 Kept = tuple[Rule, Site, Reject | None, Times]
 """A plan of a round, and a site that stays, with what their reports need."""
-ROUNDS = 9
-BUDGET_S = 1.5
-"""A site's rounds stop when this much time is spent, though not before three."""
+Stays = tuple[tuple[PairSite, Reject], ...]
+Reached = tuple[LoadedModel, Stays]
+"""A model to start from; and sites of other forms of it, and why no pair appears there."""
+
+
+def rewrite(
+    original: LoadedModel,
+    options: OptimizeOptions,
+    reached: Reached | None = None,
+    shapes: Mapping[str, tuple] | None = None,
+    tuner: Tuner | None = None,
+) -> OptimizeResult:
+    """`optimize` without its check.  reached: where it starts, of `in_reach`; default the original.  shapes: see `Context`."""
+    start, stays = reached or (original, ())
+    result = LoadedModel(deepcopy(start.proto), original.base_dir, 0, path=original.path, data_files=original.data_files)
+    moved = options.lowering != "convavgpool" and schema.move_back(result.proto)
+    run = Pipeline(result, start.inferred, options, shapes=shapes, tuner=tuner)
+    scopes = run.scopes()
+    before, seen = count(scopes), survey(scopes)
+    run.run()
+    sites = _with_clearer_reasons(run.log, stays)
+    after = count(run.scopes()) if run.changed else before
+    run.finish()
+    if not run.changed:
+        result.source = original.source
+        if moved or start is not original:
+            result.proto.CopyFrom(original.proto)
+    nodes = [model_nodes(model.proto, without=schema.DOMAIN) for model in (original, result)]
+    dense = len(sparse_values(original.proto)) - len(sparse_values(result.proto))
+    if run.changed:  # every check that the original passes
+        check_model(result, "the result", passes_full_check(original), original.inferred, run.inferred)
+    summary = with_macs(totals((original, result), nodes, sites, run.log, seen), sites, before, after, {})
+    report = Report(sites, summary, notes=notes(seen, sites, run.int8), changed=run.changed)
+    report.options |= {"lowering": options.lowering, "accumulation": options.accumulation, "rules": sorted(options.passes)}
+    report.warnings += unmatched(options.exclude, run.matched)
+    if tuner is not None and "cpu" not in options.devices:
+        report.warnings.append("autotune: timed on this machine's CPU, which says little of a GPU")
+    if dense > 0:
+        report.warnings.append(f"sparse constants: {dense} dense in the result, since the rewrite changes their numbers")
+    old, new = (misread(held, opset_of(original.proto.opset_import)) for held in nodes)
+    for name in sorted(new - old):
+        text = "its pads are misread by onnxruntime 1.24 and earlier at opset 19 and later; run the result in 1.25 or later"
+        report.warnings.append(f"AveragePool of {name!r}: {text}")
+    if options.accumulation == "packed" and not summary.packed:
+        report.warnings.append("accumulation packed changes nothing: the result has no node of convpool's operators")
+    return OptimizeResult(result.proto, report, run.changed, result, run.editor.new_constants, seen)
+
+
+def _with_clearer_reasons(log: Log, stays: Stays) -> list[SiteReport]:
+    """The reports, with those of sites that another form of the model shows, or tells more of."""
+    clearer, sites = Log(log.made), log.reports()
+    for site, why in stays:
+        PoolFirst().kept(site, why, None, clearer)
+    done = {(site.scope, site.conv) for site in sites if site.status != "rejected"}
+    found = {(site.scope, site.conv, site.pool): site for site in clearer.reports() if (site.scope, site.conv) not in done}
+    return [*(found.pop((site.scope, site.conv, site.pool), site) for site in sites), *found.values()]
 
 
 class Pipeline:
@@ -80,7 +133,7 @@ class Pipeline:
         """model: changed in place.  inferred: it, after shape inference.  shapes: see `Context`."""
         self._model, self._inferred, self._shapes_hold = model, inferred, True
         self._scopes: list[Scope] | None = None
-        self._earlier: list[Scope] = []
+        self._known: list[Scope] = []
         self._tuner = tuner
         self.log = Log(lambda name: self.editor.made(name))
         self._exclude = options.exclude
@@ -100,8 +153,8 @@ class Pipeline:
         """The index of the model as it is, until `finish`, outer scopes first: made when it is asked for, and after a change."""
         if self._scopes is None:
             parts = self._model.proto, self._model.read, evaluate
-            if self._earlier:
-                self._scopes = index_model(*parts, None, self._earlier)
+            if self._known:
+                self._scopes = index_model(*parts, None, self._known)
             else:
                 self._scopes = index_with_shapes(*parts, self.inferred)
         return self._scopes
@@ -119,7 +172,7 @@ class Pipeline:
             for scope in scopes:
                 scope.reload()
             return
-        self._earlier = [] if adds_tensors else self._scopes or []
+        self._known = [] if adds_tensors else self._scopes or []
         self._shapes_hold = self._shapes_hold and not adds_tensors
         self._scopes = None
 
@@ -218,6 +271,11 @@ class Pipeline:
         return bool(found)
 
 
+ROUNDS = 9
+BUDGET_S = 1.5
+"""A site's rounds stop when this much time is spent, though not before three."""
+
+
 class Tuner:
     """Chooses lowerings by timing them in onnxruntime on the machine at hand, since the best differs by layer.
 
@@ -292,11 +350,6 @@ def _lowered(model: ModelProto, rule: Rule, lowering: str) -> ModelProto:
     )
     Pipeline(result, infer_shapes(result.proto), options).run((Stage((rule,), repeats=False),)).finish()
     return result.proto
-
-
-Stays = tuple[tuple[PairSite, Reject], ...]
-Reached = tuple[LoadedModel, Stays]
-"""A model to start from; and sites of other forms of it, and why no pair appears there."""
 
 
 def in_reach(model: LoadedModel, options: OptimizeOptions) -> Reached:
@@ -437,56 +490,3 @@ class OptimizeResult:
         if schema.move_to_domain(self.model, domain):
             self.loaded.source = None  # no longer what was read
             self.changed = self.report.changed = True
-
-
-def rewrite(
-    original: LoadedModel,
-    options: OptimizeOptions,
-    reached: Reached | None = None,
-    shapes: Mapping[str, tuple] | None = None,
-    tuner: Tuner | None = None,
-) -> OptimizeResult:
-    """`optimize` without its check.  reached: where it starts, of `in_reach`; default the original.  shapes: see `Context`."""
-    start, stays = reached or (original, ())
-    result = LoadedModel(deepcopy(start.proto), original.base_dir, 0, path=original.path, data_files=original.data_files)
-    moved = options.lowering != "convavgpool" and schema.move_back(result.proto)
-    run = Pipeline(result, start.inferred, options, shapes=shapes, tuner=tuner)
-    scopes = run.scopes()
-    before, seen = count(scopes), survey(scopes)
-    run.run()
-    sites = _with_clearer_reasons(run.log, stays)
-    after = count(run.scopes()) if run.changed else before
-    run.finish()
-    if not run.changed:
-        result.source = original.source
-        if moved or start is not original:
-            result.proto.CopyFrom(original.proto)
-    nodes = [model_nodes(model.proto, without=schema.DOMAIN) for model in (original, result)]
-    dense = len(sparse_values(original.proto)) - len(sparse_values(result.proto))
-    if run.changed:  # every check that the original passes
-        check_model(result, "the result", passes_full_check(original), original.inferred, run.inferred)
-    summary = with_macs(totals((original, result), nodes, sites, run.log, seen), sites, before, after, {})
-    report = Report(sites, summary, notes=notes(seen, sites, run.int8), changed=run.changed)
-    report.options |= {"lowering": options.lowering, "accumulation": options.accumulation, "rules": sorted(options.passes)}
-    report.warnings += unmatched(options.exclude, run.matched)
-    if tuner is not None and "cpu" not in options.devices:
-        report.warnings.append("autotune: timed on this machine's CPU, which says little of a GPU")
-    if dense > 0:
-        report.warnings.append(f"sparse constants: {dense} dense in the result, since the rewrite changes their numbers")
-    old, new = (misread(held, opset_of(original.proto.opset_import)) for held in nodes)
-    for name in sorted(new - old):
-        text = "its pads are misread by onnxruntime 1.24 and earlier at opset 19 and later; run the result in 1.25 or later"
-        report.warnings.append(f"AveragePool of {name!r}: {text}")
-    if options.accumulation == "packed" and not summary.packed:
-        report.warnings.append("accumulation packed changes nothing: the result has no node of convpool's operators")
-    return OptimizeResult(result.proto, report, run.changed, result, run.editor.new_constants, seen)
-
-
-def _with_clearer_reasons(log: Log, stays: Stays) -> list[SiteReport]:
-    """The reports, with those of sites that another form of the model shows, or tells more of."""
-    clearer, sites = Log(log.made), log.reports()
-    for site, why in stays:
-        PoolFirst().kept(site, why, None, clearer)
-    done = {(site.scope, site.conv) for site in sites if site.status != "rejected"}
-    found = {(site.scope, site.conv, site.pool): site for site in clearer.reports() if (site.scope, site.conv) not in done}
-    return [*(found.pop((site.scope, site.conv, site.pool), site) for site in sites), *found.values()]
