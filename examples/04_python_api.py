@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python interface: a model in memory, passes, exclusions, results and errors.
+"""The Python interface: a model in memory, rules, exclusions, results and errors.
 
     python examples/04_python_api.py
 
@@ -54,7 +54,7 @@ def main() -> None:
     print("direct:       ", operators(direct.model))
     print("fused:        ", operators(convpool.optimize(model, lowering="fused").model))
 
-    # Leave nodes unchanged by name, and switch passes off.
+    # Leave nodes unchanged by name, and switch rules off.
     part = convpool.optimize(model, exclude="Conv_0", disable=["fuse_prologue"])
     print("one pair only:", operators(part.model))
 

@@ -8,24 +8,24 @@ from convpool import options as limits
 from convpool.cli.group import run
 from convpool.cli.optimize import command
 from convpool.errors import OptionError
-from convpool.options import OF_OPERATORS, PASSES, TARGETS, OptimizeOptions, options_for
+from convpool.options import OF_OPERATORS, RULE_TEXTS, TARGETS, OptimizeOptions, options_for
 from convpool.rules import STAGES
 from models import generators
 
 
 def test_every_pass_has_a_name_that_switches_it_and_every_name_a_pass():
-    assert sorted(n for _, n in {(type(r), n) for stage in STAGES for r in stage.rules for n in r.names}) == sorted(PASSES)
-    assert all(target.passes <= PASSES.keys() for target in TARGETS.values())
+    assert sorted(n for _, n in {(type(r), n) for stage in STAGES for r in stage.rules for n in r.names}) == sorted(RULE_TEXTS)
+    assert all(target.rules <= RULE_TEXTS.keys() for target in TARGETS.values())
     assert sorted({n for stage in STAGES for rule in stage.rules if rule.on_operators for n in rule.names}) == sorted(
         OF_OPERATORS
     )
 
 
-@pytest.mark.parametrize("name", PASSES)
+@pytest.mark.parametrize("name", RULE_TEXTS)
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_name_switches_its_rule(name, target):
     on, off = options_for(target, enable=[name]), options_for(target, disable=[name])
-    assert on.passes == TARGETS[target].passes | {name} and off.passes == TARGETS[target].passes - {name}
+    assert on.rules == TARGETS[target].rules | {name} and off.rules == TARGETS[target].rules - {name}
     assert options_for(target, fold=True) == options_for(target, enable="fold")
 
 
@@ -45,8 +45,8 @@ def test_unusable_names(options, message):
 
 
 def test_options_are_frozen_and_checked():
-    with pytest.raises(OptionError, match="passes: got 'nothing'"):
-        OptimizeOptions(passes=frozenset({"nothing"}))
+    with pytest.raises(OptionError, match="rules: got 'nothing'"):
+        OptimizeOptions(rules=frozenset({"nothing"}))
     with pytest.raises(AttributeError):
         OptimizeOptions().lowering = "direct"
 
@@ -60,7 +60,7 @@ def test_targets():
     assert "stem" not in {site.pattern for site in found["any"].sites}
 
 
-def test_command_line_of_targets_and_passes(tmp_path, capsys):
+def test_command_line_of_targets_and_rules(tmp_path, capsys):
     path, out = tmp_path / "model.onnx", tmp_path / "out.onnx"
     path.write_bytes(generators.generate("sngan64_small").SerializeToString())
 

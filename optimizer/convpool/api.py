@@ -110,7 +110,7 @@ def optimize(
     given = Given(max(check, 1), arrays, shapes, seed, rtol, atol, progress)
     given.maker(loaded.proto)  # before any work too
     options = replace(options, accumulation=accumulation, upsampling=upsampling)
-    sized = autotune or "plain_conv" in options.passes or "tensorrt" in options.devices
+    sized = autotune or "plain_conv" in options.rules or "tensorrt" in options.devices
     known = tensor_shapes(loaded, shapes, evaluate) if sized else {}
     reached = in_reach(loaded, options)  # a form of the model in which more pairs are seen, if there is one
     result = rewrite(loaded, options, reached, known, Tuner(seed, progress) if autotune else None)
@@ -162,7 +162,7 @@ def _next_steps(result: OptimizeResult, model: LoadedModel, options: OptimizeOpt
 
 def _preparing(report: Report, model: LoadedModel, options: OptimizeOptions, sizes: dict[str, list[int]]) -> list[str]:
     """The least that has more pairs rewritten: constants folded, sizes fixed, or both.  Neither alone where both have none."""
-    folding = replace(options, passes=options.passes | {"fold"})
+    folding = replace(options, rules=options.rules | {"fold"})
 
     def step(shapes: dict[str, list[int]], tried: OptimizeOptions) -> list[str]:
         with suppress(ModelError):

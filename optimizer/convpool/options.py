@@ -145,7 +145,7 @@ RULES = (
     Entry("fold", "what is computed from constants, and Identity nodes (--fold)", "constants", "fold:Fold"),
 )  # fmt: skip
 """Every rule, one entry each."""
-PASSES: dict[str, str] = {entry.name: entry.text for entry in RULES}
+RULE_TEXTS: dict[str, str] = {entry.name: entry.text for entry in RULES}
 """The names that `enable` and `disable` take, and what each rewrites."""
 OF_OPERATORS = tuple(entry.name for entry in RULES if "cpu" not in entry.targets and entry.name not in ("fold_product", "fold"))
 """The rules that make or change nodes of the operators only."""
@@ -159,7 +159,7 @@ def _rules_of(target: str) -> frozenset[str]:
 class Preset:
     """The rules that run, the lowering asked for, and what stands for the operator where the plugin has no fast kernel.
 
-    passes: names of rules.  lowering: one of `algebra.geometry.REQUESTS`.
+    rules: by name.  lowering: one of `algebra.geometry.REQUESTS`.
     direct_without_kernel: whether AveragePool and Conv may, if they cost less than one fused convolution; in 3-D, without
     groups, they always may, but in TensorRT 8.6, which is slower with them.  keep_int8: leave convolutions behind
     DequantizeLinear, which TensorRT runs in INT8; any rewrite would make float kernels of them.
@@ -168,7 +168,7 @@ class Preset:
     be faster, of pairs (`pool_first.rule`) and beside resamplings: "cpu" by the cost model, "gpu" and "tensorrt" as was measured.
     """
 
-    passes: frozenset[str] = _rules_of("any")
+    rules: frozenset[str] = _rules_of("any")
     lowering: str = "convavgpool"
     direct_without_kernel: bool = True
     keep_int8: bool = False
@@ -179,10 +179,10 @@ class Preset:
 
 TARGETS: dict[str, Preset] = {
     "any": Preset(),
-    "cpu": Preset(passes=_rules_of("cpu"), lowering="auto", devices=("cpu",)),
-    "tensorrt": Preset(passes=_rules_of("tensorrt"), direct_without_kernel=False, keep_int8=True, devices=("gpu", "tensorrt")),
+    "cpu": Preset(rules=_rules_of("cpu"), lowering="auto", devices=("cpu",)),
+    "tensorrt": Preset(rules=_rules_of("tensorrt"), direct_without_kernel=False, keep_int8=True, devices=("gpu", "tensorrt")),
     "cuda": Preset(
-        passes=_rules_of("cuda"),
+        rules=_rules_of("cuda"),
         direct_without_kernel=False,
         plain_prologues=True,
         devices=("gpu",),
@@ -217,8 +217,8 @@ class OptimizeOptions(Preset):
             check_choice("upsampling", self.upsampling, FORMS)
         if self.accumulation == "packed" and self.lowering != "convavgpool":
             raise OptionError(f"accumulation: got 'packed' with lowering {self.lowering!r}, expected lowering 'convavgpool'")
-        for name in sorted(self.passes):
-            check_choice("passes", name, PASSES)
+        for name in sorted(self.rules):
+            check_choice("rules", name, RULE_TEXTS)
 
 
 def options_for(
@@ -230,21 +230,21 @@ def options_for(
     disable: Iterable[str] = (),
     fold: bool = False,
 ) -> OptimizeOptions:
-    """The options of a target, with changes.  lowering: None for the target's.  enable, disable: names of `PASSES`.  fold: if
+    """The options of a target, with changes.  lowering: None for the target's.  enable, disable: names of `RULE_TEXTS`.  fold: if
     that rule is enabled too.  Raises OptionError."""
     check_choice("target", target, TARGETS)
     on, off = _names("enable", enable), _names("disable", disable)
     if both := sorted(on & off):
         raise OptionError(f"disable: got {both[0]!r}, which enable names too; expected it in one of them")
     chosen = OptimizeOptions(**vars(TARGETS[target]), exclude=(exclude,) if isinstance(exclude, str) else tuple(exclude))
-    passes = chosen.passes | on | ({"fold"} if fold else set())
-    return replace(chosen, passes=passes - off, lowering=chosen.lowering if lowering is None else lowering)
+    rules = chosen.rules | on | ({"fold"} if fold else set())
+    return replace(chosen, rules=rules - off, lowering=chosen.lowering if lowering is None else lowering)
 
 
 def _names(what: str, given: Iterable[str]) -> frozenset[str]:
     names = frozenset((given,) if isinstance(given, str) else given)
     for name in sorted(names):
-        check_choice(what, name, PASSES)
+        check_choice(what, name, RULE_TEXTS)
     return names
 
 

@@ -93,7 +93,7 @@ def rewrite(
         check_model(result, "the result", passes_full_check(original), original.inferred, run.inferred)
     summary = with_macs(totals((original, result), nodes, sites, run.log, seen), sites, before, after, {})
     report = Report(sites, summary, notes=notes(seen, sites, run.int8), changed=run.changed)
-    report.options |= {"lowering": options.lowering, "accumulation": options.accumulation, "rules": sorted(options.passes)}
+    report.options |= {"lowering": options.lowering, "accumulation": options.accumulation, "rules": sorted(options.rules)}
     report.warnings += unmatched(options.exclude, run.matched)
     if tuner is not None and "cpu" not in options.devices:
         report.warnings.append("autotune: timed on this machine's CPU, which says little of a GPU")
@@ -184,7 +184,7 @@ class Pipeline:
             self._context = replace(self._context, originals=frozenset(convolutions))
         rewritten = False
         for stage in stages:
-            rules = [rule for rule in stage.rules if not options.passes.isdisjoint(rule.names)]
+            rules = [rule for rule in stage.rules if not options.rules.isdisjoint(rule.names)]
             rules = [rule for rule in rules if options.lowering == "convavgpool" or not rule.on_operators]
             due = {"": True, "rewritten": rewritten, "operator": self.log.made_operator}[stage.only_if]
             while due and rules and self._round(stage, rules):
@@ -344,7 +344,7 @@ def _lowered(model: ModelProto, rule: Rule, lowering: str) -> ModelProto:
     """A copy of a cut-out site in the lowering, or the form of an upsampling, asked for."""
     result = LoadedModel(deepcopy(model), None, 0)
     options = OptimizeOptions(
-        passes=frozenset(rule.names),
+        rules=frozenset(rule.names),
         lowering=lowering if lowering in LOWERINGS else "auto",
         upsampling=lowering if lowering in FORMS else None,
     )
@@ -354,7 +354,7 @@ def _lowered(model: ModelProto, rule: Rule, lowering: str) -> ModelProto:
 
 def in_reach(model: LoadedModel, options: OptimizeOptions) -> Reached:
     """The model with more pairs in reach of the rules, as a copy; itself where there are no more."""
-    if "pool_first" not in options.passes:
+    if "pool_first" not in options.rules:
         return model, ()
     options = replace(options, accumulation=None, metadata=())
     first, stays = _without_calls(model, options)

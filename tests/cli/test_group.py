@@ -21,7 +21,7 @@ from convpool.cli.group import COMMANDS, SectionedCommand, command, run
 from convpool.cli.optimize import command as optimize
 from convpool.cli.verify import main
 from convpool.onnxruntime import CUDA
-from convpool.options import PASSES
+from convpool.options import RULE_TEXTS
 from models import digits
 from tests.support.models import graph
 from tests.support.rewriting import PAIR
@@ -78,9 +78,9 @@ def test_every_option_stands_in_a_section_of_the_help(name, capsys):
 def test_optimize_has_four_sections_and_few_options_beside(capsys):
     assert list(FOUND["optimize"].sections) == ["Output", "What to rewrite", "Check", "GPU plugin"]
     assert run(command, "convpool", ["optimize", "--help"]) == 0
-    rest, passes = re.split(r"\nRules.*:\n", capsys.readouterr().out.split("\nOptions:\n")[1].split("\nExamples:\n")[0])
+    rest, rules = re.split(r"\nRules.*:\n", capsys.readouterr().out.split("\nOptions:\n")[1].split("\nExamples:\n")[0])
     assert re.findall(r"--[\w-]+", rest) == ["--version", "--help"]
-    assert re.findall(r"^  (\w+) ", passes, re.MULTILINE) == list(PASSES)
+    assert re.findall(r"^  (\w+) ", rules, re.MULTILINE) == list(RULE_TEXTS)
 
 
 @pytest.mark.parametrize("line", FOUND["optimize"].examples + FOUND["inspect"].examples)

@@ -19,7 +19,7 @@ from convpool.cli.table import make_console, show
 from convpool.errors import OptionError, OutputError, VerificationError
 from convpool.ir import schema
 from convpool.ir.files import LAYOUTS, check_model_output, check_output, referred, told
-from convpool.options import OF_OPERATORS, PASSES, TARGETS
+from convpool.options import OF_OPERATORS, RULE_TEXTS, TARGETS
 from convpool.types import Layout, Lowering, Target
 
 REPORT = click.option(
@@ -45,7 +45,7 @@ EXAMPLES = (
     short_help="Rewrite a model and check the result.",
     cls=group.SectionedCommand,
     sections=SECTIONS,
-    lists={"Rules, and what each rewrites": PASSES},
+    lists={"Rules, and what each rewrites": RULE_TEXTS},
     examples=EXAMPLES,
 )
 @click.argument("model", shell_complete=group.complete_file)
@@ -95,11 +95,11 @@ EXAMPLES = (
 @click.option(
     "--enable",
     multiple=True,
-    type=click.Choice(tuple(PASSES)),
+    type=click.Choice(tuple(RULE_TEXTS)),
     metavar="NAME",
     help="Also run this rule. The list of rules is below.",
 )
-@click.option("--disable", multiple=True, type=click.Choice(tuple(PASSES)), metavar="NAME", help="Do not run this rule.")
+@click.option("--disable", multiple=True, type=click.Choice(tuple(RULE_TEXTS)), metavar="NAME", help="Do not run this rule.")
 @click.option("--check", **group.CHECK, help="Compare the result with MODEL in onnxruntime on N sets of random inputs.")
 @click.option("--no-check", is_flag=True, help="Do not compare the result with MODEL.")
 @group.DATA

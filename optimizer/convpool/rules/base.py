@@ -121,7 +121,7 @@ class Context:
 
     def enabled(self, name: str) -> bool:
         """Return True if the options switch a rule, or a kind of its sites, on."""
-        return name in self.options.passes
+        return name in self.options.rules
 
 
 @dataclass(frozen=True)

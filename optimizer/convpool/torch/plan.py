@@ -63,12 +63,12 @@ def plan(graph: fx.Graph, options: OptimizeOptions, stay: Collection[str] = ()) 
     # All shapes are TorchDynamo's: `load` would doubt those behind operators that ONNX does not have.
     given = LoadedModel(model, None, model.ByteSize(), inferred=onnx.shape_inference.infer_shapes(model))
     resized = any(proto.op_type == "Resize" for proto in model.graph.node)
-    passes = frozenset({"pool_first", *(["upsample_last"] if resized else [])})
+    rules = frozenset({"pool_first", *(["upsample_last"] if resized else [])})
     device = "cuda" if any(value.device.type == "cuda" for value in tensors) else "cpu"
-    result = rewrite(given, replace(options, passes=passes, pinned=skeleton.pinned, for_torch=device))
+    result = rewrite(given, replace(options, rules=rules, pinned=skeleton.pinned, for_torch=device))
     made = Rebuilding(skeleton, result.model).run() if result.changed else graph
-    rules = {site.conv: site.rule for site in result.report.sites if site.status == "rewritten"}
-    return made, result.report, {node.name: rules[name] for name, node in skeleton.labels.items() if name in rules}
+    by = {site.conv: site.rule for site in result.report.sites if site.status == "rewritten"}
+    return made, result.report, {node.name: by[name] for name, node in skeleton.labels.items() if name in by}
 
 
 class Rebuilding:

@@ -404,7 +404,7 @@ class FusePrologue(FusionRule):
         plan, scope, options = draft.plan, draft.plan.scope, draft.context.options
         if patterns.has_prologue(scope, plan.node):
             return
-        normal = "norm_conv" in options.passes and patterns.normalizes(scope, plan.x, draft.rank)
+        normal = "norm_conv" in options.rules and patterns.normalizes(scope, plan.x, draft.rank)
         lifted = options.plain_prologues or normal
         plain = not lifted and is_plain(scope.nodes[plan.node], plan.channels[1])
         if plain and not patterns.only_an_activation(scope, plan.x):
@@ -465,7 +465,7 @@ class FusePrologue(FusionRule):
 def _normalize(draft: Draft) -> None:
     """Condition (7): what gives the X of the plan, where all that reads it fuses it."""
     plan, scope, options = draft.plan, draft.plan.scope, draft.context.options
-    wanted = "norm_conv" in options.passes or options.plain_prologues
+    wanted = "norm_conv" in options.rules or options.plain_prologues
     if not wanted or plan.modulation is not None or scope.opset < schema.NORMALIZING_OPSET:
         return
     found = patterns.normalization_of(scope, plan.x, draft.rank, plan.channels[1])
