@@ -111,18 +111,18 @@ def is_known(scope: Scope, leaf: ConvLeaf) -> bool:
     return leaf.weight is not None and (leaf.bias is not None or not any(scope.nodes[leaf.node].input[2:]))
 
 
-def folded(leaf: ConvLeaf) -> tuple[np.ndarray, np.ndarray | None]:
+def folded_weights(leaf: ConvLeaf) -> tuple[np.ndarray, np.ndarray | None]:
     """Weights [M, C/group, kernel...] and bias [M] or None with the affine map folded in, in the weights' type."""
     assert leaf.weight is not None
     if leaf.affine is IDENTITY:
         return leaf.weight.array(), None if leaf.bias is None else leaf.bias.array()
     dtype = helper.tensor_dtype_to_np_dtype(leaf.weight.data_type)
-    weight, bias = folded_exactly(leaf)
+    weight, bias = exact_weights(leaf)
     return weight.astype(dtype), None if bias is None else bias.astype(dtype)
 
 
-def folded_exactly(leaf: ConvLeaf) -> tuple[np.ndarray, np.ndarray | None]:
-    """`folded` in float64."""
+def exact_weights(leaf: ConvLeaf) -> tuple[np.ndarray, np.ndarray | None]:
+    """`folded_weights` in float64."""
     assert leaf.weight is not None
     return fold(leaf.weight.array(), None if leaf.bias is None else leaf.bias.array(), leaf.affine)
 

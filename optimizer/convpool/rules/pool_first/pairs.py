@@ -387,11 +387,11 @@ class Emitter:
         if leaf.affine is IDENTITY:
             if lowering.name == "fused":
                 key = (weight, leaf.conv, self._pooling.spec)
-                weight = self._edit.shared(key, lambda: self._fuse(leaf, convs.folded(leaf)[0]), f"{weight}_fused")
+                weight = self._edit.shared(key, lambda: self._fuse(leaf, convs.folded_weights(leaf)[0]), f"{weight}_fused")
             elif lowering.name == "convavgpool":
                 weight = self._channels_last(leaf, weight)
             return weight, bias
-        array, bias_array = convs.folded(leaf)
+        array, bias_array = convs.folded_weights(leaf)
         if lowering.name == "convavgpool":
             weight = self._edit.constant(np.moveaxis(array, 1, -1), f"{weight}_channels_last")
         elif lowering.name == "fused":

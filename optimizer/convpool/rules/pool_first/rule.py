@@ -145,7 +145,7 @@ def _unfold_overflow(tree: convs.Tree) -> convs.Tree:
     assert tree.weight is not None
     dtype = helper.tensor_dtype_to_np_dtype(tree.weight.data_type)
     with np.errstate(over="ignore", invalid="ignore"):
-        weight, bias = convs.folded_exactly(tree)
+        weight, bias = convs.exact_weights(tree)
         if keeps(weight, dtype) and (bias is None or holds(bias, dtype)):
             return tree
     return replace(tree, affine=IDENTITY, behind=(*tree.folded, *tree.behind))
@@ -275,7 +275,7 @@ def _lowering(plan: PairPlan, leaf: convs.ConvLeaf, name: str, context: Context)
         return rejection(scope, leaf.node, why)
     if found.name == "fused" and leaf.weight is not None and leaf.weight.data_type == TensorProto.FLOAT16:
         assert spec is not None
-        weight, _ = convs.folded_exactly(leaf)
+        weight, _ = convs.exact_weights(leaf)
         if not keeps(weight / spec.taps, np.dtype(np.float16)):
             return rejection(scope, leaf.node, outside("fused weights"))
     return found

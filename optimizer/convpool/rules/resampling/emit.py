@@ -19,7 +19,7 @@ from convpool.ir.index import Scope
 from convpool.ir.protos import attributes, is_op, label, stand_for
 from convpool.report import Log, SiteReport
 from convpool.rules.base import Reject, Rule, verdict_of
-from convpool.rules.convs import WINDOW, folded, is_known, macs
+from convpool.rules.convs import WINDOW, folded_weights, is_known, macs
 from convpool.rules.linear import WHOLE_AXIS
 from convpool.rules.resampling import plans
 from convpool.rules.resampling.maps import Applied, Source, source_of
@@ -79,7 +79,7 @@ class MovingRule(ResizeRule):
         if not is_known(plan.scope, leaf) or plan.lowering == plans.TORCH_NODE:
             yield plan.groups[0], None, None
             return
-        array, bias = folded(leaf)
+        array, bias = folded_weights(leaf)
         large = [group for group in plan.groups if not group.form]
         joined = plans.Group(tuple(item for group in large for item in _at_full_size(group, plan.scope)), None)
         # What is convolved at the size of the result comes last, so that runtimes fuse the sum into that convolution; but for a

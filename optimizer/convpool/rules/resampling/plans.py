@@ -17,7 +17,7 @@ from convpool.ir import schema
 from convpool.ir.index import Scope
 from convpool.ir.protos import is_op, known_attributes, label
 from convpool.rules.base import Context, Plan, Reject, Site, reject, rejection, spatial_size
-from convpool.rules.convs import ConvLeaf, against_one, folded_exactly, is_known
+from convpool.rules.convs import ConvLeaf, against_one, exact_weights, is_known
 from convpool.rules.linear import Step, step_or_reject
 from convpool.rules.resampling.maps import Map, Source, count_nodes
 from convpool.rules.resampling.resize import Resample, in_float32
@@ -499,7 +499,7 @@ def with_nodes_behind(plan: ResizePlan) -> ResizePlan:
         return plan
     dtype = helper.tensor_dtype_to_np_dtype(leaf.weight.data_type)
     leaf = replace(leaf, affine=step.affine)
-    weight, bias = folded_exactly(leaf)
+    weight, bias = exact_weights(leaf)
     fits = keeps(weight * _copies(plan.groups), dtype) and (bias is None or holds(bias, dtype))
     return replace(plan, folded=index, leaf=leaf) if fits else plan
 
