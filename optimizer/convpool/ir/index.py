@@ -421,7 +421,7 @@ class Scope:
         index = self.producer.get(name)
         return index if index is not None and is_op(self.nodes[index], *op_types) else None
 
-    def upstream(self, names: Iterable[str], takes: Callable[[int], bool]) -> set[int]:
+    def cone(self, names: Iterable[str], takes: Callable[[int], bool]) -> set[int]:
         """The nodes that tensors are computed by, up to what Shapes read, and to nodes that `takes` refuses."""
         found, pending = set[int](), list(names)
         while pending:

@@ -68,7 +68,7 @@ class Fold(Rule):
             return FoldPlan(scope, (site.root,), (), tuple(name for name, _ in passed), before_it)
         values, before = [], set()
         for name in filter(None, node.output):
-            cone = scope.upstream([name], lambda index: _is_foldable(scope.nodes[index]))
+            cone = scope.cone([name], lambda index: _is_foldable(scope.nodes[index]))
             before |= cone
             found = scope.constant(name)
             if found is None:
@@ -125,7 +125,7 @@ def _is_disputed(scope: Scope, name: str) -> bool:
     """Return True if a tensor is computed from sizes that break condition (4)."""
     while scope.parent is not None and not scope.defines(name):
         scope = scope.parent
-    cone = scope.upstream([name], lambda index: _is_foldable(scope.nodes[index]) or is_op(scope.nodes[index], "Identity"))
+    cone = scope.cone([name], lambda index: _is_foldable(scope.nodes[index]) or is_op(scope.nodes[index], "Identity"))
     return any(scope.info(source).disputed for index in cone for source in scope.nodes[index].input)
 
 

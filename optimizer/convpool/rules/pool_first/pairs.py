@@ -192,7 +192,7 @@ def shape_nodes_of(scope: Scope, pooling: convs.Pooling, tree: convs.Tree) -> Sh
         return ShapeNodes()
     # Shapes, and what is computed from them, that only the other inputs of the average need.
     names = (name for node in pooling.nodes for name in scope.nodes[node].input[1:])
-    dying = scope.upstream(names, lambda index: index not in own and is_op(scope.nodes[index], "Shape", *FOLDABLE))
+    dying = scope.cone(names, lambda index: index not in own and is_op(scope.nodes[index], "Shape", *FOLDABLE))
     while read := {i for i in dying if any(scope.read_outside(name, own | dying) for name in scope.nodes[i].output)}:
         dying -= read
     kept = []

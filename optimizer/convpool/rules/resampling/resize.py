@@ -170,7 +170,7 @@ def _repeats(coordinates: str, rounding: str, factors: Ints) -> bool:
 
 def sources(scope: Scope, names: Sequence[str]) -> set[int]:
     """The nodes that small tensors such as scales and sizes are computed by, up to what Shapes read."""
-    return scope.upstream(names, lambda index: is_op(scope.nodes[index], "Shape", "Constant", "Identity", *FOLDABLE))
+    return scope.cone(names, lambda index: is_op(scope.nodes[index], "Shape", "Constant", "Identity", *FOLDABLE))
 
 
 # ---- other spellings ----------------------------------------------------------------------------------------------------
