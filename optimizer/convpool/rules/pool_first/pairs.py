@@ -90,7 +90,7 @@ def trace(scope: Scope, tensor: str, rank: int, inside: frozenset[int] = frozens
     if index is None:
         return Reject(f"tensor '{tensor}'", "producer", "an input or constant", "a convolution")
     node = scope.nodes[index]
-    others = other_reader(scope, tensor, inside)
+    others = reader_in_the_way(scope, tensor, inside)
     if others is not None:
         return reject(scope, index, f"output '{tensor}' {others}", "other readers", "only the pooling")
     if is_op(node, "Conv"):
@@ -104,7 +104,7 @@ def trace(scope: Scope, tensor: str, rank: int, inside: frozenset[int] = frozens
     if step is not None:
         for inner in step.before:
             name = scope.nodes[inner].output[0]
-            if (others := other_reader(scope, name, frozenset())) is not None:
+            if (others := reader_in_the_way(scope, name, frozenset())) is not None:
                 return reject(scope, inner, f"output '{name}' {others}", "other readers", "only the pooling")
         tree = trace(scope, scope.nodes[(index, *step.before)[-1]].input[step.operand], rank, depth=depth + 1)
         return tree if isinstance(tree, Reject) else _with_step(scope, tree, step)
@@ -113,12 +113,12 @@ def trace(scope: Scope, tensor: str, rank: int, inside: frozenset[int] = frozens
     return reject(scope, index, BETWEEN, node.op_type, "linear operators only")
 
 
-def other_reader(scope: Scope, tensor: str, inside: frozenset[int]) -> str | None:
+def reader_in_the_way(scope: Scope, tensor: str, inside: frozenset[int]) -> str | None:
     """Name a reader of `tensor` beside one node or `inside`; Shapes that go do not count."""
     others = scope.other_readers(tensor)
     if others is None or tensor in scope.outputs or tensor in scope.captured:
         return others
-    readers = [reader for reader in scope.readers[tensor] if not _replaceable(scope, reader)]
+    readers = [reader for reader in scope.readers[tensor] if not _is_replaceable_shape(scope, reader)]
     return None if len(readers) == 1 or readers and set(readers) <= inside else others
 
 
@@ -187,7 +187,7 @@ def shape_nodes_of(scope: Scope, pooling: convs.Pooling, tree: convs.Tree) -> Sh
     own = {*pooling.nodes, *convs.tree_nodes(tree)}
     gone = {name for node in own for name in scope.nodes[node].output} - {pooling.output}
     readers = {reader for name in gone for reader in scope.readers.get(name, ())} - own
-    found = sorted(reader for reader in readers if _replaceable(scope, reader))
+    found = sorted(reader for reader in readers if _is_replaceable_shape(scope, reader))
     if not found:
         return ShapeNodes()
     # Shapes, and what is computed from them, that only the other inputs of the average need.
@@ -209,7 +209,7 @@ def shape_nodes_of(scope: Scope, pooling: convs.Pooling, tree: convs.Tree) -> Sh
     return ShapeNodes(tuple(kept), frozenset(dying))
 
 
-def _replaceable(scope: Scope, node: int) -> bool:
+def _is_replaceable_shape(scope: Scope, node: int) -> bool:
     """Return True if a node is a Shape of which at most the first size is open."""
     if not is_op(scope.nodes[node], "Shape") or any(item.ref_attr_name for item in scope.nodes[node].attribute):
         return False
