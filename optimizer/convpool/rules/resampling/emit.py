@@ -32,7 +32,7 @@ DOMAIN_OF_TORCH = "ai.convpool.torch"
 class ResizeRule(Rule):
     """A rule whose sites are ResizeSites.  pattern: what a report calls them."""
 
-    needs: ClassVar[Collection[str]] = plans.SPELLINGS
+    needs: ClassVar[Collection[str]] = plans.RESAMPLING_OPS
     pattern: ClassVar[str] = "resize_conv"
 
     def report(self, scope: Scope, conv: int, resize: int, lowering: str | None, **values: Any) -> SiteReport:

@@ -22,7 +22,7 @@ from convpool.rules.linear import Step, step_or_reject
 from convpool.rules.resampling.maps import Map, Source, count_nodes
 from convpool.rules.resampling.resize import Resample, in_float32
 
-SPELLINGS = ("Resize", "Upsample", "ConvTranspose", "DepthToSpace", "Gather", "GatherND", "Expand", "Tile", "Concat")
+RESAMPLING_OPS = ("Resize", "Upsample", "ConvTranspose", "DepthToSpace", "Gather", "GatherND", "Expand", "Tile", "Concat")
 """Operators that a resampling may be spelt with."""
 SEARCH_LIMIT = 48
 """Nodes in front of a convolution that the search for a resampling visits at most."""
@@ -159,7 +159,7 @@ def _resize_upstream(scope: Scope, index: int) -> int | None:
             continue
         seen.add(source)
         node = scope.nodes[source]
-        if is_op(node, "Resize", "Upsample") or is_op(node, *SPELLINGS) and _may_resample(scope, source):
+        if is_op(node, "Resize", "Upsample") or is_op(node, *RESAMPLING_OPS) and _may_resample(scope, source):
             return source
         if not is_op(node, "Conv", "ConvTranspose", "MatMul", "Gemm", "Shape"):
             pending.extend(node.input)
