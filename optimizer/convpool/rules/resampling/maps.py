@@ -31,7 +31,7 @@ from convpool.ir.protos import attributes, is_op
 from convpool.rules.base import Reject, reject
 from convpool.rules.convs import channel_count
 from convpool.rules.linear import BROADCASTING, UNARY, Step, step_or_reject, varies_over_space
-from convpool.rules.resampling.resize import Resample, recognise, sources, unknown_scales
+from convpool.rules.resampling.resize import Resample, recognise, size_nodes, unknown_scales
 from convpool.rules.sizes import groups_channels, unknown_ratios
 
 PER_CHANNEL = ("Neg", "Dropout", "Add", "Sub", "Mul", "Div", "BatchNormalization")
@@ -310,7 +310,7 @@ class Walk:
             return None
         part = found.parts[0]
         done = Applied(index, (part.source,), None, "groups", inner)
-        shapes = sources(scope, [scope.nodes[index].input[1], scope.nodes[first].input[1]])
+        shapes = size_nodes(scope, [scope.nodes[index].input[1], scope.nodes[first].input[1]])
         return Map((replace(part, source=done),), found.nodes | set(chain) | shapes)
 
 

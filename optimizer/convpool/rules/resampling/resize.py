@@ -114,7 +114,7 @@ def _resize(scope: Scope, index: int, rank: int) -> Resample | Reject:
         return reject(scope, index, "coordinate_transformation_mode", coordinates, f"one of {', '.join(POSITIONS)}")
     if mode not in RESIZE_WEIGHTS:
         return reject(scope, index, "mode", mode, f"one of {', '.join(RESIZE_WEIGHTS)}")
-    nodes = frozenset((index, *sources(scope, node.input[1:])))
+    nodes = frozenset((index, *size_nodes(scope, node.input[1:])))
     growth = float(math.prod(known))
     rounding = values.get("nearest_mode", b"floor" if old else b"round_prefer_floor").decode(errors="replace")
     up = None
@@ -168,7 +168,7 @@ def _repeats(coordinates: str, rounding: str, factors: Ints) -> bool:
     return rounding == "floor" or coordinates == "asymmetric" and rounding == "round_prefer_floor" and max(factors) <= 2
 
 
-def sources(scope: Scope, names: Sequence[str]) -> set[int]:
+def size_nodes(scope: Scope, names: Sequence[str]) -> set[int]:
     """The nodes that small tensors such as scales and sizes are computed by, up to what Shapes read."""
     return scope.cone(names, lambda index: is_op(scope.nodes[index], "Shape", "Constant", "Identity", *FOLDABLE))
 
@@ -198,7 +198,7 @@ def _repeated_axes(scope: Scope, index: int, rank: int) -> Resample | None:
         found = _copied(scope, x, chain, rank) if copies and len(scope.info(x).shape or ()) == rank + 2 else None
         if found is not None:
             given = [scope.nodes[i].input[1:] for i in chain if not is_op(scope.nodes[i], "Concat")]
-            nodes = (*chain, *sources(scope, [name for names in given for name in names]))
+            nodes = (*chain, *size_nodes(scope, [name for names in given for name in names]))
             result = _nearest(index, x, found[1], nodes)
             if found[0] and result is not None:
                 return result
@@ -411,7 +411,7 @@ def _squeezed(scope: Scope, name: str, axis: int) -> tuple[str, set[int]] | None
     x = squeeze.input[0]
     fits = is_op(squeeze, "Squeeze") and is_op(copy, "Identity") and copy.input[0] == x and scope.defines(x)
     fits = fits and not then.defines(x) and not other.defines(x) and axes_of(then, ends[0], attributes(squeeze)) == (axis,)
-    return (x, {index, *sources(scope, scope.nodes[index].input)}) if fits else None
+    return (x, {index, *size_nodes(scope, scope.nodes[index].input)}) if fits else None
 
 
 def _pieces(scope: Scope, first: str, rest: str, axis: int) -> tuple[str | None, set[int]]:
