@@ -21,8 +21,8 @@ and bias, else the node moves behind the pooling.  So does all that acts along b
 
 `convpool.algebra.geometry` has the algebra of a Pad.
 
-Views rearrange without computing anything.  Each axis of a tensor on the way is a list of parts of x's axes.  A part of an axis
-is `size` positions that are `step` apart, so that Reshape splits and joins parts, and Transpose moves them.
+Views rearrange without computing anything.  Each axis of a tensor on the way is a list of spans of x's axes.  A span is
+`size` positions of an axis that are `step` apart, so that Reshape splits and joins spans, and Transpose moves them.
 
     x [N, C, H, W] - Reshape [N, 2, C/2, H, W] - Transpose 0, 2, 1, 3, 4 - Reshape [N, C, H, W]      a shuffle of channels
 """
@@ -56,7 +56,7 @@ MAX_CHAIN = 16
 """Most nodes of a chain that is looked at."""
 
 
-class Part(NamedTuple):
+class Span(NamedTuple):
     """`size` positions (None: unknown) of axis `axis` of x, `step` apart."""
 
     axis: int
@@ -64,15 +64,15 @@ class Part(NamedTuple):
     step: int = 1
 
 
-Parts = tuple[Part, ...]
+Spans = tuple[Span, ...]
 
 
 @dataclass(frozen=True)
 class View:
-    """A tensor computed from x: parts of x in each axis, parts that were averaged, and a factor, None where it is unknown."""
+    """A tensor computed from x: spans of x in each axis, spans that were averaged, and a factor, None where it is unknown."""
 
-    axes: tuple[Parts, ...]
-    averaged: Parts = ()
+    axes: tuple[Spans, ...]
+    averaged: Spans = ()
     factor: float | None = 1.0
 
 
@@ -81,7 +81,7 @@ def whole(scope: Scope, x: str, rank: int, size: Ints | None = None) -> View:
     shape = scope.info(x).shape
     known = (None,) * (rank + 2) if shape is None else tuple(n if isinstance(n, int) else None for n in shape)
     sizes = (*known[:2], *(size or known[2:]))
-    return View(tuple((Part(axis, n),) if n != 1 or axis == 0 else () for axis, n in enumerate(sizes)))
+    return View(tuple((Span(axis, n),) if n != 1 or axis == 0 else () for axis, n in enumerate(sizes)))
 
 
 def order_of(values: Mapping[str, Any], count: int) -> tuple[int, ...] | None:
@@ -119,7 +119,7 @@ def viewed(scope: Scope, index: int, view: View, given: Sequence[Dim] | None = N
         return replace(view, axes=tuple(() if axis in chosen else next(rest) for axis in range(count)))
     if any(view.axes[axis] for axis in chosen):
         return reject(scope, index, "axes of Squeeze", list(axes), "channels or space, of size 1")
-    return replace(view, axes=tuple(parts for axis, parts in enumerate(view.axes) if axis not in chosen))
+    return replace(view, axes=tuple(spans for axis, spans in enumerate(view.axes) if axis not in chosen))
 
 
 def chain_to(scope: Scope, index: int, *reductions: str) -> list[int]:
@@ -155,49 +155,49 @@ def channel_order(scope: Scope, chain: list[int], rank: int) -> Ints | Reject:
         if not isinstance(step, View):
             return step
         view = step
-    axes = tuple(tuple(joined(list(parts))) for parts in view.axes)
+    axes = tuple(tuple(joined(list(spans))) for spans in view.axes)
     if axes == before.axes:
         return ()
     if (*axes[:1], *axes[2:]) == (*before.axes[:1], *before.axes[2:]):
         order = np.zeros(1, np.int64)
-        for part in axes[1]:
-            order = np.add.outer(order, part.step * np.arange(part.size or 1)).reshape(-1)
+        for span in axes[1]:
+            order = np.add.outer(order, span.step * np.arange(span.size or 1)).reshape(-1)
         return tuple(order.tolist())
     return reject(scope, last, BETWEEN, scope.nodes[last].op_type, "views that cancel, or shuffle channels")
 
 
 def _reshaped(scope: Scope, index: int, view: View, given: Sequence[Dim] | None) -> View | Reject:
-    """The parts in the shape of a Reshape, given or inferred; trailing axes that are all made one need no sizes."""
+    """The spans in the shape of a Reshape, given or inferred; trailing axes that are all made one need no sizes."""
     target = scope.constant_ints(scope.nodes[index].input[1]) if len(scope.nodes[index].input) > 1 else None
     kept = len(target or ()) - 1
     if target == (0,) * kept + (-1,) and kept < len(view.axes):
         return replace(view, axes=(*view.axes[:kept], sum(view.axes[kept:], ())))
     shape = given or scope.info(scope.nodes[index].output[0]).shape
-    parts = [part for axis in view.axes[1:] for part in axis]
-    if shape is None or not all(isinstance(n, int) for n in shape[1:]) or any(part.size is None for part in parts):
+    spans = [span for axis in view.axes[1:] for span in axis]
+    if shape is None or not all(isinstance(n, int) for n in shape[1:]) or any(span.size is None for span in spans):
         return reject(scope, index, "sizes of a Reshape", "unknown", "static sizes")
-    axes = _regrouped(parts, [n for n in shape[1:] if isinstance(n, int)])
-    if axes is None or [part.axis for part in view.axes[0]] != [0]:
+    axes = _regrouped(spans, [n for n in shape[1:] if isinstance(n, int)])
+    if axes is None or [span.axis for span in view.axes[0]] != [0]:
         return reject(scope, index, "shape of a Reshape", list(shape), "axes split in two, or joined")
     return replace(view, axes=(view.axes[0], *axes))
 
 
-def _regrouped(parts: list[Part], sizes: list[int]) -> list[Parts] | None:
-    """The same positions in axes of these sizes; None where a part would be cut across."""
-    left, axes = parts[::-1], []
+def _regrouped(spans: list[Span], sizes: list[int]) -> list[Spans] | None:
+    """The same positions in axes of these sizes; None where a span would be cut across."""
+    left, axes = spans[::-1], []
     for size in sizes:
-        axis: list[Part] = []
+        axis: list[Span] = []
         while size > 1:
-            part = left.pop() if left else None
-            if part is None or part.size is None or part.size < 1:
+            span = left.pop() if left else None
+            if span is None or span.size is None or span.size < 1:
                 return None
-            if size % part.size == 0:
-                axis.append(part)
-                size //= part.size
-            elif part.size % size == 0:
-                inner = part.size // size
-                axis.append(Part(part.axis, size, part.step * inner))
-                left.append(Part(part.axis, inner, part.step))
+            if size % span.size == 0:
+                axis.append(span)
+                size //= span.size
+            elif span.size % size == 0:
+                inner = span.size // size
+                axis.append(Span(span.axis, size, span.step * inner))
+                left.append(Span(span.axis, inner, span.step))
                 size = 1
             else:
                 return None
@@ -208,23 +208,23 @@ def _regrouped(parts: list[Part], sizes: list[int]) -> list[Parts] | None:
 def _space_to_depth(scope: Scope, index: int, view: View, values: dict[str, Any]) -> View | Reject:
     """Blocks of positions in front of the channels, row by row, or behind them."""
     (batch, channels, *spatial), block = view.axes, values["blocksize"]
-    split = [_regrouped(list(parts), [math.prod(p.size or 0 for p in parts) // block, block]) for parts in spatial]
+    split = [_regrouped(list(spans), [math.prod(p.size or 0 for p in spans) // block, block]) for spans in spatial]
     outer = [axes[0] for axes in split if axes is not None]
     if len(outer) < len(spatial):
         return reject(scope, index, "sizes of a SpaceToDepth", "unknown, or not its blocks'", "multiples of the block size")
-    inner = [part for axes in split if axes is not None for part in axes[1]]
+    inner = [span for axes in split if axes is not None for span in axes[1]]
     return replace(view, axes=(batch, (*channels, *inner) if values.get("mode") == b"CRD" else (*inner, *channels), *outer))
 
 
-def joined(parts: list[Part]) -> list[Part]:
-    """Parts, outer ones first, with those that continue one another made one."""
-    found: list[Part] = []
-    for part in parts:
-        last = found[-1] if found and found[-1].axis == part.axis else None
-        if last and last.size is not None and part.size is not None and last.step == part.step * part.size:
-            found[-1] = Part(part.axis, last.size * part.size, part.step)
+def joined(spans: list[Span]) -> list[Span]:
+    """Spans, outer ones first, with those that continue one another made one."""
+    found: list[Span] = []
+    for span in spans:
+        last = found[-1] if found and found[-1].axis == span.axis else None
+        if last and last.size is not None and span.size is not None and last.step == span.step * span.size:
+            found[-1] = Span(span.axis, last.size * span.size, span.step)
         else:
-            found.append(part)
+            found.append(span)
     return found
 
 

@@ -19,9 +19,9 @@ An average is also ReduceMean or ReduceSum, with nodes around it that only rearr
     x [N, C, L] - Unsqueeze [N, C, 1, L] - ReduceMean over axes 2 and 3 - Squeeze       GlobalAveragePool
     x [N, C, H, W] - ReduceMean over axis 3 - ReduceMean over axis 2                    GlobalAveragePool
 
-A reduction takes parts of x's axes away (`rules.linear`).  The rest is an average over windows when (1) axes are constants, and
+A reduction takes spans of x's axes away (`rules.linear`).  The rest is an average over windows when (1) axes are constants, and
 sizes known where they are split, joined or summed; (2) channels are reduced only where there is one, and the batch only with
-all other axes; (3) per spatial axis all of it is reduced, or none, or the inner of two parts; (4) what remains are N, C and the
+all other axes; (3) per spatial axis all of it is reduced, or none, or the inner of two spans; (4) what remains are N, C and the
 spatial axes in order, less some of size 1; and (5) nothing else reads a tensor in between.  A ReduceSum is the mean times the
 number of elements, which a Mul behind it restores.
 
@@ -293,7 +293,7 @@ def _average(scope: Scope, chain: list[int], rank: int, size: Ints | None) -> Po
         if not isinstance(step, linear.View):
             return found if isinstance(found, Pooling) else step
         view = step
-        averages = any(part.axis > 1 for part in view.averaged)
+        averages = any(span.axis > 1 for span in view.averaged)
         if averages and (number == len(chain) - 1 or is_op(scope.nodes[node], *REDUCTIONS)):
             pooling = _pooling(scope, chain[: number + 1], view, rank)
             found = pooling if isinstance(pooling, Pooling) or found is None else found
@@ -348,11 +348,11 @@ def _step(scope: Scope, index: int, view: linear.View) -> linear.View | Reject |
     if not axes and values.get("noop_with_empty_axes", 0) or any(not -count <= axis < count for axis in axes):
         return None
     chosen, keep = {axis % count for axis in axes or range(count)}, values.get("keepdims", 1) == 1
-    gone = tuple(part for axis in sorted(chosen) for part in view.axes[axis])
-    left = tuple(() if axis in chosen else parts for axis, parts in enumerate(view.axes) if keep or axis not in chosen)
+    gone = tuple(span for axis in sorted(chosen) for span in view.axes[axis])
+    left = tuple(() if axis in chosen else spans for axis, spans in enumerate(view.axes) if keep or axis not in chosen)
     factor = view.factor
     if node.op_type == "ReduceSum" and factor is not None:
-        sizes = [part.size for part in gone]
+        sizes = [span.size for span in gone]
         factor = None if None in sizes else factor * math.prod(n for n in sizes if n is not None)
     return linear.View(left, (*view.averaged, *gone), factor)
 
@@ -360,11 +360,11 @@ def _step(scope: Scope, index: int, view: linear.View) -> linear.View | Reject |
 def _pooling(scope: Scope, chain: list[int], view: linear.View, rank: int) -> Pooling | Reject:
     """The view as an average over windows: conditions (2) to (5)."""
     root = chain[-1]
-    channels = [part.size for part in view.averaged if part.axis == 1]
+    channels = [span.size for span in view.averaged if span.axis == 1]
     if channels:
         got = "an unknown number" if None in channels else math.prod(n for n in channels if n is not None)
         return reject(scope, root, "channels averaged with the positions", got, "one")
-    batch = any(part.axis == 0 for part in view.averaged)
+    batch = any(span.axis == 0 for span in view.averaged)
     if batch and any(view.axes):
         return reject(scope, root, "axes of the average", "the batch and others", "all axes, or not the batch")
     windows = []
@@ -394,8 +394,8 @@ def _pooling(scope: Scope, chain: list[int], view: linear.View, rank: int) -> Po
 
 def _window(view: linear.View, axis: int) -> tuple[int | None, bool] | None:
     """The window on an axis and whether it is all of it; None where the positions averaged are no windows side by side."""
-    kept = linear.joined([part for parts in view.axes for part in parts if part.axis == axis])
-    averaged = linear.joined(sorted((part for part in view.averaged if part.axis == axis), key=lambda part: -part.step))
+    kept = linear.joined([span for spans in view.axes for span in spans if span.axis == axis])
+    averaged = linear.joined(sorted((span for span in view.averaged if span.axis == axis), key=lambda span: -span.step))
     if not kept:
         return (averaged[0].size if averaged else 1), True
     if not averaged and len(kept) == 1:
@@ -406,7 +406,7 @@ def _window(view: linear.View, axis: int) -> tuple[int | None, bool] | None:
 
 def _squeezed(view: linear.View, rank: int) -> Ints | None:
     """The axes that are missing, all of size 1 by then; None if the others are not N, C and the rest of the space, in order."""
-    rest = [[part.axis for part in linear.joined(list(parts))] for parts in view.axes]
+    rest = [[span.axis for span in linear.joined(list(spans))] for spans in view.axes]
     remaining = {axis for axes in rest for axis in axes}
     missing = []
     for axis in range(rank + 2):

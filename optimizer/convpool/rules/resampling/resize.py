@@ -32,7 +32,7 @@ from convpool.algebra.geometry import Ints
 from convpool.ir.index import FOLDABLE, Dim, Scope
 from convpool.ir.protos import HALF_TYPES, attributes, is_op
 from convpool.rules.base import Reject, reject
-from convpool.rules.linear import MAX_CHAIN, VIEWS, WHOLE_AXIS, Part, View, axes_of, joined, order_of, slice_numbers, viewed
+from convpool.rules.linear import MAX_CHAIN, VIEWS, WHOLE_AXIS, Span, View, axes_of, joined, order_of, slice_numbers, viewed
 from convpool.rules.sizes import OPEN, rough_scales, scales_of, shape_terms, size_number, size_terms, unknown_ratios
 
 CENTRED = ("half_pixel", "pytorch_half_pixel", "half_pixel_symmetric")
@@ -42,7 +42,7 @@ POSITIONS = (*CENTRED, "asymmetric", "align_corners", "tf_half_pixel_for_nn")
 COPIES = ("Concat", "Expand", "Tile")
 """Operators that may repeat an axis."""
 COPY = -1
-"""The axis of parts, in a view, that only number copies."""
+"""The axis of spans, in a view, that only number copies."""
 
 
 @dataclass(frozen=True)
@@ -214,18 +214,18 @@ def _copied(scope: Scope, x: str, nodes: Sequence[int], rank: int) -> tuple[bool
     sizes = [size_number(scope, term, primes) for term in shape_terms(scope, x) or ()]
     if None in sizes:
         return None
-    view = before = View(tuple((Part(axis, n),) if n != 1 or axis == 0 else () for axis, n in enumerate(sizes)))
+    view = before = View(tuple((Span(axis, n),) if n != 1 or axis == 0 else () for axis, n in enumerate(sizes)))
     for index in nodes:
         given = _given(scope, index, view, primes) if is_op(scope.nodes[index], "Expand", "Reshape") else None
         step = viewed(scope, index, view, given) if is_op(scope.nodes[index], *VIEWS) else _with_copies(scope, index, view, given)
         if not isinstance(step, View):
             return None
         view = step
-    axes = [tuple(joined(list(parts))) for parts in view.axes]
-    factors = [parts[-1].size or 0 if parts and parts[-1].axis == COPY else 1 for parts in axes]
+    axes = [tuple(joined(list(spans))) for spans in view.axes]
+    factors = [spans[-1].size or 0 if spans and spans[-1].axis == COPY else 1 for spans in axes]
     if len(axes) != rank + 2 or any(factor != 1 for factor in factors[:2]):
         return None
-    kept = tuple(parts[:-1] if factor != 1 else parts for parts, factor in zip(axes, factors, strict=True))
+    kept = tuple(spans[:-1] if factor != 1 else spans for spans, factor in zip(axes, factors, strict=True))
     if kept == before.axes:
         return True, factors[2:]
     order, last = (0, rank + 1, *range(1, rank + 1)), scope.nodes[nodes[-1]]
@@ -244,7 +244,7 @@ def _given(scope: Scope, index: int, view: View, primes: dict[object, int]) -> l
     found = [n if isinstance(n, int) else size_number(scope, term, primes) for n, term in zip(shape, terms, strict=True)]
     if is_op(node, "Expand"):
         return found
-    own = [math.prod(part.size or 0 for part in parts) for parts in view.axes]
+    own = [math.prod(span.size or 0 for span in spans) for spans in view.axes]
     copied = [own[i] if n == 0 and i < len(own) and not attributes(node).get("allowzero", 0) else n for i, n in enumerate(found)]
     known = [n for n in copied if n is not None and n > 0]
     left = math.prod(own) // math.prod(known) if copied[0] == own[0] and len(known) == len(copied) - 1 else None
@@ -261,12 +261,12 @@ def _with_copies(scope: Scope, index: int, view: View, given: Sequence[int | Non
     elif is_op(node, "Tile"):
         repeats = scope.constant_ints(node.input[1])
     elif given is not None and len(given) == count:
-        own = [math.prod(part.size or 0 for part in parts) for parts in view.axes]
+        own = [math.prod(span.size or 0 for span in spans) for spans in view.axes]
         repeats = tuple(1 if m in (1, n) else m if n == 1 and m is not None else 0 for n, m in zip(own, given, strict=True))
     if repeats is None or len(repeats) != count or repeats[0] != 1 or not all(0 < n < OPEN for n in repeats):
         return None
-    copies = [(Part(COPY, n, 0),) if n > 1 else () for n in repeats]
-    return replace(view, axes=tuple((*copy, *parts) for copy, parts in zip(copies, view.axes, strict=True)))
+    copies = [(Span(COPY, n, 0),) if n > 1 else () for n in repeats]
+    return replace(view, axes=tuple((*copy, *spans) for copy, spans in zip(copies, view.axes, strict=True)))
 
 
 def _ones(scope: Scope, index: int, rank: int) -> Resample | None:
