@@ -97,9 +97,9 @@ def source_of(found: Resample) -> Source:
 class Walk:
     """Takes tensors of one scope back to their resamplings.  rejects: what was in the way, nearest first."""
 
-    def __init__(self, scope: Scope, rank: int, *, whole: bool) -> None:
-        """whole: whether nearest upsampling by whole factors alone counts."""
-        self._scope, self._rank, self._whole = scope, rank, whole
+    def __init__(self, scope: Scope, rank: int, *, whole_factors: bool) -> None:
+        """whole_factors: whether nearest upsampling by whole factors alone counts."""
+        self._scope, self._rank, self._whole_factors = scope, rank, whole_factors
         self._known: dict[str, Map] = {}
         self.rejects: list[Reject] = []
 
@@ -121,7 +121,7 @@ class Walk:
             return plain
         node, found = scope.nodes[index], recognise(scope, index, self._rank)
         if isinstance(found, Resample):
-            found = against(scope, found, self._rank, whole=self._whole) or found
+            found = against(scope, found, self._rank, whole_factors=self._whole_factors) or found
         if isinstance(found, Reject):
             self.rejects.append(found)
             return plain
@@ -245,7 +245,7 @@ class Walk:
             return None
         sizes = [shape[2:] if single else (shape[0], *shape[2:]) for shape in shapes]
         loose = len(set(sizes)) > 1 or None in sizes[0]
-        if (self._whole or not single) and loose or any(item.loose for item in maps):
+        if (self._whole_factors or not single) and loose or any(item.loose for item in maps):
             # One of them may be broadcast: a convolution of several elements does not commute with that, nor does a Concat.
             self.rejects.append(reject(self._scope, index, "sizes of the maps that are added", sizes, "the same ones"))
             return None
@@ -314,9 +314,9 @@ class Walk:
         return Map((replace(part, source=done),), found.nodes | set(chain) | shapes)
 
 
-def against(scope: Scope, found: Resample, rank: int, *, whole: bool) -> Reject | None:
+def against(scope: Scope, found: Resample, rank: int, *, whole_factors: bool) -> Reject | None:
     """The reason why a convolution behind a resampling stays there."""
-    if whole and found.up is None:
+    if whole_factors and found.up is None:
         if unknown_ratios(scope, found.resize, rank):
             return unknown_scales(scope, found.resize, rank)
         values = attributes(scope.nodes[found.resize])

@@ -153,7 +153,7 @@ def _exact(site: plans.ResizeSite, context: Context) -> plans.ResizePlan | Rejec
         return leaf
     rank = leaf.conv.rank
     name, pads, passed = convs.zero_pads(scope, leaf.input, rank)
-    walk = Walk(scope, rank, whole=True)
+    walk = Walk(scope, rank, whole_factors=True)
     found = walk.map(name)
     if not found.resampled and not any(leaf.conv.pads) and not any(pads):
         edges = _edges(scope, name, rank, walk)
@@ -229,7 +229,7 @@ class ResizeLast(MovingRule):
         leaf = _pointwise(site.scope, site.root)
         if not isinstance(leaf, convs.ConvLeaf):
             return leaf
-        walk = Walk(site.scope, leaf.conv.rank, whole=False)
+        walk = Walk(site.scope, leaf.conv.rank, whole_factors=False)
         found = walk.map(leaf.input)
         if not found.resampled:
             return next(iter(walk.rejects), None)
