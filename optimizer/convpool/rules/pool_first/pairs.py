@@ -297,7 +297,7 @@ class PairRule(Rule):
     """A rule whose plans are PairPlans."""
 
     def apply(self, plan: PairPlan, edit: Edit) -> None:
-        Emitter(edit, plan.pooling, plan.lowerings).run(plan.tree)
+        PairEmitter(edit, plan.pooling, plan.lowerings).run(plan.tree)
         gone = {*plan.pooling.nodes, *convs.tree_nodes(plan.tree)}
         edit.replace(max(plan.pooling.root, *convs.tree_nodes(plan.tree)), gone)
         rewire(plan.shapes, edit)
@@ -332,7 +332,7 @@ def node_plan(scope: Scope, pooling: convs.Pooling, leaf: convs.ConvLeaf) -> Pai
     return PairPlan(scope, pooling.kind, pooling, leaf, (lowering,))
 
 
-class Emitter:
+class PairEmitter:
     """The nodes of one plan, inputs first."""
 
     def __init__(self, edit: Edit, pooling: convs.Pooling, lowerings: Sequence[Lowered]) -> None:

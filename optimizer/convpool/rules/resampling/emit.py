@@ -56,7 +56,7 @@ class MovingRule(ResizeRule):
     def apply(self, plan: plans.ResizePlan, edit: Edit) -> None:
         scope, leaf = plan.scope, plan.leaf
         old = scope.nodes[leaf.node]
-        emitter = Emitter(edit, leaf.conv.rank, plan.output, self.names[0], [scope.nodes[index] for index in plan.behind])
+        emitter = ResizeEmitter(edit, leaf.conv.rank, plan.output, self.names[0], [scope.nodes[index] for index in plan.behind])
         results: list[str] = []
         for group, weight, bias in self._weights(plan):
             maps = [emitter.joined("Add", [emitter.source(source) for source in sources]) for _, _, sources in group.ranges]
@@ -109,7 +109,7 @@ def _at_full_size(group: plans.Group, scope: Scope) -> Iterator[tuple[int, int, 
             yield first, count, tuple(Applied(found.node, (source,), kind="resample", resample=found) for source in sources)
 
 
-class Emitter:
+class ResizeEmitter:
     """New nodes for one scope, inputs first."""
 
     def __init__(self, edit: Edit, rank: int, prefix: str, owner: str, behind: Sequence[NodeProto] = ()) -> None:
@@ -208,7 +208,7 @@ class Emitter:
             if group.form == plans.TORCH_NODE and group.resample.up is not None:
                 values = {"factors": group.resample.up.factors, "kernel_shape": conv.kernel_shape, "pads": conv.pads}
                 return self.add("UpsampleConv", [x, *names], "upsampled", domain=DOMAIN_OF_TORCH, **values)
-            return self.kept(x, names, conv, group.resample)
+            return self.conv_first(x, names, conv, group.resample)
         if group.resample is None and plan.skip_is_node:
             return self.operator(x, weight, bias, conv, None)
         if group.resample is None:
@@ -235,7 +235,7 @@ class Emitter:
             repeated = np.tile(bias, up.copies) if form == "subpixel" and up is not None else bias
             b = [stored(np.reshape(repeated, (-1, *[1] * self._rank)) if padded else repeated, "bias")]
         if form == "conv_first":
-            return self.kept(x, [stored(array, "weight"), *b], conv, resample)
+            return self.conv_first(x, [stored(array, "weight"), *b], conv, resample)
         assert up is not None
         if form == "subpixel":
             spec, crop = expand.subpixel(conv, up)
@@ -271,7 +271,7 @@ class Emitter:
         self.nodes.append(node)
         return output
 
-    def kept(self, x: str, names: list[str], conv: ConvSpec, resample: Resample) -> str:
+    def conv_first(self, x: str, names: list[str], conv: ConvSpec, resample: Resample) -> str:
         """`form` "conv_first" with the weights and the bias as they are, by name."""
         spec, crop = (conv, ()) if resample.up is None else expand.conv_first(conv, resample.up)
         return self._crop(self.resample(self._behind(self.conv([x, *names], spec)), resample), crop)

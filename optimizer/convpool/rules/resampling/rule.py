@@ -51,7 +51,7 @@ from convpool.rules import convs
 from convpool.rules.base import Context, NodesPlan, Plan, Reject, reject, rejection
 from convpool.rules.linear import pad_numbers
 from convpool.rules.resampling import plans
-from convpool.rules.resampling.emit import Emitter, MovingRule, ResizeRule
+from convpool.rules.resampling.emit import MovingRule, ResizeEmitter, ResizeRule
 from convpool.rules.resampling.maps import Applied, Map, Part, Walk, inputs_of
 from convpool.rules.resampling.resize import Resample, first_apart, recognise
 
@@ -315,7 +315,7 @@ class ResizeFirst(ResizeRule):
     def apply(self, plan: ShrinkPlan, edit: Edit) -> None:
         scope, leaf = plan.scope, plan.leaf
         old, resize = scope.nodes[leaf.node], scope.nodes[plan.resample.node]
-        emitter = Emitter(edit, leaf.conv.rank, resize.output[0], self.names[0])
+        emitter = ResizeEmitter(edit, leaf.conv.rank, resize.output[0], self.names[0])
         small = emitter.resample(old.input[0], plan.resample)
         stand_for(emitter.nodes[-1], resize)
         conv = deepcopy(old)
