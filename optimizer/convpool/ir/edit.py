@@ -34,7 +34,7 @@ class Edit:
         """Other inputs of nodes that stay."""
         self._candidates: set[int] = set()
         self._shared: dict[tuple, str] = {}
-        self.made: dict[object, str] = {}
+        self.computed: dict[object, str] = {}
         """Tensors that plans share: a plan's nodes stand in front of those of the plans that are applied after it."""
 
     def add(self, op_type: str, inputs: Sequence[str], wanted: str, **values: Any) -> str:

@@ -131,9 +131,9 @@ class ResizeEmitter:
         if isinstance(source, str):
             return source
         key = self._owner, source
-        if key not in self._edit.made:
-            self._edit.made[key] = self._groups(source) if source.kind == "groups" else self._copy(source)
-        return self._edit.made[key]
+        if key not in self._edit.computed:
+            self._edit.computed[key] = self._groups(source) if source.kind == "groups" else self._copy(source)
+        return self._edit.computed[key]
 
     def _copy(self, source: Applied) -> str:
         old = self._scope.nodes[source.node]
