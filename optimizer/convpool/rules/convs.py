@@ -265,10 +265,6 @@ def constant_leaf(scope: Scope, index: int, context: Context) -> ConvLeaf | Reje
     return leaf
 
 
-SEARCH_LIMIT = 24
-"""Nodes that the search for a Transpose visits at most."""
-
-
 def with_pads_in_front(scope: Scope, leaf: ConvLeaf) -> ConvLeaf:
     """`leaf` with zero Pads in front of it merged into its own.  A Pad left in front of an AveragePool is merged into it by
     onnxruntime, which then refuses pads that reach the kernel.  It merges one into a pooling that is its only reader, even a
@@ -349,6 +345,10 @@ def pads_upstream(scope: Scope, tensor: str) -> Iterator[tuple[Scope, int | None
         if step is None:
             return
         name = step
+
+
+SEARCH_LIMIT = 24
+"""Nodes that the search for a Transpose visits at most."""
 
 
 def _transposed(scope: Scope, tensor: str) -> bool:

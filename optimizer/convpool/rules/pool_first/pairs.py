@@ -48,6 +48,28 @@ from convpool.rules.linear import JOINS, NONLINEAR, Step, linear_step, op_of
 from convpool.rules.pool_first.averages import Candidate
 from convpool.rules.sizes import same_size
 
+
+@dataclass(frozen=True)
+class PairSite(Site):
+    """A convolution and a pooling: node `root` ends an average over `tensor`, which is computed from convolution `conv`.  Where
+    there is no average, `root` is the convolution.  averages: what may be averages of averages, from `root` on to the one of
+    `tensor`; empty where `root` has been recognised as an AveragePool."""
+
+    tensor: str
+    conv: int
+    pattern: str
+    averages: tuple[Candidate, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the convolution and of the pooling, "" where there is none; of several poolings the first one first."""
+        conv = label(self.scope.nodes[self.conv])
+        if self.root == self.conv:
+            return conv, ""
+        roots = [item.root for item in reversed(self.averages)] or [self.root]
+        return conv, *(label(self.scope.nodes[root]) for root in roots)
+
+
 SEARCH_LIMIT = 24
 """Nodes that the search visits at most: candidates are local."""
 
@@ -122,6 +144,20 @@ def reader_in_the_way(scope: Scope, tensor: str, inside: frozenset[int]) -> str 
     return None if len(readers) == 1 or readers and set(readers) <= inside else others
 
 
+SLICE_OPSET = 10
+"""The first opset whose Slice has inputs."""
+
+
+def _is_replaceable_shape(scope: Scope, node: int) -> bool:
+    """Return True if a node is a Shape of which at most the first size is open."""
+    if not is_op(scope.nodes[node], "Shape") or any(item.ref_attr_name for item in scope.nodes[node].attribute):
+        return False
+    shape = scope.info(scope.nodes[node].input[0]).shape
+    if not shape or not all(isinstance(n, int) for n in shape[1:]):
+        return False
+    return isinstance(shape[0], int) or isinstance(shape[0], str) and scope.opset >= SLICE_OPSET
+
+
 def _with_step(scope: Scope, tree: convs.Tree, step: Step) -> convs.Tree | Reject:
     """`tree` with one more linear node behind it."""
     assert not isinstance(tree, str), "trace returns opaque leaves only below joins"
@@ -155,10 +191,6 @@ def _join(scope: Scope, index: int, rank: int, depth: int) -> convs.JoinTree | R
         children.append(name if isinstance(child, Reject) else child)
     tree = convs.JoinTree(index, tuple(children), nodes=(index,))
     return tree if convs.conv_leaves(tree) else failures[0]
-
-
-SLICE_OPSET = 10
-"""The first opset whose Slice has inputs."""
 
 
 @dataclass(frozen=True)
@@ -207,55 +239,6 @@ def shape_nodes_of(scope: Scope, pooling: convs.Pooling, tree: convs.Tree) -> Sh
             return reject(scope, node, "open size", named[0], "that of a convolution's input")
         kept.append(ShapeNode(node, sizes, inputs[0] if named else None))
     return ShapeNodes(tuple(kept), frozenset(dying))
-
-
-def _is_replaceable_shape(scope: Scope, node: int) -> bool:
-    """Return True if a node is a Shape of which at most the first size is open."""
-    if not is_op(scope.nodes[node], "Shape") or any(item.ref_attr_name for item in scope.nodes[node].attribute):
-        return False
-    shape = scope.info(scope.nodes[node].input[0]).shape
-    if not shape or not all(isinstance(n, int) for n in shape[1:]):
-        return False
-    return isinstance(shape[0], int) or isinstance(shape[0], str) and scope.opset >= SLICE_OPSET
-
-
-def rewire(shapes: ShapeNodes, edit: Edit) -> None:
-    """Let the Shapes that stay give the same without the tensor that goes, and drop the others."""
-    for item in shapes.kept:
-        output = edit.scope.nodes[item.node].output[0]
-        if item.batch is None:
-            known = edit.constant(np.array(item.sizes, np.int64), f"{output}/sizes")
-            edit.nodes.append(helper.make_node("Identity", [known], [output]))
-        else:
-            whole, first = edit.fresh(f"{output}/input"), edit.fresh(f"{output}/batch")
-            zero, one = (edit.constant(np.array([n], np.int64), f"{output}/{n}") for n in (0, 1))
-            rest = edit.constant(np.array(item.sizes[1:], np.int64), f"{output}/sizes")
-            edit.nodes.append(helper.make_node("Shape", [item.batch], [whole]))
-            edit.nodes.append(helper.make_node("Slice", [whole, zero, one, zero], [first]))
-            edit.nodes.append(helper.make_node("Concat", [first, rest], [output], axis=0))
-        edit.replace(item.node, {item.node})
-    edit.drop_unread(shapes.dying)
-
-
-@dataclass(frozen=True)
-class PairSite(Site):
-    """A convolution and a pooling: node `root` ends an average over `tensor`, which is computed from convolution `conv`.  Where
-    there is no average, `root` is the convolution.  averages: what may be averages of averages, from `root` on to the one of
-    `tensor`; empty where `root` has been recognised as an AveragePool."""
-
-    tensor: str
-    conv: int
-    pattern: str
-    averages: tuple[Candidate, ...] = ()
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the convolution and of the pooling, "" where there is none; of several poolings the first one first."""
-        conv = label(self.scope.nodes[self.conv])
-        if self.root == self.conv:
-            return conv, ""
-        roots = [item.root for item in reversed(self.averages)] or [self.root]
-        return conv, *(label(self.scope.nodes[root]) for root in roots)
 
 
 @dataclass(frozen=True)
@@ -323,13 +306,6 @@ class PairRule(Rule):
         count = convs.macs(site.scope, site.conv)
         values = {"macs_before": count, "macs_after": count, "times_us": times, **verdict_of(verdict)}
         log.kept(self.site_report(site.scope, site.pattern, None, conv=conv, pool=pool, **values))
-
-
-def node_plan(scope: Scope, pooling: convs.Pooling, leaf: convs.ConvLeaf) -> PairPlan:
-    """A convolution as a node of the operator, which saves no multiply-adds.  pooling: what stands in front of it."""
-    count = convs.macs(scope, leaf.node)
-    lowering = Lowered("convavgpool", pooling.spec, leaf.conv, macs_before=count, macs_after=count)
-    return PairPlan(scope, pooling.kind, pooling, leaf, (lowering,))
 
 
 class PairEmitter:
@@ -466,3 +442,28 @@ class PairEmitter:
             stand_for(self._edit.nodes[-1], self._root)
             self._root = NodeProto()
         return output
+
+
+def rewire(shapes: ShapeNodes, edit: Edit) -> None:
+    """Let the Shapes that stay give the same without the tensor that goes, and drop the others."""
+    for item in shapes.kept:
+        output = edit.scope.nodes[item.node].output[0]
+        if item.batch is None:
+            known = edit.constant(np.array(item.sizes, np.int64), f"{output}/sizes")
+            edit.nodes.append(helper.make_node("Identity", [known], [output]))
+        else:
+            whole, first = edit.fresh(f"{output}/input"), edit.fresh(f"{output}/batch")
+            zero, one = (edit.constant(np.array([n], np.int64), f"{output}/{n}") for n in (0, 1))
+            rest = edit.constant(np.array(item.sizes[1:], np.int64), f"{output}/sizes")
+            edit.nodes.append(helper.make_node("Shape", [item.batch], [whole]))
+            edit.nodes.append(helper.make_node("Slice", [whole, zero, one, zero], [first]))
+            edit.nodes.append(helper.make_node("Concat", [first, rest], [output], axis=0))
+        edit.replace(item.node, {item.node})
+    edit.drop_unread(shapes.dying)
+
+
+def node_plan(scope: Scope, pooling: convs.Pooling, leaf: convs.ConvLeaf) -> PairPlan:
+    """A convolution as a node of the operator, which saves no multiply-adds.  pooling: what stands in front of it."""
+    count = convs.macs(scope, leaf.node)
+    lowering = Lowered("convavgpool", pooling.spec, leaf.conv, macs_before=count, macs_after=count)
+    return PairPlan(scope, pooling.kind, pooling, leaf, (lowering,))

@@ -55,11 +55,6 @@ from convpool.rules.resampling.emit import MovingRule, ResizeEmitter, ResizeRule
 from convpool.rules.resampling.maps import Applied, Map, Part, Walk, inputs_of
 from convpool.rules.resampling.resize import Resample, first_apart, recognise
 
-OPERATOR_CHANNELS, OPERATOR_MULTIPLE = 32, 8
-"""The fewest input and output channels of a node of UpsampleConv, and what they are multiples of.
-
-On an H100 its kernels are 1.13 to 2.5 times as fast as cuDNN's transposed convolution in fp16 (decision 033)."""
-
 
 class UpsampleLast(MovingRule):
     """Every convolution, but 1x1 ones, that reads what is upsampled."""
@@ -93,57 +88,6 @@ class UpsampleLast(MovingRule):
             if isinstance(plan, plans.ResizePlan) and plan.lowering == form:
                 found[form] = plan
         return found
-
-
-def _against_operator(plan: plans.ResizePlan, context: Context) -> Reject | None:
-    """The reason why a convolution becomes no node of UpsampleConv.
-
-    The plugin has a fast kernel for one upsampled map of two axes, one group, strides and dilations of 1, and at least
-    OPERATOR_CHANNELS channels.  Channels that are not upsampled, as behind a Concat, are convolved apart, and added as the
-    residual: that is another pass over the result, for which those of Resize and Concat are gone.
-    """
-    scope, leaf, conv = plan.scope, plan.leaf, plan.leaf.conv
-    resampled = [group for group in plan.groups if group.resample is not None]
-    m, c = plans.channels_out(leaf), len(resampled[0].channels)
-    apart = sum(len(group.channels) for group in plan.groups) == plans.channels_in(leaf)
-    if len(resampled) > 1 or not apart or len(plan.groups) > 1 and c < m:
-        got = f"{len(resampled)} of {len(plan.groups)}, {c} to {m} channels"
-        expected = "one, as wide as the result where another map stands beside it, for this target"
-        return reject(scope, leaf.node, "upsampled maps", got, expected)
-    if leaf.weight is None or not convs.is_known(scope, leaf):
-        return reject(scope, leaf.node, "weights", "computed, or an input that a caller may override", "a constant")
-    if leaf.weight.data_type not in convs.KERNEL_TYPES:
-        return reject(scope, leaf.node, "type", TensorProto.DataType.Name(leaf.weight.data_type), "float16, bfloat16 or float32")
-    if scope.opset < UPSAMPLING_OPSET:
-        return reject(scope, leaf.node, "opset", scope.opset, f"at least {UPSAMPLING_OPSET}, for this target")
-    if (found := convs.against_node(scope, conv, context.main_opset)) is not None:
-        return rejection(scope, leaf.node, found)
-    if conv.rank != convs.RANK:
-        return reject(scope, leaf.node, "spatial axes", conv.rank, f"{convs.RANK}, for this target")
-    if any(d != 1 for d in conv.dilations) or min(conv.pads) < 0:
-        got = f"dilations {list(conv.dilations)}, pads {list(conv.pads)}"
-        return reject(scope, leaf.node, "window", got, "dilations of 1 and no crop, for this target")
-    assert resampled[0].resample is not None and resampled[0].resample.up is not None
-    up = resampled[0].resample.up
-    if max(up.factors) > MAX_UPSAMPLE or not has_fast_kernel(m, c):
-        expected = f"factors up to {MAX_UPSAMPLE}, at least {OPERATOR_CHANNELS} channels in multiples of {OPERATOR_MULTIPLE}"
-        got = f"factors {list(up.factors)}, {c} to {m} channels"
-        return reject(scope, leaf.node, "upsampled map", got, f"{expected}, for this target")
-    return None
-
-
-def has_fast_kernel(*channels: int) -> bool:
-    """Return True if the plugin's fast kernels for upsampled maps take so many channels."""
-    return not any(n < OPERATOR_CHANNELS or n % OPERATOR_MULTIPLE for n in channels)
-
-
-def _skip_is_node(plan: plans.ResizePlan, context: Context) -> bool:
-    """Return True if what stands beside an UpsampleConv is to be a ConvAvgPool: in a chain, with no Pad in front."""
-    sources = [source for group in plan.groups if group.resample is None for _, _, found in group.ranges for source in found]
-    channels = sum(len(group.channels) for group in plan.groups if group.resample is None)
-    if not context.enabled("chain_conv") or channels % OPERATOR_MULTIPLE:
-        return False
-    return not any(True for source in sources for name in inputs_of(source) for _ in convs.pads_upstream(plan.scope, name))
 
 
 def _exact(site: plans.ResizeSite, context: Context) -> plans.ResizePlan | Reject | None:
@@ -215,6 +159,63 @@ def _edges(scope: Scope, name: str, rank: int, walk: Walk) -> tuple[Map, Ints] |
     part = inner.parts[0]
     done = replace(part, source=Applied(index, (part.source,), None, "edges", pads=small))
     return Map((done,), inner.nodes | {index}), tuple(p - s * n for p, s, n in zip(spatial, factors, small, strict=True))
+
+
+OPERATOR_CHANNELS, OPERATOR_MULTIPLE = 32, 8
+"""The fewest input and output channels of a node of UpsampleConv, and what they are multiples of.
+
+On an H100 its kernels are 1.13 to 2.5 times as fast as cuDNN's transposed convolution in fp16 (decision 033)."""
+
+
+def _against_operator(plan: plans.ResizePlan, context: Context) -> Reject | None:
+    """The reason why a convolution becomes no node of UpsampleConv.
+
+    The plugin has a fast kernel for one upsampled map of two axes, one group, strides and dilations of 1, and at least
+    OPERATOR_CHANNELS channels.  Channels that are not upsampled, as behind a Concat, are convolved apart, and added as the
+    residual: that is another pass over the result, for which those of Resize and Concat are gone.
+    """
+    scope, leaf, conv = plan.scope, plan.leaf, plan.leaf.conv
+    resampled = [group for group in plan.groups if group.resample is not None]
+    m, c = plans.channels_out(leaf), len(resampled[0].channels)
+    apart = sum(len(group.channels) for group in plan.groups) == plans.channels_in(leaf)
+    if len(resampled) > 1 or not apart or len(plan.groups) > 1 and c < m:
+        got = f"{len(resampled)} of {len(plan.groups)}, {c} to {m} channels"
+        expected = "one, as wide as the result where another map stands beside it, for this target"
+        return reject(scope, leaf.node, "upsampled maps", got, expected)
+    if leaf.weight is None or not convs.is_known(scope, leaf):
+        return reject(scope, leaf.node, "weights", "computed, or an input that a caller may override", "a constant")
+    if leaf.weight.data_type not in convs.KERNEL_TYPES:
+        return reject(scope, leaf.node, "type", TensorProto.DataType.Name(leaf.weight.data_type), "float16, bfloat16 or float32")
+    if scope.opset < UPSAMPLING_OPSET:
+        return reject(scope, leaf.node, "opset", scope.opset, f"at least {UPSAMPLING_OPSET}, for this target")
+    if (found := convs.against_node(scope, conv, context.main_opset)) is not None:
+        return rejection(scope, leaf.node, found)
+    if conv.rank != convs.RANK:
+        return reject(scope, leaf.node, "spatial axes", conv.rank, f"{convs.RANK}, for this target")
+    if any(d != 1 for d in conv.dilations) or min(conv.pads) < 0:
+        got = f"dilations {list(conv.dilations)}, pads {list(conv.pads)}"
+        return reject(scope, leaf.node, "window", got, "dilations of 1 and no crop, for this target")
+    assert resampled[0].resample is not None and resampled[0].resample.up is not None
+    up = resampled[0].resample.up
+    if max(up.factors) > MAX_UPSAMPLE or not has_fast_kernel(m, c):
+        expected = f"factors up to {MAX_UPSAMPLE}, at least {OPERATOR_CHANNELS} channels in multiples of {OPERATOR_MULTIPLE}"
+        got = f"factors {list(up.factors)}, {c} to {m} channels"
+        return reject(scope, leaf.node, "upsampled map", got, f"{expected}, for this target")
+    return None
+
+
+def has_fast_kernel(*channels: int) -> bool:
+    """Return True if the plugin's fast kernels for upsampled maps take so many channels."""
+    return not any(n < OPERATOR_CHANNELS or n % OPERATOR_MULTIPLE for n in channels)
+
+
+def _skip_is_node(plan: plans.ResizePlan, context: Context) -> bool:
+    """Return True if what stands beside an UpsampleConv is to be a ConvAvgPool: in a chain, with no Pad in front."""
+    sources = [source for group in plan.groups if group.resample is None for _, _, found in group.ranges for source in found]
+    channels = sum(len(group.channels) for group in plan.groups if group.resample is None)
+    if not context.enabled("chain_conv") or channels % OPERATOR_MULTIPLE:
+        return False
+    return not any(True for source in sources for name in inputs_of(source) for _ in convs.pads_upstream(plan.scope, name))
 
 
 class ResizeLast(MovingRule):
