@@ -27,8 +27,7 @@ from convpool.algebra.parts import MAX_UPSAMPLE
 from convpool.cuda import Plan, Problem, library, tactics, training
 from convpool.errors import NotBuiltError
 from convpool.torch import plain
-
-Ints = Sequence[int]
+from convpool.torch.plain import Numbers
 
 KEPT = 4096
 NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
@@ -198,7 +197,7 @@ def pooled_conv(*inputs: Any) -> Tensor:
 # ---- box means, blocks and weights ----
 
 
-def _boxed(adjoint: bool, x: Any, size: Ints, window: tuple[Ints, ...], sums: bool) -> Callable:
+def _boxed(adjoint: bool, x: Any, size: Numbers, window: tuple[Numbers, ...], sums: bool) -> Callable:
     """box_mean, or its adjoint, of tensors of one kind: shapes, strides, type, and the window; or of sums in place of means."""
     order, full = plain.memory_format(x), (*x.shape[:2], *size)
     shape = full if adjoint else (*x.shape[:2], *plain.pooled_size(size, *window))
@@ -221,7 +220,7 @@ def _boxed(adjoint: bool, x: Any, size: Ints, window: tuple[Ints, ...], sums: bo
     return run
 
 
-def _box(adjoint: bool, x: Tensor, size: Ints, window: tuple, sums: bool = False) -> Callable | None:
+def _box(adjoint: bool, x: Tensor, size: Numbers, window: tuple, sums: bool = False) -> Callable | None:
     """The call for these tensors, None where PyTorch's operators run; size: of the input of the box mean."""
     size, window = tuple(size), tuple(map(tuple, window))
     key = (adjoint, x.shape, x.stride(), x.dtype, size, window, sums)
@@ -232,19 +231,19 @@ def _box(adjoint: bool, x: Tensor, size: Ints, window: tuple, sums: bool = False
     return found
 
 
-def box_mean(x: Tensor, *window: Ints) -> Tensor:
+def box_mean(x: Tensor, *window: Numbers) -> Tensor:
     """As `plain.box_mean`, by one kernel of the library."""
     found = _box(False, x, x.shape[2:], window)
     return plain.box_mean(x, *window) if found is None else found(x)
 
 
-def box_mean_adjoint(grad: Tensor, size: Ints, *window: Ints) -> Tensor:
+def box_mean_adjoint(grad: Tensor, size: Numbers, *window: Numbers) -> Tensor:
     """As `plain.box_mean_adjoint`, by one kernel of the library."""
     found = _box(True, grad, size, window)
     return plain.box_mean_adjoint(grad, size, *window) if found is None else found(grad)
 
 
-def blocks(x: Tensor, scales: Ints, sums: bool) -> Tensor | None:
+def blocks(x: Tensor, scales: Numbers, sums: bool) -> Tensor | None:
     """Each value repeated over a block of `scales`, or the sums over blocks; None where the library has no kernel."""
     if x.dtype not in NAMES or not library_is_there() or not training.has("turn_weights"):  # a library of that version
         return None

@@ -26,12 +26,11 @@ from torch import Tensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 
-from convpool.algebra.geometry import ConvSpec, PoolSpec, pool_first
-from convpool.algebra.geometry import Ints as Tuple
+from convpool.algebra.geometry import ConvSpec, Ints, PoolSpec, pool_first
 from convpool.cuda.training import MAX_FILTER
 from convpool.torch import ended, kernels, plain
+from convpool.torch.plain import Numbers
 
-Ints = Sequence[int]
 Geometry = tuple[Any, Any, Any, int]
 """Strides, padding, dilations and groups, as torch.convolution takes them."""
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -217,7 +216,7 @@ def recorded(grad: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, needs:
 # ---- a pair ----
 
 
-def pair_of(conv: ConvSpec, pool: Tuple, strides: Tuple) -> tuple:
+def pair_of(conv: ConvSpec, pool: Ints, strides: Ints) -> tuple:
     """The arguments of `pooled_conv` behind its tensors: window, convolution, no ReLU."""
     return arguments_of(*pool_first.__wrapped__(conv, PoolSpec(pool, strides, (0, 0) * len(pool), (1,) * len(pool))))
 
@@ -477,12 +476,12 @@ def _new(like: Tensor, shape: Sequence[Any], found: torch.memory_format) -> Tens
 
 
 @torch.library.register_fake("convpool::box_mean", lib=LIBRARY)
-def _fake_box_mean(x: Tensor, *window: Ints) -> Tensor:
+def _fake_box_mean(x: Tensor, *window: Numbers) -> Tensor:
     return _new(x, [*x.shape[:2], *plain.pooled_size(x.shape[2:], *window)], plain.memory_format(x))
 
 
 @torch.library.register_fake("convpool::box_mean_adjoint", lib=LIBRARY)
-def _fake_adjoint(grad: Tensor, size: Ints, *window: Ints) -> Tensor:
+def _fake_adjoint(grad: Tensor, size: Numbers, *window: Numbers) -> Tensor:
     return _new(grad, [*grad.shape[:2], *size], plain.memory_format(grad))
 
 
@@ -537,7 +536,7 @@ def _gradients_for_compilers(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any
 LIBRARY.impl("pooled_conv_gradients", _gradients_for_compilers, "CompositeExplicitAutograd")
 
 
-def _fusible_adjoint(grad: Tensor, x: Tensor, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints) -> Tensor:
+def _fusible_adjoint(grad: Tensor, x: Tensor, kernel: Numbers, strides: Numbers, pads: Numbers, dilations: Numbers) -> Tensor:
     """The box mean's adjoint of PyTorch's operators, which inductor fuses with what stands around them.
 
     A kernel of the library would read and write all of it once more.  With strides of 1 the adjoint is a mean over windows, too.

@@ -14,11 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from convpool.algebra.geometry import Ints as Tuple
-from convpool.algebra.geometry import same_pads
+from convpool.algebra.geometry import Ints, same_pads
 from convpool.errors import OptionError
 
-Ints = Sequence[int]
+Numbers = Sequence[int]
 Sizes = int | Sequence[int]
 
 CONVS = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
@@ -26,7 +25,7 @@ HALF_TYPES = (torch.float16, torch.bfloat16)
 POOLS = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 
 
-def sizes(name: str, value: Any, rank: int, least: int) -> Tuple:
+def sizes(name: str, value: Any, rank: int, least: int) -> Ints:
     """One number for every axis, or one for each; OptionError otherwise."""
     given = tuple(value) if isinstance(value, (tuple, list)) else (value,) * rank
     if len(given) == 1:
@@ -40,7 +39,7 @@ def sizes(name: str, value: Any, rank: int, least: int) -> Tuple:
     return found
 
 
-def conv_pads(padding: Any, kernel: Tuple, strides: Tuple, dilations: Tuple) -> Tuple:
+def conv_pads(padding: Any, kernel: Ints, strides: Ints, dilations: Ints) -> Ints:
     """Begins, then ends, of PyTorch's padding argument, a word included."""
     rank = len(kernel)
     if not isinstance(padding, str):
@@ -90,7 +89,7 @@ def laid_out(x: Tensor, found: torch.memory_format) -> Tensor:
         return x.contiguous()
 
 
-def pooled_size(size: Ints, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints) -> list[int]:
+def pooled_size(size: Numbers, kernel: Numbers, strides: Numbers, pads: Numbers, dilations: Numbers) -> list[int]:
     """Sizes of the windows' means; pads: all begins, then all ends."""
     r = len(kernel)
     if len(size) != r:
@@ -98,13 +97,13 @@ def pooled_size(size: Ints, kernel: Ints, strides: Ints, pads: Ints, dilations: 
     return [(size[i] + pads[i] + pads[r + i] - dilations[i] * (kernel[i] - 1) - 1) // strides[i] + 1 for i in range(r)]
 
 
-def single(strides: Ints, padding: Ints, dilations: Ints, groups: int) -> tuple:
+def single(strides: Numbers, padding: Numbers, dilations: Numbers, groups: int) -> tuple:
     """A convolution, as PyTorch takes it, as a pair: windows of one value; all but the ReLU."""
     ones = (1,) * len(strides)
     return (ones, ones, (0, 0) * len(ones), ones, tuple(strides), tuple(padding) * 2, tuple(dilations), groups)
 
 
-def is_single(kernel: Ints, strides: Ints, pads: Ints) -> bool:
+def is_single(kernel: Numbers, strides: Numbers, pads: Numbers) -> bool:
     """Whether the means are the input itself."""
     return all(k == 1 for k in kernel) and all(s == 1 for s in strides) and not any(pads)
 
@@ -114,7 +113,7 @@ def is_deep_half(x: Any) -> bool:
     return isinstance(x, Tensor) and x.dim() == 5 and x.dtype in HALF_TYPES and x.device.type == "cpu"
 
 
-def pools_rightly(x: Any, kernel: Ints, pads: Ints, dilations: Ints) -> bool:
+def pools_rightly(x: Any, kernel: Numbers, pads: Numbers, dilations: Numbers) -> bool:
     """Return True if PyTorch pools these windows.
 
     On a GPU its gradient leaves pads out channels last (PyTorch 2.11); avg_pool3d wants maps as large as windows without pads."""
@@ -125,13 +124,13 @@ def pools_rightly(x: Any, kernel: Ints, pads: Ints, dilations: Ints) -> bool:
     return even and all(d == 1 for d in dilations) and (on_cpu and large or not any(pads)) and not is_deep_half(x)
 
 
-def torch_pads(pads: Ints) -> list[int]:
+def torch_pads(pads: Numbers) -> list[int]:
     """Begins and ends in F.pad's order: the last axis first."""
     r = len(pads) // 2
     return [pad for i in range(r - 1, -1, -1) for pad in (pads[i], pads[r + i])]
 
 
-def box_mean(x: Tensor, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints) -> Tensor:
+def box_mean(x: Tensor, kernel: Numbers, strides: Numbers, pads: Numbers, dilations: Numbers) -> Tensor:
     """Means over windows, padding counted.  x: [N, C, size...]."""
     rank, padding, pooled = len(kernel), pads[: len(kernel)], all(d == 1 for d in dilations)
     means = x.float() if is_deep_half(x) or not pooled and x.dtype in HALF_TYPES else x
@@ -146,7 +145,7 @@ def box_mean(x: Tensor, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints
     return laid_out(means.to(x.dtype), memory_format(x))
 
 
-def box_mean_adjoint(grad: Tensor, size: Ints, kernel: Ints, strides: Ints, pads: Ints, dilations: Ints) -> Tensor:
+def box_mean_adjoint(grad: Tensor, size: Numbers, kernel: Numbers, strides: Numbers, pads: Numbers, dilations: Numbers) -> Tensor:
     """The adjoint of `box_mean` for inputs of `size`: a mean over windows too, of the gradient with zeros in between."""
     rank, spread = len(kernel), grad
     apart = all(s >= k for s, k in zip(strides, kernel, strict=True))  # else a CPU sums 16 bits in their type
@@ -165,7 +164,9 @@ def box_mean_adjoint(grad: Tensor, size: Ints, kernel: Ints, strides: Ints, pads
     return laid_out(box_mean(spread, kernel, [1] * rank, [0] * 2 * rank, dilations), memory_format(grad))
 
 
-def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, strides: Ints, pads: Ints, dilations: Ints, groups: int) -> Tensor:
+def convolve(
+    x: Tensor, weight: Tensor, bias: Tensor | None, strides: Numbers, pads: Numbers, dilations: Numbers, groups: int
+) -> Tensor:
     """PyTorch's convolution with pads for each side."""
     rank = len(strides)
     padding = list(pads[:rank])
