@@ -306,7 +306,7 @@ def by_stream(alone: Callable[[float], Callable], prepared: Callable, batch: tup
 
 
 def _convolutions(graph: fx.Graph) -> Iterator[tuple]:
-    """The nodes that are convolutions with numbers as padding: each with input, weight, bias and geometry."""
+    """The nodes that are convolutions with numbers as padding: each with input, weight, bias and convolution."""
     for node in list(graph.nodes):
         a = kinds.arguments(node) if node.target in CONVS.values() else None
         value = value_of(a["input"]) if a is not None else None
@@ -323,10 +323,10 @@ def _convolutions(graph: fx.Graph) -> Iterator[tuple]:
 def give_derivatives(graph: fx.Graph, asked: Collection[fx.Node] | None = None) -> None:
     """Let convolutions of the graph be calls of `convolved`: those that are asked for, or all, with their ReLUs, for captures."""
     contexts, captures = contexts_of(graph), asked is None
-    for node, *tensors, geometry in _convolutions(graph):
+    for node, *tensors, convolution in _convolutions(graph):
         if asked is None or node in asked:
             kwargs = {"captures": captures, "relu": captures and _takes_relu(node, contexts)}
-            node.target, node.args, node.kwargs = convolved, (*tensors, *geometry), kwargs
+            node.target, node.args, node.kwargs = convolved, (*tensors, *convolution), kwargs
 
 
 def _takes_relu(node: fx.Node, contexts: dict[fx.Node, Any]) -> bool:
@@ -343,11 +343,11 @@ def _takes_relu(node: fx.Node, contexts: dict[fx.Node, Any]) -> bool:
 def run_by_library(graph: fx.Graph) -> None:
     """Let the library run convolutions of a graph for a compiler, where it is faster: it fuses a ReLU too."""
     contexts = contexts_of(graph)
-    for node, x, weight, bias, geometry in _convolutions(graph):
+    for node, x, weight, bias, convolution in _convolutions(graph):
         given, w = value_of(x), value_of(weight)
         if bias is None or not isinstance(w, Tensor) or not suits(given, w):
             continue
-        macs = w.numel() * given.shape[0] * math.prod(given.shape[2:]) / math.prod(geometry[0])
+        macs = w.numel() * given.shape[0] * math.prod(given.shape[2:]) / math.prod(convolution[0])
         if given.shape[1] <= IMAGE_CHANNELS or macs <= PLAIN_MACS:
-            pair = (*plain.single(*geometry), _takes_relu(node, contexts))
+            pair = (*plain.single(*convolution), _takes_relu(node, contexts))
             node.target, node.args, node.kwargs = POOLED_CONV, (x, weight, bias, *pair), {}

@@ -253,13 +253,13 @@ def blocks(x: Tensor, scales: Numbers, sums: bool) -> Tensor | None:
 
 
 def few_channels_gradients(
-    grad: Tensor, z: Tensor, weight: Tensor, geometry: tuple, bias: bool
+    grad: Tensor, z: Tensor, weight: Tensor, convolution: tuple, bias: bool
 ) -> tuple[Tensor, Tensor | None] | None:
     """The gradients at the weights and, where wanted, the bias, from the convolution's input z, with the channels last.
 
-    None where the library has no kernel.  geometry: as torch.convolution takes it.  The tensors are on the current device.
+    None where the library has no kernel.  convolution: as torch.convolution takes it.  The tensors are on the current device.
     """
-    convolution = (*map(tuple, geometry[:3]), geometry[3])
+    convolution = (*map(tuple, convolution[:3]), convolution[3])
     key = (grad.shape, grad.stride(), grad.dtype, z.shape, z.dtype, weight.shape, weight.dtype, convolution)
     found = _weight_gradients.get(key, _NEW)
     if found is _NEW:

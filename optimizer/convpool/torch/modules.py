@@ -143,8 +143,8 @@ class _ConvAvgPool(nn.modules.conv._ConvNd):
         x, padding, rank = input, self.padding, len(self.kernel_size)
         if self.padding_mode != "zeros":
             x, padding = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode), 0
-        geometry = (self.stride, padding, self.dilation, self.groups, self.pool_size, self.pool_stride, self.pool_padding)
-        return conv_avg_pool(rank, x, self.weight, self.bias, *geometry, self.ceil_mode, self.count_include_pad)
+        numbers = (self.stride, padding, self.dilation, self.groups, self.pool_size, self.pool_stride, self.pool_padding)
+        return conv_avg_pool(rank, x, self.weight, self.bias, *numbers, self.ceil_mode, self.count_include_pad)
 
     def extra_repr(self) -> str:
         """The convolution's arguments, then the pooling's."""

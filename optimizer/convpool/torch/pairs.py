@@ -31,8 +31,8 @@ from convpool.cuda.training import MAX_FILTER
 from convpool.torch import ended, kernels, plain
 from convpool.torch.plain import Numbers
 
-Geometry = tuple[Any, Any, Any, int]
-"""Strides, padding, dilations and groups, as torch.convolution takes them."""
+Convolution = tuple[Any, Any, Any, int]
+"""Strides, padding, dilations and groups, as torch.convolution takes them.  A geometry: what pooled_conv takes after tensors."""
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 """The gradients at input, weight and bias; None for those that are not asked for."""
 LIBRARY = torch.library.Library("convpool", "DEF")
@@ -174,24 +174,24 @@ def is_plain(t: Tensor) -> bool:
     return on_current and not torch._C._are_functorch_transforms_active()
 
 
-def of_convolution(grad: Tensor, z: Tensor, weight: Tensor, geometry: Geometry, needs: Sequence[bool]) -> Gradients:
+def of_convolution(grad: Tensor, z: Tensor, weight: Tensor, convolution: Convolution, needs: Sequence[bool]) -> Gradients:
     """The gradients of a convolution, by one call where that is possible.
 
     Of what is not asked for, z or the weight, the shape, type and memory order count alone."""
     if needs[0] and (needs[1] or needs[2]) and is_captured(grad):
         found, d_z = side_by_side(
             grad,
-            lambda: of_convolution(grad, z, weight, geometry, (False, *needs[1:]))[1:],
-            lambda: of_convolution(grad, z, weight, geometry, (True, False, False))[0],
+            lambda: of_convolution(grad, z, weight, convolution, (False, *needs[1:]))[1:],
+            lambda: of_convolution(grad, z, weight, convolution, (True, False, False))[0],
         )
         return d_z, *found
     few = None
     if needs[1] and has_few_channels(weight, needs[2]) and is_plain(grad) and not is_batched(z):  # cuDNN is slower with images
-        few = kernels.few_channels_gradients(grad, z, weight, geometry, needs[2])
+        few = kernels.few_channels_gradients(grad, z, weight, convolution, needs[2])
     if few is not None:
-        return of_convolution(grad, z, weight, geometry, (True, False, False))[0] if needs[0] else None, *few
+        return of_convolution(grad, z, weight, convolution, (True, False, False))[0] if needs[0] else None, *few
     apart = needs[2] and _sums_by_product(grad)
-    mask, (strides, padding, dilations, groups) = [needs[0], needs[1], needs[2] and not apart], geometry
+    mask, (strides, padding, dilations, groups) = [needs[0], needs[1], needs[2] and not apart], convolution
     made: Sequence[Any] = (None, None, None)
     if any(mask):
         options = ([weight.shape[0]], strides, padding, dilations, False, [0] * len(strides), groups)
@@ -200,9 +200,9 @@ def of_convolution(grad: Tensor, z: Tensor, weight: Tensor, geometry: Geometry, 
     return d_z, d_weight, channel_sums(grad) if apart else d_bias
 
 
-def recorded(grad: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, needs: Sequence[bool]) -> Gradients:
+def recorded(grad: Tensor, x: Tensor, weight: Tensor, convolution: Convolution, needs: Sequence[bool]) -> Gradients:
     """The same with derivatives: at the input a transposed convolution, whose derivatives are as fast as gradients."""
-    (strides, padding, dilations, groups), d_x, d_weight = geometry, None, None
+    (strides, padding, dilations, groups), d_x, d_weight = convolution, None, None
     if needs[0]:
         sizes = zip(x.shape[2:], grad.shape[2:], weight.shape[2:], strides, padding, dilations, strict=True)
         rest = [n - (m - 1) * s + 2 * p - d * (k - 1) - 1 for n, m, k, s, p, d in sizes]
@@ -342,15 +342,15 @@ class _Convolution(torch.autograd.Function):
     """A convolution whose gradients are PyTorch's operators, with derivatives that are such too."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Any, geometry: Geometry) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Any, convolution: Convolution) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.are_tensors, ctx.geometry = (True, True, bias is not None), geometry
-        return plain.CONVS[x.dim() - 2](x, weight, bias, *geometry)
+        ctx.are_tensors, ctx.convolution = (True, True, bias is not None), convolution
+        return plain.CONVS[x.dim() - 2](x, weight, bias, *convolution)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple:
-        (x, weight), geometry, needs = ctx.saved_tensors, ctx.geometry, wanted(ctx, ctx.are_tensors)
-        given = grads[0], x, weight, geometry, needs
+        (x, weight), convolution, needs = ctx.saved_tensors, ctx.convolution, wanted(ctx, ctx.are_tensors)
+        given = grads[0], x, weight, convolution, needs
         if not torch.is_grad_enabled():
             return *of_convolution(*given), None
         with torch._C._ExcludeDispatchKeyGuard(AUTOCAST):
@@ -358,7 +358,7 @@ class _Convolution(torch.autograd.Function):
 
 
 convolve = super(torch.autograd.Function, _Convolution).apply
-"""PyTorch's convolution of x, weight and bias, by its geometry, with fast second derivatives.  Nothing intercepts operators."""
+"""PyTorch's convolution of x, weight and bias, by a Convolution, with fast second derivatives.  Nothing intercepts operators."""
 
 
 def _needs_gradients(tensors: Sequence[Any]) -> bool:
