@@ -108,7 +108,7 @@ def _summed(sites: Sequence[SiteReport], summaries: Sequence[Summary]) -> Summar
 # ---- the calls of a module ----
 
 
-class _Seen(Exception):
+class _Looked(Exception):
     """Raised in the place of a graph that nobody is to run."""
 
 
@@ -155,12 +155,12 @@ class Calls:
         run = next((run for kept, run in self._runs if kept == hooks), None)
         if run is None and len(self.backend.captured) < LIMIT:
             calls: Any = weakref.ref(self)  # PyTorch keeps every backend
-            run = compiled(lambda *given: calls()._seen(*given))
+            run = compiled(lambda *given: calls()._capture(*given))
             self._runs = [*(one for one in self._runs if not one[0]), (hooks, run)]  # what hooks hold is not kept
         self._run = run or _original
         self._handles = handles
 
-    def _seen(self, graph: Any, example_inputs: Any) -> Callable:
+    def _capture(self, graph: Any, example_inputs: Any) -> Callable:
         """The backend, with a report after each capture."""
         run = self.backend(graph, example_inputs)
         self.report.update(self.backend.captured, self.options, [name for name, _ in self.module.named_modules()])
@@ -176,7 +176,7 @@ class Calls:
 
         def looked(*inputs: Any) -> Any:
             if calls()._only_looks:
-                raise _Seen
+                raise _Looked
             return run(*inputs)
 
         return looked
@@ -190,7 +190,7 @@ class Calls:
             try:
                 with _aside(self.module):  # what TorchDynamo leaves out runs
                     self._run(self.module, *args, **kwargs)
-            except _Seen:
+            except _Looked:
                 pass
             except Exception as error:
                 self._judge(args, kwargs, error)
