@@ -168,7 +168,7 @@ def has_few_channels(weight: Tensor, bias: bool) -> bool:
     return weight.numel() <= (MAX_FILTER - bias) * weight.shape[0]
 
 
-def is_plain(t: Tensor) -> bool:
+def takes_kernels(t: Tensor) -> bool:
     """Return True if the library's kernels may run on a tensor at once: on the current GPU, and nothing intercepts operators."""
     on_current = _home(t) is kernels and t.get_device() == torch.cuda.current_device()
     return on_current and not torch._C._are_functorch_transforms_active()
@@ -186,7 +186,9 @@ def of_convolution(grad: Tensor, z: Tensor, weight: Tensor, convolution: Convolu
         )
         return d_z, *found
     few = None
-    if needs[1] and has_few_channels(weight, needs[2]) and is_plain(grad) and not is_batched(z):  # cuDNN is slower with images
+    if (
+        needs[1] and has_few_channels(weight, needs[2]) and takes_kernels(grad) and not is_batched(z)
+    ):  # cuDNN is slower with images
         few = kernels.few_channels_gradients(grad, z, weight, convolution, needs[2])
     if few is not None:
         return of_convolution(grad, z, weight, convolution, (True, False, False))[0] if needs[0] else None, *few

@@ -111,7 +111,7 @@ def _turned(weight: Tensor, factor: int, like: Tensor | None = None) -> Tensor:
 
     like: how they lie in memory."""
     found, recorded = plain.memory_format(weight if like is None else like), torch.is_grad_enabled()
-    if found == torch.channels_last and not recorded and pairs.is_plain(weight):
+    if found == torch.channels_last and not recorded and pairs.takes_kernels(weight):
         made = kernels.turned(weight, factor)
         if made is not None:
             return made
@@ -127,7 +127,7 @@ class _Blocks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, scales: Ints, sums: bool) -> Tensor:
         ctx.scales, ctx.sums = scales, sums
-        made = kernels.blocks(x, scales, sums) if pairs.is_plain(x) else None
+        made = kernels.blocks(x, scales, sums) if pairs.takes_kernels(x) else None
         if made is None and sums:
             return plain.box_mean(x, scales, scales, (0, 0) * len(scales), (1,) * len(scales)) * math.prod(scales)
         return interpolated(x, scales) if made is None else made
