@@ -38,7 +38,7 @@ def pair(layer, given):
 def convolution(layer, given):
     conv = [layer.conv[name] for name in ("stride", "padding", "dilation", "groups")]
     three = (*given, *([] if layer.bias else [None]))
-    return pairs.convolve(*three, conv), getattr(F, f"conv{layer.rank}d")(*three, *conv)
+    return pairs.conv_with_derivatives(*three, conv), getattr(F, f"conv{layer.rank}d")(*three, *conv)
 
 
 def check_with_derivatives(function, given, *expected):
@@ -136,7 +136,7 @@ def test_while_a_graph_is_captured_only_gradients_that_are_asked_for_are_made(ca
     weights, biases = zip(*((weight.clone().requires_grad_(), torch.randn(3).requires_grad_()) for _ in range(3)), strict=True)
     y = x
     for one, bias in zip(weights, biases, strict=True):
-        y = pairs.convolve(y, one, bias, ((1, 1), (0, 0), (1, 1), 1))
+        y = pairs.conv_with_derivatives(y, one, bias, ((1, 1), (0, 0), (1, 1), 1))
     torch.autograd.grad(y.sum(), biases)
     exact = [[True, False, True], [True, False, True], [False, False, True]]
     assert asked == (exact if captures else [[True, False, True], [True, True, True], [False, True, True]])
@@ -149,7 +149,7 @@ def test_several_gradients_at_once(last, relu):
     generator = torch.Generator().manual_seed(3)
     given = x, weight, bias = drawn(2, 4, 6, 8, last=last), drawn(3, 4, 3, 3, last=last), drawn(3)
     window, rest = ([2, 2], [1, 1], [1, 1, 1, 1], [1, 1]), ([2, 2], [0, 0, 0, 0], [1, 1], 1, relu)
-    hidden = pairs.convolve(x, weight.transpose(0, 1).repeat(1, 2, 1, 1)[:, :4], None, ((1, 1), (1, 1), (1, 1), 1))
+    hidden = pairs.conv_with_derivatives(x, weight.transpose(0, 1).repeat(1, 2, 1, 1)[:, :4], None, ((1, 1), (1, 1), (1, 1), 1))
     y, asked = pooled_conv(hidden, weight, bias, *window, *rest), given
     for _ in range(2):
         many = torch.randn(3, *y.shape, dtype=torch.float64, generator=generator)

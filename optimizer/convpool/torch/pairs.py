@@ -359,7 +359,7 @@ class _Convolution(torch.autograd.Function):
             return *recorded(*given), None
 
 
-convolve = super(torch.autograd.Function, _Convolution).apply
+conv_with_derivatives = super(torch.autograd.Function, _Convolution).apply
 """PyTorch's convolution of x, weight and bias, by a Convolution, with fast second derivatives.  Nothing intercepts operators."""
 
 
@@ -435,7 +435,7 @@ def convolved(x: Tensor, weight: Tensor, bias: Any, *convolution: Any, captures:
     elif captures and bias is not None and suits(x, weight):
         return pooled_conv_of((x, weight, bias), (*plain.single(*convolution), relu))
     else:
-        y = convolve(x, weight, bias, convolution)
+        y = conv_with_derivatives(x, weight, bias, convolution)
     return torch.relu(y) if relu else y
 
 
