@@ -235,11 +235,14 @@ def test_pairs_as_convolutions_by_pooled_weights(kind, second, last, device, mon
         targets = []
         changed = torch.compile(copy.deepcopy(net).to(device, memory_format=order), backend=ready(targets, second=second))
         names, got = gradients(changed, x.to(device, memory_format=order), penalty)
-        assert targets == [eager._pooled, convolved if second else torch.conv2d] and ("_ConvolutionBackward" in names) == second
+        assert (
+            targets == [eager._pooled_weights, convolved if second else torch.conv2d]
+            and ("_ConvolutionBackward" in names) == second
+        )
         assert_same(got, gradients(net, x, penalty)[1])
 
 
-FIRST, BEHIND, ONE = [F.avg_pool2d, torch.conv2d], [torch.conv2d, F.avg_pool2d], [eager._pooled, torch.conv2d]
+FIRST, BEHIND, ONE = [F.avg_pool2d, torch.conv2d], [torch.conv2d, F.avg_pool2d], [eager._pooled_weights, torch.conv2d]
 ORDERS = [((8, 64, 64), 16, 1, FIRST), ((8, 256, 64), 16, 1, BEHIND), ((1, 512, 128), 4, 1, BEHIND), ((1, 64, 16), 8, 3, BEHIND)]
 ORDERS += [((8, 64, 4), 32, 5, ONE), ((8, 64, 64), 8, 5, FIRST), ((0, 64, 64), 8, 3, FIRST)]
 

@@ -80,8 +80,8 @@ class Backend:
         eager.give_derivatives(graph)
         prepared = eager.ready(module, graph)
         kept = copied(module.graph)  # TorchDynamo takes from its graph what it knows of the inputs
-        alone = functools.partial(_eager_step, module, kept, pairs, self.options)
-        return _guarded(module, eager.by_stream(alone, prepared, place))
+        step_of = functools.partial(_eager_step, module, kept, pairs, self.options)
+        return _guarded(module, eager.by_stream(step_of, prepared, place))
 
 
 def _eager_step(

@@ -130,7 +130,7 @@ def _by_pooled_weights(graph: fx.Graph, node: fx.Node, tensors: Sequence[Any], g
     if not ones or len(kernel) != 2 or padding is None:
         return None
     with graph.inserting_before(node):
-        means = graph.call_function(_pooled, (weight, kernel))
+        means = graph.call_function(_pooled_weights, (weight, kernel))
     return [(CONVS[2], means, bias, steps, padding, spread, groups)]
 
 
@@ -175,7 +175,7 @@ def _fastest(graph: fx.Graph, node: fx.Node, operators: list[tuple], geometry: t
     return [(CONVS[rank], weight, bias, (1,) * rank, padding, spread, groups), pooling] if times[1] < times[0] else operators
 
 
-def _pooled(weight: Tensor, kernel: Sequence[int]) -> Tensor:
+def _pooled_weights(weight: Tensor, kernel: Sequence[int]) -> Tensor:
     """The means of weights, padded, over all windows: what the gradient of a pooling of stride 1 gives, in one operator."""
     size = [*weight.shape[:2], *(n + k - 1 for n, k in zip(weight.shape[2:], kernel, strict=True))]
     wide = weight if weight.is_cuda or weight.dtype not in plain.HALF_TYPES else weight.float()  # a CPU sums in their type
@@ -212,15 +212,15 @@ def gaining(graph: fx.Graph, pairs: Mapping[str, str], scale: float = 1.0) -> tu
         y, name = value_of(node), node.name
         if node.op not in ("call_function", "call_method") or not isinstance(y, Tensor) or node in normalized:
             continue
-        recorded, convolved, place, second = y.requires_grad, node.target in CONVS.values(), len(operators), 0.0
+        recorded, convolves, place, second = y.requires_grad, node.target in CONVS.values(), len(operators), 0.0
         passes = (PENALTY if penalty else 1) * (1 if recorded else SHARES[False][0])
         size = scale * y.element_size() * math.prod(plain.hints(y.shape)) / 1e6
         weight = value_of(node.args[1] if len(node.args) > 1 else node.kwargs.get("weight"))
-        macs = scale * y.element_size() / 2 * _macs(weight, y) / 1e9 if convolved else 0.0
-        device = passes * _us(CONVOLUTION if convolved else OPERATOR, size, macs)
-        swaps = convolved and max(weight.shape[2:]) == 1  # PyTorch's operators in the other order
+        macs = scale * y.element_size() / 2 * _macs(weight, y) / 1e9 if convolves else 0.0
+        device = passes * _us(CONVOLUTION if convolves else OPERATOR, size, macs)
+        swaps = convolves and max(weight.shape[2:]) == 1  # PyTorch's operators in the other order
         by_operators = pairs.get(name) == "pool_first" and (swaps or _pools_weights(value_of(node.args[0]), weight))
-        if convolved and penalty:
+        if convolves and penalty:
             share = 4 if by_operators else 1  # of the positions, with a pooling of 2x2
             pixels = math.prod(plain.hints(y.shape)[2:])
             given = scale * plain.hints(y.shape)[0] * pixels, pixels, macs
@@ -274,19 +274,19 @@ def place_of_batch(graph: fx.Graph) -> tuple[int, int] | None:
     return place, plain.hints(value.shape)[0]
 
 
-def by_stream(alone: Callable[[float], Callable], prepared: Callable, batch: tuple[int, int]) -> Callable:
-    """A function that runs what `alone` makes, once for each power of two of batch sizes, on the default stream; else `prepared`.
+def by_stream(step_of: Callable[[float], Callable], prepared: Callable, batch: tuple[int, int]) -> Callable:
+    """A function that runs what `step_of` makes, once for each power of two of batches, on the default stream; else `prepared`.
 
     That is in a CUDA graph and the steps before it, which run on a stream of their own, as PyTorch's manual asks, and make ready
     what the graph needs.  batch: as `place_of_batch` gives it."""
     (place, captured), ran = batch, list[bool]()
-    by_size = {captured.bit_length(): alone(1.0)}
+    by_size = {captured.bit_length(): step_of(1.0)}
 
     def eagerly(*inputs: Any) -> Any:
         size = inputs[place].shape[0]
         run = by_size.get(size.bit_length())
         if run is None:
-            run = by_size[size.bit_length()] = alone(size / captured)
+            run = by_size[size.bit_length()] = step_of(size / captured)
         return run(*inputs)
 
     def run(*inputs: Any) -> Any:
