@@ -101,7 +101,7 @@ def ready(module: fx.GraphModule, graph: fx.Graph, *, in_steps: Collection[str] 
 
 
 def _operators(tensors: Sequence[Any], geometry: tuple, in_steps: bool) -> list[tuple] | None:
-    """PyTorch's operators that do the same one after the other; None if it has no such."""
+    """PyTorch's operators that do it in turn, if any.  steps, zeros, spread: strides, pads and dilations of the convolution."""
     (_, weight, bias), (kernel, strides, pads, dilations, steps, zeros, spread, groups) = tensors, geometry[:8]
     x, w, rank = value_of(tensors[0]), value_of(weight), len(kernel)
     swaps = in_steps and isinstance(w, Tensor) and max(w.shape[2:]) == 1 and not any((*pads, *zeros))

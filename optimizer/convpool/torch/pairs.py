@@ -54,168 +54,83 @@ POOLED_CONV = _ops.pooled_conv
 _TYPES = (Tensor, torch.nn.Parameter)
 
 
-# ---- what the backward passes are made of ----
-
-MANY = 1 << 21
-"""Numbers of a gradient from which on its columns are summed as a product; outside of a capture four times as many, as the
-product takes the host 40 microseconds more."""
-_products = threading.local()
-"""A place for each thread that runs backward passes: `started` once it has multiplied matrices, so that cuBLAS is there."""
-_sides: dict[Any, torch.cuda.Stream] = {}
-_LEAF = torch._C._functions.AccumulateGrad
+# ---- calls ----
 
 
-def wanted(ctx: Any, are_tensors: Sequence[bool]) -> list[bool]:
-    """Tell for each input of a node if this pass wants its gradient.  A gradient penalty's first pass wants no weights'."""
-    edges = iter(ctx.next_functions)
-    needs = []
-    for number, (required, is_tensor) in enumerate(zip(ctx.needs_input_grad, are_tensors, strict=False)):
-        node = next(edges)[0] if is_tensor else None
-        needs.append(required and (node is None or _runs(node, number > 0)))
-    return needs
+def pooled_conv_of(tensors: tuple, geometry: tuple) -> Tensor:
+    """pooled_conv of x, weight and bias, and of the other arguments as tuples and numbers.
 
-
-_pass_of_parameters = -2
-"""The last pass of torch.autograd.grad that was seen to ask for a parameter."""
-
-
-def _runs(node: Any, is_parameter: bool) -> bool:
-    """Return True if this pass runs a node.
-
-    PyTorch answers by an exception, which takes as long as a launch of several kernels, for leaves that torch.autograd.grad was
-    asked for.  One that asks for a parameter is taken to ask for all.  Not while a CUDA graph is captured: every replay would
-    compute what nobody asked for, and cuDNN may not have seen it.
+    PyTorch takes some 20 microseconds to bring a call from Python to an operator of torch.library and back to Python.  An eager
+    call that nothing intercepts goes to the kernels at once.
     """
-    global _pass_of_parameters
-    is_parameter = is_parameter and type(node) is _LEAF
-    if is_parameter and torch._C._current_graph_task_id() == _pass_of_parameters and not _is_capturing():
-        return True
-    try:
-        return torch._C._will_engine_execute_node(node)
-    except RuntimeError:
-        if is_parameter:
-            _pass_of_parameters = torch._C._current_graph_task_id()
-        return True
+    x, weight = tensors[:2]
+    if unwatched(x, weight, "cuda" if x.is_cuda else x.device.type):
+        return _apply(*tensors, geometry, _run) if _needs_gradients(tensors) else _run(tensors, geometry)
+    if is_exporting() or not torch.compiler.is_compiling() and are_transforms_active():
+        return plain.pooled_conv(*cast_for_autocast(tensors), *geometry)
+    return _ops.pooled_conv(*tensors, *geometry)
 
 
-def channel_sums(grad: Tensor) -> Tensor:
-    """A bias's gradient: sums over all axes but the second, in float32, rounded once."""
-    if not _sums_by_product(grad):
-        return grad.sum([0, *range(2, grad.dim())])
-    rows = grad.movedim(1, -1).flatten(0, -2)
-    sums = torch.mm(rows.new_ones(1, len(rows)), rows, out_dtype=torch.float32)[0].to(grad.dtype)
-    _products.started = True
-    return sums
+def _needs_gradients(tensors: Sequence[Any]) -> bool:
+    return torch.is_grad_enabled() and any([t is not None and t.requires_grad for t in tensors])
 
 
-def _sums_by_product(grad: Tensor) -> bool:
-    """Return True if a product with ones sums a gradient's columns: PyTorch's own sum of long ones in 16 bits is slow on a GPU.
+def _run(tensors: Any, geometry: tuple) -> Tensor:
+    """The operator without derivatives."""
+    (x, weight, bias), home = tensors, _home(tensors[0])
+    if home is not None and type(weight) in _TYPES and (bias is None or type(bias) in _TYPES):  # kernels take addresses
+        return home.pooled_conv(x, weight, bias, *geometry)
+    with torch._C._AutoDispatchBelowAutograd():
+        return _ops.pooled_conv(x, weight, bias, *geometry)
 
-    cuBLAS cannot start while a CUDA graph is captured: so a thread's first product is made as soon as there are MANY numbers.
-    """
-    if not grad.is_cuda or grad.element_size() != 2 or is_batched(grad) or plain.memory_format(grad) == torch.contiguous_format:
+
+def _home(t: Tensor) -> Any:
+    """The module whose functions a tensor's operators call at once, without derivatives; None where something looks on."""
+    if type(t) not in _TYPES or torch._C._len_torch_dispatch_stack() or is_batched(t):
+        return None
+    return kernels if t.is_cuda else plain
+
+
+def unwatched(x: Any, weight: Any, device: str) -> bool:
+    """Whether the tensors are plain ones, and nothing intercepts operators."""
+    c = torch._C
+    if type(x) not in _TYPES or type(weight) not in _TYPES or torch.compiler.is_compiling() or c._len_torch_dispatch_stack():
         return False
-    started = getattr(_products, "started", False)
-    least = 4 * MANY if started and not is_captured(grad) else MANY
-    if type(grad) is not Tensor or torch.is_grad_enabled() or grad.numel() < least:
+    if c._len_torch_function_stack() or are_transforms_active() or c._get_tracing_state() is not None:
         return False
-    if not started and _is_capturing():
-        return False
-    return not torch.are_deterministic_algorithms_enabled() and hasattr(torch.ops.aten.mm, "dtype")
+    return device == "meta" or not torch.is_autocast_enabled(device)
 
 
-def _is_capturing() -> bool:
-    """Return True while a CUDA graph is captured, in a PyTorch without CUDA too."""
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+def are_transforms_active() -> bool:
+    """Whether a transform of torch.func or forward-mode differentiation follows operators."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
-def is_batched(grad: Tensor) -> bool:
-    """Return True for several gradients in one, of torch.autograd.grad(is_grads_batched=True): operators alone take it."""
-    return not torch.compiler.is_compiling() and torch._C._functorch.is_legacy_batchedtensor(grad)
+def is_exporting() -> bool:
+    """Whether torch.export follows the call."""
+    # Not by torch.compiler.is_exporting(), which PyTorch 2.11 takes for true under torch.compile as well.
+    return getattr(torch.compiler, "_is_exporting_flag", False)
 
 
-def is_captured(grad: Tensor) -> bool:
-    """Return True while a CUDA graph is captured, of a backward pass without derivatives of its own."""
-    plain_tensor = type(grad) is Tensor and grad.is_cuda
-    return plain_tensor and not torch.is_grad_enabled() and torch.cuda.is_current_stream_capturing()
+def _with_autograd(*inputs: Any) -> Tensor:
+    """The operator's implementation in front of PyTorch's autograd."""
+    tensors, geometry = inputs[:3], kernels.frozen(inputs[3:])
+    if not _needs_gradients(tensors):
+        return _run(tensors, geometry)
+    y = _apply(*tensors, (*geometry[:8], False), _run)
+    return torch.relu(y) if geometry[8] else y  # a compiler sees PyTorch's
 
 
-def side_by_side(grad: Tensor, first: Callable[[], Sequence[Any]], second: Callable[[], Any]) -> tuple[Any, Any]:
-    """Run both and return what they give; first: new tensors, or None for some.  The gradient's device is the current one.
-
-    While a CUDA graph is captured they are two branches of it, which the GPU may run at the same time.
-    """
-    if not is_captured(grad):
-        return first(), second()
-    main = torch.cuda.current_stream()
-    key = main.device, main.cuda_stream
-    if key not in _sides:
-        _sides[key] = torch.cuda.Stream(main.device)
-    side = _sides[key]
-    side.wait_stream(main)
-    with torch.cuda.stream(side):
-        made = first()
-    other = second()
-    main.wait_stream(side)
-    for tensor in made:
-        if tensor is not None:
-            tensor.record_stream(main)  # it was allocated for the side stream
-    return made, other
+LIBRARY.impl("pooled_conv", _with_autograd, "Autograd")
 
 
-def has_few_channels(weight: Tensor, bias: bool) -> bool:
-    """Return True if the library may have a kernel for the gradients at weights like these, and at a bias."""
-    return weight.numel() <= (MAX_FILTER - bias) * weight.shape[0]
-
-
-def takes_kernels(t: Tensor) -> bool:
-    """Return True if the library's kernels may run on a tensor at once: on the current GPU, and nothing intercepts operators."""
-    on_current = _home(t) is kernels and t.get_device() == torch.cuda.current_device()
-    return on_current and not torch._C._are_functorch_transforms_active()
-
-
-def of_convolution(grad: Tensor, z: Tensor, weight: Tensor, convolution: Convolution, needs: Sequence[bool]) -> Gradients:
-    """The gradients of a convolution, by one call where that is possible.
-
-    Of what is not asked for, z or the weight, the shape, type and memory order count alone."""
-    if needs[0] and (needs[1] or needs[2]) and is_captured(grad):
-        found, d_z = side_by_side(
-            grad,
-            lambda: of_convolution(grad, z, weight, convolution, (False, *needs[1:]))[1:],
-            lambda: of_convolution(grad, z, weight, convolution, (True, False, False))[0],
-        )
-        return d_z, *found
-    few = None
-    if (
-        needs[1] and has_few_channels(weight, needs[2]) and takes_kernels(grad) and not is_batched(z)
-    ):  # cuDNN is slower with images
-        few = kernels.few_channels_gradients(grad, z, weight, convolution, needs[2])
-    if few is not None:
-        return of_convolution(grad, z, weight, convolution, (True, False, False))[0] if needs[0] else None, *few
-    apart = needs[2] and _sums_by_product(grad)
-    mask, (strides, padding, dilations, groups) = [needs[0], needs[1], needs[2] and not apart], convolution
-    made: Sequence[Any] = (None, None, None)
-    if any(mask):
-        options = ([weight.shape[0]], strides, padding, dilations, False, [0] * len(strides), groups)
-        made = torch.ops.aten.convolution_backward.default(grad, z, weight, *options, mask)
-    d_z, d_weight, d_bias = (t if wanted else None for t, wanted in zip(made, mask, strict=True))
-    return d_z, d_weight, channel_sums(grad) if apart else d_bias
-
-
-def recorded(grad: Tensor, x: Tensor, weight: Tensor, convolution: Convolution, needs: Sequence[bool]) -> Gradients:
-    """The same with derivatives: at the input a transposed convolution, whose derivatives are as fast as gradients."""
-    (strides, padding, dilations, groups), d_x, d_weight = convolution, None, None
-    if needs[0]:
-        sizes = zip(x.shape[2:], grad.shape[2:], weight.shape[2:], strides, padding, dilations, strict=True)
-        rest = [n - (m - 1) * s + 2 * p - d * (k - 1) - 1 for n, m, k, s, p, d in sizes]
-        d_x = torch.convolution(grad, weight, None, strides, padding, dilations, True, rest, groups)
-    if needs[1]:
-        options = (None, strides, padding, dilations, False, [0] * len(strides), groups, [False, True, False])
-        d_weight = torch.ops.aten.convolution_backward.default(grad, x, weight.detach(), *options)[1]
-    return d_x, d_weight, channel_sums(grad) if needs[2] else None
-
-
-# ---- a pair ----
+def pooled_conv(*inputs: Any) -> Tensor:
+    """torch.ops.convpool.pooled_conv, with the same arguments, also under torch.func's transforms."""
+    if len(inputs) > 12:  # of 0.2: a number of the epilogue, a slope, perhaps an accumulation
+        ended.warn("an epilogue of pooled_conv", "the last argument says whether a ReLU follows")
+        y = pooled_conv(*inputs[:11], inputs[11] == 1)
+        return torch.nn.functional.leaky_relu(y, inputs[12]) if inputs[11] == 2 else y
+    return pooled_conv_of(inputs[:3], kernels.frozen(inputs[3:]))
 
 
 def pair_of(conv: ConvSpec, pool: Ints, strides: Ints) -> tuple:
@@ -229,51 +144,7 @@ def arguments_of(box: PoolSpec, conv: ConvSpec) -> tuple:
     return (*window, conv.strides, conv.pads, conv.dilations, conv.group, False)
 
 
-def _home(t: Tensor) -> Any:
-    """The module whose functions a tensor's operators call at once, without derivatives; None where something looks on."""
-    if type(t) not in _TYPES or torch._C._len_torch_dispatch_stack() or is_batched(t):
-        return None
-    return kernels if t.is_cuda else plain
-
-
-def _boxes(grad: Tensor) -> Any:
-    """The box mean and its adjoint: operators, or their kernels at once where no derivatives are wanted and nothing looks on."""
-    return not torch.is_grad_enabled() and _home(grad) or _ops
-
-
-def _at_means(grad: Tensor, x: Tensor, weight: Tensor, geometry: tuple, needs: Sequence[bool]) -> Gradients:
-    """The gradients at the box means in place of the input, the weight and the bias."""
-    window, (strides, pads, dilations, groups), rank = geometry[:4], geometry[4:8], x.dim() - 2
-    z, even = x, pads[:rank] == pads[rank:]
-    if not plain.is_single(*window[:3]):  # without the weight's gradient the shape and order alone count
-        z = _boxes(x if is_batched(x) else grad).box_mean(x, *window) if needs[1] else _fake_box_mean(x, *window)
-    if not even:
-        z = F.pad(z, plain.torch_pads(pads))
-    convolution = (strides, pads[:rank] if even else (0,) * rank, dilations, groups)
-    d_z, d_weight, d_bias = of_convolution(grad, z, weight, convolution, needs)
-    return d_z if d_z is None or even else F.pad(d_z, plain.torch_pads([-pad for pad in pads])), d_weight, d_bias
-
-
-def pair_gradients(grad: Tensor, x: Tensor, weight: Tensor, geometry: tuple, needs: Sequence[bool]) -> Gradients:
-    """The gradients of a pair; differentiable."""
-    records, is_single = torch.is_grad_enabled(), plain.is_single(*geometry[:3])
-    if not is_batched(grad):
-        grad = grad.contiguous(memory_format=plain.result_format(x, weight))  # copied once for all who read it
-    if isinstance(grad, FunctionalTensor) and not records:
-        # AOTAutograd follows, for torch.compile.  A compiler fuses the bias's sums with what is around them; with those of few
-        # channels they cost nothing.
-        together = needs[1] and needs[2] and has_few_channels(weight, True)
-        d_z, d_weight, d_bias = _ops.pooled_conv_gradients(grad, x, weight, *geometry[:8], needs[0], needs[1], together)
-        d_x = d_z if is_single or not needs[0] else _fusible_adjoint(d_z, x, *geometry[:4])
-        alone = channel_sums(grad) if needs[2] and not together else None
-        return d_x if needs[0] else None, d_weight if needs[1] else None, d_bias if together else alone
-    if records and type(grad) is Tensor:  # for PyTorch's own autograd
-        d_input = _gradient(grad, weight, x.detach(), geometry, 0) if needs[0] else None
-        d_weight = _gradient(grad, x, weight.detach(), geometry, 1) if needs[1] else None
-        return d_input, d_weight, channel_sums(grad) if needs[2] else None
-    d_z, d_weight, d_bias = _at_means(grad, x, weight, geometry, needs)
-    d_x = d_z if is_single or d_z is None else _boxes(grad).box_mean_adjoint(d_z, x.shape[2:], *geometry[:4])
-    return d_x, d_weight, d_bias
+# ---- a pair, and its gradients ----
 
 
 class _Pair(torch.autograd.Function):
@@ -322,16 +193,44 @@ class _Gradient(torch.autograd.Function):
 _apply, _gradient = (super(torch.autograd.Function, function).apply for function in (_Pair, _Gradient))
 
 
-# ---- calls ----
+def pair_gradients(grad: Tensor, x: Tensor, weight: Tensor, geometry: tuple, needs: Sequence[bool]) -> Gradients:
+    """The gradients of a pair; differentiable."""
+    records, is_single = torch.is_grad_enabled(), plain.is_single(*geometry[:3])
+    if not is_batched(grad):
+        grad = grad.contiguous(memory_format=plain.result_format(x, weight))  # copied once for all who read it
+    if isinstance(grad, FunctionalTensor) and not records:
+        # AOTAutograd follows, for torch.compile.  A compiler fuses the bias's sums with what is around them; with those of few
+        # channels they cost nothing.
+        together = needs[1] and needs[2] and has_few_channels(weight, True)
+        d_z, d_weight, d_bias = _ops.pooled_conv_gradients(grad, x, weight, *geometry[:8], needs[0], needs[1], together)
+        d_x = d_z if is_single or not needs[0] else _fusible_adjoint(d_z, x, *geometry[:4])
+        alone = channel_sums(grad) if needs[2] and not together else None
+        return d_x if needs[0] else None, d_weight if needs[1] else None, d_bias if together else alone
+    if records and type(grad) is Tensor:  # for PyTorch's own autograd
+        d_input = _gradient(grad, weight, x.detach(), geometry, 0) if needs[0] else None
+        d_weight = _gradient(grad, x, weight.detach(), geometry, 1) if needs[1] else None
+        return d_input, d_weight, channel_sums(grad) if needs[2] else None
+    d_z, d_weight, d_bias = _at_means(grad, x, weight, geometry, needs)
+    d_x = d_z if is_single or d_z is None else _boxes(grad).box_mean_adjoint(d_z, x.shape[2:], *geometry[:4])
+    return d_x, d_weight, d_bias
 
 
-def _run(tensors: Any, geometry: tuple) -> Tensor:
-    """The operator without derivatives."""
-    (x, weight, bias), home = tensors, _home(tensors[0])
-    if home is not None and type(weight) in _TYPES and (bias is None or type(bias) in _TYPES):  # kernels take addresses
-        return home.pooled_conv(x, weight, bias, *geometry)
-    with torch._C._AutoDispatchBelowAutograd():
-        return _ops.pooled_conv(x, weight, bias, *geometry)
+def _at_means(grad: Tensor, x: Tensor, weight: Tensor, geometry: tuple, needs: Sequence[bool]) -> Gradients:
+    """The gradients at the box means in place of the input, the weight and the bias."""
+    window, (strides, pads, dilations, groups), rank = geometry[:4], geometry[4:8], x.dim() - 2
+    z, even = x, pads[:rank] == pads[rank:]
+    if not plain.is_single(*window[:3]):  # without the weight's gradient the shape and order alone count
+        z = _boxes(x if is_batched(x) else grad).box_mean(x, *window) if needs[1] else _fake_box_mean(x, *window)
+    if not even:
+        z = F.pad(z, plain.torch_pads(pads))
+    convolution = (strides, pads[:rank] if even else (0,) * rank, dilations, groups)
+    d_z, d_weight, d_bias = of_convolution(grad, z, weight, convolution, needs)
+    return d_z if d_z is None or even else F.pad(d_z, plain.torch_pads([-pad for pad in pads])), d_weight, d_bias
+
+
+def _boxes(grad: Tensor) -> Any:
+    """The box mean and its adjoint: operators, or their kernels at once where no derivatives are wanted and nothing looks on."""
+    return not torch.is_grad_enabled() and _home(grad) or _ops
 
 
 def _by_cudnn(tensors: Any, geometry: tuple) -> Tensor:
@@ -340,87 +239,169 @@ def _by_cudnn(tensors: Any, geometry: tuple) -> Tensor:
         return plain.pooled_conv(*tensors, *geometry, mean=_boxes(tensors[0]).box_mean)
 
 
-class _Convolution(torch.autograd.Function):
-    """A convolution whose gradients are PyTorch's operators, with derivatives that are such too."""
+# ---- what the backward passes are made of ----
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Any, convolution: Convolution) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.are_tensors, ctx.convolution = (True, True, bias is not None), convolution
-        return plain.CONVS[x.dim() - 2](x, weight, bias, *convolution)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple:
-        (x, weight), convolution, needs = ctx.saved_tensors, ctx.convolution, wanted(ctx, ctx.are_tensors)
-        given = grads[0], x, weight, convolution, needs
-        if not torch.is_grad_enabled():
-            return *of_convolution(*given), None
-        with torch._C._ExcludeDispatchKeyGuard(AUTOCAST):
-            return *recorded(*given), None
+_LEAF = torch._C._functions.AccumulateGrad
 
 
-conv_with_derivatives = super(torch.autograd.Function, _Convolution).apply
-"""PyTorch's convolution of x, weight and bias, by a Convolution, with fast second derivatives.  Nothing intercepts operators."""
+def wanted(ctx: Any, are_tensors: Sequence[bool]) -> list[bool]:
+    """Tell for each input of a node if this pass wants its gradient.  A gradient penalty's first pass wants no weights'."""
+    edges = iter(ctx.next_functions)
+    needs = []
+    for number, (required, is_tensor) in enumerate(zip(ctx.needs_input_grad, are_tensors, strict=False)):
+        node = next(edges)[0] if is_tensor else None
+        needs.append(required and (node is None or _runs(node, number > 0)))
+    return needs
 
 
-def _needs_gradients(tensors: Sequence[Any]) -> bool:
-    return torch.is_grad_enabled() and any([t is not None and t.requires_grad for t in tensors])
+_pass_of_parameters = -2
+"""The last pass of torch.autograd.grad that was seen to ask for a parameter."""
 
 
-def _with_autograd(*inputs: Any) -> Tensor:
-    """The operator's implementation in front of PyTorch's autograd."""
-    tensors, geometry = inputs[:3], kernels.frozen(inputs[3:])
-    if not _needs_gradients(tensors):
-        return _run(tensors, geometry)
-    y = _apply(*tensors, (*geometry[:8], False), _run)
-    return torch.relu(y) if geometry[8] else y  # a compiler sees PyTorch's
+def _runs(node: Any, is_parameter: bool) -> bool:
+    """Return True if this pass runs a node.
 
-
-LIBRARY.impl("pooled_conv", _with_autograd, "Autograd")
-
-
-def are_transforms_active() -> bool:
-    """Whether a transform of torch.func or forward-mode differentiation follows operators."""
-    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-
-
-def is_exporting() -> bool:
-    """Whether torch.export follows the call."""
-    # Not by torch.compiler.is_exporting(), which PyTorch 2.11 takes for true under torch.compile as well.
-    return getattr(torch.compiler, "_is_exporting_flag", False)
-
-
-def unwatched(x: Any, weight: Any, device: str) -> bool:
-    """Whether the tensors are plain ones, and nothing intercepts operators."""
-    c = torch._C
-    if type(x) not in _TYPES or type(weight) not in _TYPES or torch.compiler.is_compiling() or c._len_torch_dispatch_stack():
-        return False
-    if c._len_torch_function_stack() or are_transforms_active() or c._get_tracing_state() is not None:
-        return False
-    return device == "meta" or not torch.is_autocast_enabled(device)
-
-
-def pooled_conv_of(tensors: tuple, geometry: tuple) -> Tensor:
-    """pooled_conv of x, weight and bias, and of the other arguments as tuples and numbers.
-
-    PyTorch takes some 20 microseconds to bring a call from Python to an operator of torch.library and back to Python.  An eager
-    call that nothing intercepts goes to the kernels at once.
+    PyTorch answers by an exception, which takes as long as a launch of several kernels, for leaves that torch.autograd.grad was
+    asked for.  One that asks for a parameter is taken to ask for all.  Not while a CUDA graph is captured: every replay would
+    compute what nobody asked for, and cuDNN may not have seen it.
     """
-    x, weight = tensors[:2]
-    if unwatched(x, weight, "cuda" if x.is_cuda else x.device.type):
-        return _apply(*tensors, geometry, _run) if _needs_gradients(tensors) else _run(tensors, geometry)
-    if is_exporting() or not torch.compiler.is_compiling() and are_transforms_active():
-        return plain.pooled_conv(*cast_for_autocast(tensors), *geometry)
-    return _ops.pooled_conv(*tensors, *geometry)
+    global _pass_of_parameters
+    is_parameter = is_parameter and type(node) is _LEAF
+    if is_parameter and torch._C._current_graph_task_id() == _pass_of_parameters and not _is_capturing():
+        return True
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:
+        if is_parameter:
+            _pass_of_parameters = torch._C._current_graph_task_id()
+        return True
 
 
-def pooled_conv(*inputs: Any) -> Tensor:
-    """torch.ops.convpool.pooled_conv, with the same arguments, also under torch.func's transforms."""
-    if len(inputs) > 12:  # of 0.2: a number of the epilogue, a slope, perhaps an accumulation
-        ended.warn("an epilogue of pooled_conv", "the last argument says whether a ReLU follows")
-        y = pooled_conv(*inputs[:11], inputs[11] == 1)
-        return torch.nn.functional.leaky_relu(y, inputs[12]) if inputs[11] == 2 else y
-    return pooled_conv_of(inputs[:3], kernels.frozen(inputs[3:]))
+def of_convolution(grad: Tensor, z: Tensor, weight: Tensor, convolution: Convolution, needs: Sequence[bool]) -> Gradients:
+    """The gradients of a convolution, by one call where that is possible.
+
+    Of what is not asked for, z or the weight, the shape, type and memory order count alone."""
+    if needs[0] and (needs[1] or needs[2]) and is_captured(grad):
+        found, d_z = side_by_side(
+            grad,
+            lambda: of_convolution(grad, z, weight, convolution, (False, *needs[1:]))[1:],
+            lambda: of_convolution(grad, z, weight, convolution, (True, False, False))[0],
+        )
+        return d_z, *found
+    few = None
+    if (
+        needs[1] and has_few_channels(weight, needs[2]) and takes_kernels(grad) and not is_batched(z)
+    ):  # cuDNN is slower with images
+        few = kernels.few_channels_gradients(grad, z, weight, convolution, needs[2])
+    if few is not None:
+        return of_convolution(grad, z, weight, convolution, (True, False, False))[0] if needs[0] else None, *few
+    apart = needs[2] and _sums_by_product(grad)
+    mask, (strides, padding, dilations, groups) = [needs[0], needs[1], needs[2] and not apart], convolution
+    made: Sequence[Any] = (None, None, None)
+    if any(mask):
+        options = ([weight.shape[0]], strides, padding, dilations, False, [0] * len(strides), groups)
+        made = torch.ops.aten.convolution_backward.default(grad, z, weight, *options, mask)
+    d_z, d_weight, d_bias = (t if wanted else None for t, wanted in zip(made, mask, strict=True))
+    return d_z, d_weight, channel_sums(grad) if apart else d_bias
+
+
+def recorded(grad: Tensor, x: Tensor, weight: Tensor, convolution: Convolution, needs: Sequence[bool]) -> Gradients:
+    """The same with derivatives: at the input a transposed convolution, whose derivatives are as fast as gradients."""
+    (strides, padding, dilations, groups), d_x, d_weight = convolution, None, None
+    if needs[0]:
+        sizes = zip(x.shape[2:], grad.shape[2:], weight.shape[2:], strides, padding, dilations, strict=True)
+        rest = [n - (m - 1) * s + 2 * p - d * (k - 1) - 1 for n, m, k, s, p, d in sizes]
+        d_x = torch.convolution(grad, weight, None, strides, padding, dilations, True, rest, groups)
+    if needs[1]:
+        options = (None, strides, padding, dilations, False, [0] * len(strides), groups, [False, True, False])
+        d_weight = torch.ops.aten.convolution_backward.default(grad, x, weight.detach(), *options)[1]
+    return d_x, d_weight, channel_sums(grad) if needs[2] else None
+
+
+def has_few_channels(weight: Tensor, bias: bool) -> bool:
+    """Return True if the library may have a kernel for the gradients at weights like these, and at a bias."""
+    return weight.numel() <= (MAX_FILTER - bias) * weight.shape[0]
+
+
+def takes_kernels(t: Tensor) -> bool:
+    """Return True if the library's kernels may run on a tensor at once: on the current GPU, and nothing intercepts operators."""
+    on_current = _home(t) is kernels and t.get_device() == torch.cuda.current_device()
+    return on_current and not torch._C._are_functorch_transforms_active()
+
+
+MANY = 1 << 21
+"""Numbers of a gradient from which on its columns are summed as a product; outside of a capture four times as many, as the
+product takes the host 40 microseconds more."""
+_products = threading.local()
+"""A place for each thread that runs backward passes: `started` once it has multiplied matrices, so that cuBLAS is there."""
+
+
+def channel_sums(grad: Tensor) -> Tensor:
+    """A bias's gradient: sums over all axes but the second, in float32, rounded once."""
+    if not _sums_by_product(grad):
+        return grad.sum([0, *range(2, grad.dim())])
+    rows = grad.movedim(1, -1).flatten(0, -2)
+    sums = torch.mm(rows.new_ones(1, len(rows)), rows, out_dtype=torch.float32)[0].to(grad.dtype)
+    _products.started = True
+    return sums
+
+
+def _sums_by_product(grad: Tensor) -> bool:
+    """Return True if a product with ones sums a gradient's columns: PyTorch's own sum of long ones in 16 bits is slow on a GPU.
+
+    cuBLAS cannot start while a CUDA graph is captured: so a thread's first product is made as soon as there are MANY numbers.
+    """
+    if not grad.is_cuda or grad.element_size() != 2 or is_batched(grad) or plain.memory_format(grad) == torch.contiguous_format:
+        return False
+    started = getattr(_products, "started", False)
+    least = 4 * MANY if started and not is_captured(grad) else MANY
+    if type(grad) is not Tensor or torch.is_grad_enabled() or grad.numel() < least:
+        return False
+    if not started and _is_capturing():
+        return False
+    return not torch.are_deterministic_algorithms_enabled() and hasattr(torch.ops.aten.mm, "dtype")
+
+
+_sides: dict[Any, torch.cuda.Stream] = {}
+
+
+def side_by_side(grad: Tensor, first: Callable[[], Sequence[Any]], second: Callable[[], Any]) -> tuple[Any, Any]:
+    """Run both and return what they give; first: new tensors, or None for some.  The gradient's device is the current one.
+
+    While a CUDA graph is captured they are two branches of it, which the GPU may run at the same time.
+    """
+    if not is_captured(grad):
+        return first(), second()
+    main = torch.cuda.current_stream()
+    key = main.device, main.cuda_stream
+    if key not in _sides:
+        _sides[key] = torch.cuda.Stream(main.device)
+    side = _sides[key]
+    side.wait_stream(main)
+    with torch.cuda.stream(side):
+        made = first()
+    other = second()
+    main.wait_stream(side)
+    for tensor in made:
+        if tensor is not None:
+            tensor.record_stream(main)  # it was allocated for the side stream
+    return made, other
+
+
+def is_captured(grad: Tensor) -> bool:
+    """Return True while a CUDA graph is captured, of a backward pass without derivatives of its own."""
+    plain_tensor = type(grad) is Tensor and grad.is_cuda
+    return plain_tensor and not torch.is_grad_enabled() and torch.cuda.is_current_stream_capturing()
+
+
+def _is_capturing() -> bool:
+    """Return True while a CUDA graph is captured, in a PyTorch without CUDA too."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+def is_batched(grad: Tensor) -> bool:
+    """Return True for several gradients in one, of torch.autograd.grad(is_grads_batched=True): operators alone take it."""
+    return not torch.compiler.is_compiling() and torch._C._functorch.is_legacy_batchedtensor(grad)
 
 
 # ---- convolutions of no pair ----
@@ -444,6 +425,29 @@ def suits(x: Tensor, weight: Tensor) -> bool:
     if x.dtype not in (torch.float16, torch.bfloat16) or x.dtype != weight.dtype or x.shape[1] != weight.shape[1]:
         return False
     return x.dim() == 4 and plain.memory_format(x) == torch.channels_last and kernels.library_is_there()
+
+
+class _Convolution(torch.autograd.Function):
+    """A convolution whose gradients are PyTorch's operators, with derivatives that are such too."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Any, convolution: Convolution) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.are_tensors, ctx.convolution = (True, True, bias is not None), convolution
+        return plain.CONVS[x.dim() - 2](x, weight, bias, *convolution)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple:
+        (x, weight), convolution, needs = ctx.saved_tensors, ctx.convolution, wanted(ctx, ctx.are_tensors)
+        given = grads[0], x, weight, convolution, needs
+        if not torch.is_grad_enabled():
+            return *of_convolution(*given), None
+        with torch._C._ExcludeDispatchKeyGuard(AUTOCAST):
+            return *recorded(*given), None
+
+
+conv_with_derivatives = super(torch.autograd.Function, _Convolution).apply
+"""PyTorch's convolution of x, weight and bias, by a Convolution, with fast second derivatives.  Nothing intercepts operators."""
 
 
 # ---- autocast: as PyTorch's convolutions ----
