@@ -105,6 +105,113 @@ def _summed(sites: Sequence[SiteReport], summaries: Sequence[Summary]) -> Summar
     return Summary(status["rewritten"], status["rejected"], status["excluded"], *totals, **counts)
 
 
+# ---- the functions ----
+
+
+@without_accumulation
+def optimize(
+    module: nn.Module, example_inputs: Inputs = None, *, inplace: bool = False, exclude: str | Sequence[str] = ()
+) -> tuple[nn.Module, ModuleReport]:
+    """Let a module convolve on the smaller map, before nearest upsampling and behind average pooling, where that is exact.
+
+    module: not changed unless `inplace` is set.  The result has the same class, and the same parameters and buffers, as objects
+    too, under the same names: an optimizer of the original trains it, and checkpoints load both ways.  Use one of the two from
+    then on: moving one to another device or type leaves the other's buffers behind.
+    example_inputs: the arguments of a call: a tensor, a sequence of positional ones, or a mapping of keywords.  Their numbers do
+    not count.  With them the call is captured at once, for any batch; without them, by the first call.
+    exclude: a glob pattern or several of names of convolutions and poolings that stay.
+
+    Returns the module and a report with every pair: its names, `status` ("rewritten", "rejected" or "excluded"), `pattern` and
+    `reason`, as `convpool.optimize` gives them for ONNX models; `plans` has a line for each capture.  A call in another mode, as
+    in evaluation, without gradients or under autocast, is captured anew, and the report then has its pairs too.
+
+    Raises OptionError for arguments of a wrong type and inputs that forward does not take, ModelError for a module that cannot be
+    copied.
+    """
+    args, kwargs = _checked(module, example_inputs)
+    check_arguments(exclude=exclude)
+    options = options_for(exclude=exclude or ())
+    found = module if inplace else _copied(module)
+    calls = Calls(found, options)
+    if not _left_alone(found, calls.report):
+        if example_inputs is not None:
+            calls.look(args, kwargs)
+        calls.start()
+    return found, calls.report
+
+
+def explain(module: nn.Module, *inputs: Any, **keywords: Any) -> ModuleReport:
+    """The report that `optimize` gives for a call with these inputs; the module stays as it is.
+
+    Without inputs, of an optimized module: what its calls so far were captured as.
+    """
+    calls = module.__dict__.get(_NAME) if isinstance(module, nn.Module) else None
+    if calls is not None and not inputs and not keywords:
+        return calls.report
+    _checked(module, () if keywords else inputs)
+    looking = Calls(module, calls.options if calls is not None else OptimizeOptions())
+    if not _left_alone(module, looking.report):
+        looking.look(inputs, keywords)
+    return looking.report
+
+
+def export_onnx(module: torch.nn.Module, args: tuple, path: str | os.PathLike[str] | None = None, **options: Any) -> ModelProto:
+    """A module as an ONNX model with convpool's operator (docs/operator.md) and the functions that define it.
+
+    torch.export and torch.onnx.export see PyTorch's own operators of an optimized module and of ConvAvgPool layers: the
+    convolution, then the pooling.  Here the rules rewrite the exported model, as `convpool optimize` does by default: pairs of
+    few channels may become one convolution.
+
+    args: of a call, the example inputs of `optimize`.  path: where the model is written; its weights are inside, so that it is
+    below 2 GB.  options: of torch.onnx.export with dynamo=True, which needs onnxscript.
+    Returns the model.  Raises what torch.onnx.export raises.
+    """
+    program: Any = torch.onnx.export(module, args, dynamo=True, **options)
+    asked = getattr(module.__dict__.get(_NAME), "options", OptimizeOptions())
+    model: ModelProto = rewrite(load(program.model_proto), replace(asked)).model
+    onnx.checker.check_model(model)
+    if path is not None:
+        onnx.save(model, os.fspath(path))
+    return model
+
+
+def _left_alone(module: nn.Module, report: ModuleReport) -> bool:
+    """True where a module's calls cannot be captured; the report then says why."""
+    if isinstance(module, torch.jit.ScriptModule):
+        why = "a ScriptModule; got TorchScript, expected a module in Python"
+    elif isinstance(module, torch._dynamo.OptimizedModule):
+        why = "a module that torch.compile has made; pass its backend instead: torch.compile(module, backend='convpool')"
+    else:
+        return False
+    report.hints[:], report.warnings[:] = [], [f"{why}: the module stays as it is"]
+    return True
+
+
+def _checked(module: Any, example: Inputs) -> tuple[tuple, dict[str, Any]]:
+    """The arguments of a call; OptionError for what is none."""
+    if not isinstance(module, nn.Module):
+        raise OptionError(f"module: got {type(module).__name__}, expected a torch.nn.Module")
+    if isinstance(example, Mapping):
+        return (), dict(example)
+    args = (example,) if isinstance(example, Tensor) else () if example is None else example
+    if not isinstance(args, (tuple, list)):
+        raise OptionError(f"example_inputs: got {type(example).__name__}, expected a tensor, a sequence or a mapping")
+    if args and all(type(arg) is int for arg in args):
+        raise OptionError(f"example_inputs: got the numbers {args}, expected tensors; for a shape, pass torch.randn{args}")
+    return tuple(args), {}
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    """The modules again, with the same tensors in them."""
+    held = [*module.parameters(), *module.buffers()]
+    held += [value for m in module.modules() for value in m.__dict__.values() if isinstance(value, Tensor)]
+    held += [p.grad for p in module.parameters() if p.grad is not None]
+    try:
+        return copy.deepcopy(module, {id(tensor): tensor for tensor in held})
+    except Exception as error:  # whatever the module holds
+        raise ModelError(f"module: cannot be copied: {error}; pass inplace=True") from error
+
+
 # ---- the calls of a module ----
 
 
@@ -285,110 +392,3 @@ def _with_open_batch(args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[s
             made[id(leaf)] = alias = leaf.detach().requires_grad_(leaf.requires_grad)
             torch._dynamo.maybe_mark_dynamic(alias, 0)
     return pytree.tree_unflatten([made.get(id(leaf), leaf) for leaf in leaves], spec)
-
-
-# ---- the functions ----
-
-
-@without_accumulation
-def optimize(
-    module: nn.Module, example_inputs: Inputs = None, *, inplace: bool = False, exclude: str | Sequence[str] = ()
-) -> tuple[nn.Module, ModuleReport]:
-    """Let a module convolve on the smaller map, before nearest upsampling and behind average pooling, where that is exact.
-
-    module: not changed unless `inplace` is set.  The result has the same class, and the same parameters and buffers, as objects
-    too, under the same names: an optimizer of the original trains it, and checkpoints load both ways.  Use one of the two from
-    then on: moving one to another device or type leaves the other's buffers behind.
-    example_inputs: the arguments of a call: a tensor, a sequence of positional ones, or a mapping of keywords.  Their numbers do
-    not count.  With them the call is captured at once, for any batch; without them, by the first call.
-    exclude: a glob pattern or several of names of convolutions and poolings that stay.
-
-    Returns the module and a report with every pair: its names, `status` ("rewritten", "rejected" or "excluded"), `pattern` and
-    `reason`, as `convpool.optimize` gives them for ONNX models; `plans` has a line for each capture.  A call in another mode, as
-    in evaluation, without gradients or under autocast, is captured anew, and the report then has its pairs too.
-
-    Raises OptionError for arguments of a wrong type and inputs that forward does not take, ModelError for a module that cannot be
-    copied.
-    """
-    args, kwargs = _checked(module, example_inputs)
-    check_arguments(exclude=exclude)
-    options = options_for(exclude=exclude or ())
-    found = module if inplace else _copied(module)
-    calls = Calls(found, options)
-    if not _left_alone(found, calls.report):
-        if example_inputs is not None:
-            calls.look(args, kwargs)
-        calls.start()
-    return found, calls.report
-
-
-def explain(module: nn.Module, *inputs: Any, **keywords: Any) -> ModuleReport:
-    """The report that `optimize` gives for a call with these inputs; the module stays as it is.
-
-    Without inputs, of an optimized module: what its calls so far were captured as.
-    """
-    calls = module.__dict__.get(_NAME) if isinstance(module, nn.Module) else None
-    if calls is not None and not inputs and not keywords:
-        return calls.report
-    _checked(module, () if keywords else inputs)
-    looking = Calls(module, calls.options if calls is not None else OptimizeOptions())
-    if not _left_alone(module, looking.report):
-        looking.look(inputs, keywords)
-    return looking.report
-
-
-def export_onnx(module: torch.nn.Module, args: tuple, path: str | os.PathLike[str] | None = None, **options: Any) -> ModelProto:
-    """A module as an ONNX model with convpool's operator (docs/operator.md) and the functions that define it.
-
-    torch.export and torch.onnx.export see PyTorch's own operators of an optimized module and of ConvAvgPool layers: the
-    convolution, then the pooling.  Here the rules rewrite the exported model, as `convpool optimize` does by default: pairs of
-    few channels may become one convolution.
-
-    args: of a call, the example inputs of `optimize`.  path: where the model is written; its weights are inside, so that it is
-    below 2 GB.  options: of torch.onnx.export with dynamo=True, which needs onnxscript.
-    Returns the model.  Raises what torch.onnx.export raises.
-    """
-    program: Any = torch.onnx.export(module, args, dynamo=True, **options)
-    asked = getattr(module.__dict__.get(_NAME), "options", OptimizeOptions())
-    model: ModelProto = rewrite(load(program.model_proto), replace(asked)).model
-    onnx.checker.check_model(model)
-    if path is not None:
-        onnx.save(model, os.fspath(path))
-    return model
-
-
-def _left_alone(module: nn.Module, report: ModuleReport) -> bool:
-    """True where a module's calls cannot be captured; the report then says why."""
-    if isinstance(module, torch.jit.ScriptModule):
-        why = "a ScriptModule; got TorchScript, expected a module in Python"
-    elif isinstance(module, torch._dynamo.OptimizedModule):
-        why = "a module that torch.compile has made; pass its backend instead: torch.compile(module, backend='convpool')"
-    else:
-        return False
-    report.hints[:], report.warnings[:] = [], [f"{why}: the module stays as it is"]
-    return True
-
-
-def _checked(module: Any, example: Inputs) -> tuple[tuple, dict[str, Any]]:
-    """The arguments of a call; OptionError for what is none."""
-    if not isinstance(module, nn.Module):
-        raise OptionError(f"module: got {type(module).__name__}, expected a torch.nn.Module")
-    if isinstance(example, Mapping):
-        return (), dict(example)
-    args = (example,) if isinstance(example, Tensor) else () if example is None else example
-    if not isinstance(args, (tuple, list)):
-        raise OptionError(f"example_inputs: got {type(example).__name__}, expected a tensor, a sequence or a mapping")
-    if args and all(type(arg) is int for arg in args):
-        raise OptionError(f"example_inputs: got the numbers {args}, expected tensors; for a shape, pass torch.randn{args}")
-    return tuple(args), {}
-
-
-def _copied(module: nn.Module) -> nn.Module:
-    """The modules again, with the same tensors in them."""
-    held = [*module.parameters(), *module.buffers()]
-    held += [value for m in module.modules() for value in m.__dict__.values() if isinstance(value, Tensor)]
-    held += [p.grad for p in module.parameters() if p.grad is not None]
-    try:
-        return copy.deepcopy(module, {id(tensor): tensor for tensor in held})
-    except Exception as error:  # whatever the module holds
-        raise ModelError(f"module: cannot be copied: {error}; pass inplace=True") from error
