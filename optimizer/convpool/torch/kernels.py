@@ -35,7 +35,6 @@ _NAMES = ("pool_kernel_shape", "pool_strides", "pool_pads", "pool_dilations", "s
 _TENSORS_BYTES = library.PACK_TENSORS.__self__.size  # type: ignore[attr-defined]
 raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
-
 Tensors = tuple[Tensor, Tensor, Any]
 """x, weight, bias."""
 _fp32_precision: Any = getattr(torch._C, "_get_fp32_precision_getter", None)  # what the attribute asks, in half the time
@@ -45,11 +44,30 @@ _boxes: dict[Any, Callable | None] = {}
 _weight_gradients: dict[Any, Callable | None] = {}
 
 
-def _keep(calls: dict, key: Any, made: Any) -> Any:
-    """Return what was made for a kind of call, and keep it."""
-    if len(calls) < KEPT:
-        calls[key] = made
-    return made
+# ---- plans ----
+
+
+def pooled_conv(*inputs: Any) -> Tensor:
+    """`plain.pooled_conv` by one plan of the library; where it has none, by its box mean and PyTorch's convolution."""
+    y = by_plan(inputs[:3], frozen(inputs[3:]))
+    return plain.pooled_conv(*inputs, mean=box_mean) if y is None else y
+
+
+def frozen(geometry: Sequence[Any]) -> tuple:
+    """The operator's arguments behind the tensors, hashable."""
+    return (*map(tuple, geometry[:7]), *geometry[7:])
+
+
+def by_plan(tensors: Sequence[Any], geometry: tuple) -> Tensor | None:
+    """A call by one plan of the library on x's device, or None; geometry as `find` takes it."""
+    if not library_is_there():
+        return None
+    device = tensors[0].get_device()
+    if device != current_device():
+        with torch.cuda.device(device):
+            return by_plan(tensors, geometry)
+    call = find(geometry, *tensors)
+    return None if call is None else call(*tensors)
 
 
 @functools.cache
@@ -62,7 +80,27 @@ def library_is_there() -> bool:
     return True
 
 
-# ---- plans ----
+def find(geometry: tuple, x: Tensor, weight: Tensor, bias: Any) -> Call | None:
+    """The call for these tensors, planned; None where the library has no kernel on tensor cores for it.
+
+    geometry: the operator's arguments behind the tensors, as tuples; of an upsampled convolution the factors and the pads.  x's
+    device is the current one.
+    """
+    of_bias = bias is None or (bias.shape, bias.stride(), bias.dtype, bias.device)
+    of_weight, casts = (weight.shape, weight.stride(), weight.dtype, weight.device), x.dtype == torch.float32 and allows_tf32()
+    key = (x.shape, x.stride(), x.dtype, x.device, of_weight, of_bias, geometry, casts)
+    call = _calls.get(key, _NEW)
+    if call is _NEW:
+        made = Call((x, weight, bias), geometry) if x.dtype in NAMES and _fits((x, weight, bias), geometry) else None
+        call = _keep(_calls, key, made if made is not None and made.plan.tactic.family != "generic" else None)
+    return call
+
+
+def _keep(calls: dict, key: Any, made: Any) -> Any:
+    """Return what was made for a kind of call, and keep it."""
+    if len(calls) < KEPT:
+        calls[key] = made
+    return made
 
 
 def allows_tf32() -> bool:
@@ -84,42 +122,6 @@ def _fits(tensors: Tensors, geometry: tuple) -> bool:
         return max(geometry[0]) <= MAX_UPSAMPLE
     sizes = plain.pooled_size(x.shape[2:], *geometry[:4])
     return min(plain.pooled_size(sizes, weight.shape[2:], *geometry[4:7])) > 0
-
-
-def problem_of(tensors: Tensors, geometry: tuple, x_last: bool, y_last: bool) -> Problem:
-    x, weight, bias = tensors
-    common: dict[str, Any] = {"n": x.shape[0], "c": x.shape[1], "m": weight.shape[0], "spatial": tuple(x.shape[2:])}
-    common |= {"kernel_shape": tuple(weight.shape[2:]), "dtype": NAMES[x.dtype], "bias": bias is not None}
-    layout, y_layout = ("channels_last" if last else "channels_first" for last in (x_last, y_last))
-    common |= {"layout": layout, "y_layout": y_layout, "allow_tf32": allows_tf32()}
-    if len(geometry) == 2:
-        return Problem(**common, pool_kernel_shape=1, upsample=geometry[0], pads=geometry[1])
-    return Problem(**common, activation="relu" if geometry[8] else None, **dict(zip(_NAMES, geometry, strict=False)))
-
-
-def _fastest(problem: Problem) -> Plan:
-    """The plan for weights that may be others in every call: what transforms them is launched each time.
-
-    Such a launch takes some 3 microseconds and writes 1 MB in another, on an H200.  The cost rule names the fastest tactic that
-    reads the weights as they are.
-    """
-    plan = Plan(problem)
-    if not plan.prepared_bytes:
-        return plan
-    allowed = plan.expected_us + 3 + plan.prepared_bytes / 2**20
-    for tactic in tactics():
-        if tactic.family != "generic" and problem.why_not(tactic) is None:
-            other = Plan(problem, tactic=tactic)
-            if not other.prepared_bytes and other.expected_us < allowed:
-                plan, allowed = other, other.expected_us
-    return plan
-
-
-def library_weight(weight: Tensor) -> Tensor:
-    """[M, kernel..., C/groups] in memory."""
-    if weight.dim() == 4:
-        return weight.contiguous(memory_format=torch.channels_last)
-    return weight.movedim(1, -1).contiguous()
 
 
 class Call:
@@ -160,41 +162,66 @@ class Call:
         return y
 
 
-def find(geometry: tuple, x: Tensor, weight: Tensor, bias: Any) -> Call | None:
-    """The call for these tensors, planned; None where the library has no kernel on tensor cores for it.
+def problem_of(tensors: Tensors, geometry: tuple, x_last: bool, y_last: bool) -> Problem:
+    x, weight, bias = tensors
+    common: dict[str, Any] = {"n": x.shape[0], "c": x.shape[1], "m": weight.shape[0], "spatial": tuple(x.shape[2:])}
+    common |= {"kernel_shape": tuple(weight.shape[2:]), "dtype": NAMES[x.dtype], "bias": bias is not None}
+    layout, y_layout = ("channels_last" if last else "channels_first" for last in (x_last, y_last))
+    common |= {"layout": layout, "y_layout": y_layout, "allow_tf32": allows_tf32()}
+    if len(geometry) == 2:
+        return Problem(**common, pool_kernel_shape=1, upsample=geometry[0], pads=geometry[1])
+    return Problem(**common, activation="relu" if geometry[8] else None, **dict(zip(_NAMES, geometry, strict=False)))
 
-    geometry: the operator's arguments behind the tensors, as tuples; of an upsampled convolution the factors and the pads.  x's
-    device is the current one.
+
+def _fastest(problem: Problem) -> Plan:
+    """The plan for weights that may be others in every call: what transforms them is launched each time.
+
+    Such a launch takes some 3 microseconds and writes 1 MB in another, on an H200.  The cost rule names the fastest tactic that
+    reads the weights as they are.
     """
-    of_bias = bias is None or (bias.shape, bias.stride(), bias.dtype, bias.device)
-    of_weight, casts = (weight.shape, weight.stride(), weight.dtype, weight.device), x.dtype == torch.float32 and allows_tf32()
-    key = (x.shape, x.stride(), x.dtype, x.device, of_weight, of_bias, geometry, casts)
-    call = _calls.get(key, _NEW)
-    if call is _NEW:
-        made = Call((x, weight, bias), geometry) if x.dtype in NAMES and _fits((x, weight, bias), geometry) else None
-        call = _keep(_calls, key, made if made is not None and made.plan.tactic.family != "generic" else None)
-    return call
+    plan = Plan(problem)
+    if not plan.prepared_bytes:
+        return plan
+    allowed = plan.expected_us + 3 + plan.prepared_bytes / 2**20
+    for tactic in tactics():
+        if tactic.family != "generic" and problem.why_not(tactic) is None:
+            other = Plan(problem, tactic=tactic)
+            if not other.prepared_bytes and other.expected_us < allowed:
+                plan, allowed = other, other.expected_us
+    return plan
 
 
-def by_plan(tensors: Sequence[Any], geometry: tuple) -> Tensor | None:
-    """A call by one plan of the library on x's device, or None; geometry as `find` takes it."""
-    if not library_is_there():
-        return None
-    device = tensors[0].get_device()
-    if device != current_device():
-        with torch.cuda.device(device):
-            return by_plan(tensors, geometry)
-    call = find(geometry, *tensors)
-    return None if call is None else call(*tensors)
-
-
-def pooled_conv(*inputs: Any) -> Tensor:
-    """`plain.pooled_conv` by one plan of the library; where it has none, by its box mean and PyTorch's convolution."""
-    y = by_plan(inputs[:3], frozen(inputs[3:]))
-    return plain.pooled_conv(*inputs, mean=box_mean) if y is None else y
+def library_weight(weight: Tensor) -> Tensor:
+    """[M, kernel..., C/groups] in memory."""
+    if weight.dim() == 4:
+        return weight.contiguous(memory_format=torch.channels_last)
+    return weight.movedim(1, -1).contiguous()
 
 
 # ---- box means, blocks and weights ----
+
+
+def box_mean(x: Tensor, *window: Numbers) -> Tensor:
+    """As `plain.box_mean`, by one kernel of the library."""
+    found = _box(False, x, x.shape[2:], window)
+    return plain.box_mean(x, *window) if found is None else found(x)
+
+
+def box_mean_adjoint(grad: Tensor, size: Numbers, *window: Numbers) -> Tensor:
+    """As `plain.box_mean_adjoint`, by one kernel of the library."""
+    found = _box(True, grad, size, window)
+    return plain.box_mean_adjoint(grad, size, *window) if found is None else found(grad)
+
+
+def _box(adjoint: bool, x: Tensor, size: Numbers, window: tuple, sums: bool = False) -> Callable | None:
+    """The call for these tensors, None where PyTorch's operators run; size: of the input of the box mean."""
+    size, window = tuple(size), tuple(map(tuple, window))
+    key = (adjoint, x.shape, x.stride(), x.dtype, size, window, sums)
+    found = _boxes.get(key, _NEW)
+    if found is _NEW:
+        runs = x.dtype in NAMES and 0 not in x.shape and library_is_there() and min(plain.pooled_size(size, *window)) > 0
+        found = _keep(_boxes, key, _boxed(adjoint, x, size, window, sums) if runs else None)
+    return found
 
 
 def _boxed(adjoint: bool, x: Any, size: Numbers, window: tuple[Numbers, ...], sums: bool) -> Callable:
@@ -218,29 +245,6 @@ def _boxed(adjoint: bool, x: Any, size: Numbers, window: tuple[Numbers, ...], su
         return out
 
     return run
-
-
-def _box(adjoint: bool, x: Tensor, size: Numbers, window: tuple, sums: bool = False) -> Callable | None:
-    """The call for these tensors, None where PyTorch's operators run; size: of the input of the box mean."""
-    size, window = tuple(size), tuple(map(tuple, window))
-    key = (adjoint, x.shape, x.stride(), x.dtype, size, window, sums)
-    found = _boxes.get(key, _NEW)
-    if found is _NEW:
-        runs = x.dtype in NAMES and 0 not in x.shape and library_is_there() and min(plain.pooled_size(size, *window)) > 0
-        found = _keep(_boxes, key, _boxed(adjoint, x, size, window, sums) if runs else None)
-    return found
-
-
-def box_mean(x: Tensor, *window: Numbers) -> Tensor:
-    """As `plain.box_mean`, by one kernel of the library."""
-    found = _box(False, x, x.shape[2:], window)
-    return plain.box_mean(x, *window) if found is None else found(x)
-
-
-def box_mean_adjoint(grad: Tensor, size: Numbers, *window: Numbers) -> Tensor:
-    """As `plain.box_mean_adjoint`, by one kernel of the library."""
-    found = _box(True, grad, size, window)
-    return plain.box_mean_adjoint(grad, size, *window) if found is None else found(grad)
 
 
 def blocks(x: Tensor, scales: Numbers, sums: bool) -> Tensor | None:
@@ -306,8 +310,3 @@ def turned(weight: Tensor, factor: float) -> Tensor | None:
     turn = training.function("turn_weights")
     library.check(turn(weight.data_ptr(), out.data_ptr(), *sizes, dtype, factor, raw_stream(weight.get_device())))
     return out
-
-
-def frozen(geometry: Sequence[Any]) -> tuple:
-    """The operator's arguments behind the tensors, hashable."""
-    return (*map(tuple, geometry[:7]), *geometry[7:])
