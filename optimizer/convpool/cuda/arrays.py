@@ -15,6 +15,83 @@ from typing import Any
 
 from convpool.errors import ArrayError
 
+Kind = tuple[tuple[int, ...], Any, "int | None"]
+"""Shape, type (a name, or PyTorch's object for it) and device: arrays of one kind are run by one plan."""
+Reading = tuple[int, Kind, int, bool]
+"""Address, kind, bytes of an element, and whether the array must not be written: a plain tuple, since every call makes some."""
+readers: dict[type, Callable[[str, Any], Reading]] = {}
+"""Readers of the types of arrays that were read before."""
+
+
+def read(name: str, array: Any) -> Reading:
+    """The array as a launch needs it; ArrayError as of `view`."""
+    cls = type(array)
+    reader = readers.get(cls)
+    if reader is None:
+        reader = readers[cls] = _ATTRIBUTE_READERS.get((cls.__module__, cls.__qualname__), _read_view)
+    return reader(name, array)
+
+
+def _read_torch(name: str, tensor: Any) -> Reading:
+    if not tensor.is_cuda or not tensor.is_contiguous() or tensor.requires_grad:
+        return _read_view(name, tensor)  # which says what is wrong
+    return tensor.data_ptr(), (tensor.shape, tensor.dtype, tensor.get_device()), tensor.element_size(), False
+
+
+def _read_cupy(name: str, array: Any) -> Reading:
+    if not array.flags.c_contiguous:
+        return _read_view(name, array)
+    return array.data.ptr, (array.shape, array.dtype.name, array.device.id), array.itemsize, False
+
+
+def _read_view(name: str, array: Any) -> Reading:
+    seen = view(name, array)
+    return seen.pointer, (seen.shape, seen.dtype, seen.device), seen.itemsize, seen.read_only
+
+
+_ATTRIBUTE_READERS = {
+    ("torch", "Tensor"): _read_torch,
+    ("torch.nn.parameter", "Parameter"): _read_torch,
+    ("cupy", "ndarray"): _read_cupy,
+}
+
+
+def address_by(array: Any) -> Callable[[Any, Kind], int | None] | None:
+    """A function faster than `read` that gives the address of a dense array of a kind, else None; None where there is none."""
+    return _ADDRESSES.get(readers[type(array)])
+
+
+def _torch_address(tensor: Any, kind: Kind) -> int | None:
+    shape, dtype, device = kind
+    if tensor.shape == shape and tensor.dtype is dtype and tensor.get_device() == device:
+        if tensor.is_contiguous() and not tensor.requires_grad:
+            return tensor.data_ptr()
+    return None
+
+
+def _cupy_address(array: Any, kind: Kind) -> int | None:
+    same = (array.shape, array.dtype.name, array.device.id) == kind and array.flags.c_contiguous
+    return array.data.ptr if same else None
+
+
+_ADDRESSES: dict[Callable[[str, Any], Reading], Callable[[Any, Kind], int | None]] = {
+    _read_torch: _torch_address,
+    _read_cupy: _cupy_address,
+}
+
+
+def nbytes(reading: Reading) -> int:
+    """The bytes that the array takes."""
+    return math.prod(reading[1][0]) * reading[2]
+
+
+def dtype_name(dtype: Any) -> str:
+    """The name of a kind's type."""
+    return str(dtype).removeprefix("torch.")
+
+
+# ---- what other arrays export ----
+
 
 @dataclass(frozen=True)
 class ArrayView:
@@ -27,6 +104,21 @@ class ArrayView:
     device: int | None
     read_only: bool
     owner: Any
+
+
+def view(name: str, array: Any) -> ArrayView:
+    """The array as a view; ArrayError if it is none, not on a GPU, or not contiguous."""
+    if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
+        kind = array.__dlpack_device__()[0]
+        if int(kind) not in _CUDA_DEVICES:
+            raise ArrayError(f"{name}: not in GPU memory; got DLPack device type {int(kind)}, expected CUDA; copy it there")
+        return _dlpack(name, array)
+    if hasattr(array, "__cuda_array_interface__"):
+        return _cuda_array_interface(name, array)
+    raise ArrayError(
+        f"{name}: no GPU array; got {type(array).__module__}.{type(array).__qualname__}, expected DLPack or "
+        "__cuda_array_interface__ (pycuda, CuPy, PyTorch)"
+    )
 
 
 class _DLDevice(ctypes.Structure):
@@ -63,20 +155,6 @@ _NO_SYNC = -1  # the stream argument with which a producer waits for nothing
 _OF_CAPSULE = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
 
 
-def _check_dense(name: str, shape: tuple[int, ...], strides: tuple[int, ...] | None, unit: int) -> None:
-    """strides, that of neighbours being `unit`, or None for C order."""
-    if strides is None or 0 in shape:
-        return
-    expected = unit
-    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if size != 1 and stride != expected:
-            raise ArrayError(
-                f"{name}: not contiguous; got strides {strides} for shape {shape}, expected C order in the layout "
-                "given; make a contiguous copy or name the other layout"
-            )
-        expected *= size
-
-
 def _dlpack(name: str, array: Any) -> ArrayView:
     try:
         capsule = array.__dlpack__(stream=_NO_SYNC)
@@ -107,96 +185,18 @@ def _cuda_array_interface(name: str, array: Any) -> ArrayView:
     return ArrayView(pointer, shape, dtype, itemsize, None, read_only, array)
 
 
-def view(name: str, array: Any) -> ArrayView:
-    """The array as a view; ArrayError if it is none, not on a GPU, or not contiguous."""
-    if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
-        kind = array.__dlpack_device__()[0]
-        if int(kind) not in _CUDA_DEVICES:
-            raise ArrayError(f"{name}: not in GPU memory; got DLPack device type {int(kind)}, expected CUDA; copy it there")
-        return _dlpack(name, array)
-    if hasattr(array, "__cuda_array_interface__"):
-        return _cuda_array_interface(name, array)
-    raise ArrayError(
-        f"{name}: no GPU array; got {type(array).__module__}.{type(array).__qualname__}, expected DLPack or "
-        "__cuda_array_interface__ (pycuda, CuPy, PyTorch)"
-    )
-
-
-# ---- what a launch reads of an array: plain tuples, since it does so in every call ----
-
-Kind = tuple[tuple[int, ...], Any, "int | None"]
-"""Shape, type (a name, or PyTorch's object for it) and device: arrays of one kind are run by one plan."""
-Reading = tuple[int, Kind, int, bool]
-"""Address, kind, bytes of an element, and whether the array must not be written."""
-
-
-def _read_view(name: str, array: Any) -> Reading:
-    seen = view(name, array)
-    return seen.pointer, (seen.shape, seen.dtype, seen.device), seen.itemsize, seen.read_only
-
-
-def _read_torch(name: str, tensor: Any) -> Reading:
-    if not tensor.is_cuda or not tensor.is_contiguous() or tensor.requires_grad:
-        return _read_view(name, tensor)  # which says what is wrong
-    return tensor.data_ptr(), (tensor.shape, tensor.dtype, tensor.get_device()), tensor.element_size(), False
-
-
-def _read_cupy(name: str, array: Any) -> Reading:
-    if not array.flags.c_contiguous:
-        return _read_view(name, array)
-    return array.data.ptr, (array.shape, array.dtype.name, array.device.id), array.itemsize, False
-
-
-_ATTRIBUTE_READERS = {
-    ("torch", "Tensor"): _read_torch,
-    ("torch.nn.parameter", "Parameter"): _read_torch,
-    ("cupy", "ndarray"): _read_cupy,
-}
-readers: dict[type, Callable[[str, Any], Reading]] = {}
-"""Readers of the types of arrays that were read before."""
-
-
-def read(name: str, array: Any) -> Reading:
-    """The array as a launch needs it; ArrayError as of `view`."""
-    kind = type(array)
-    reader = readers.get(kind)
-    if reader is None:
-        reader = readers[kind] = _ATTRIBUTE_READERS.get((kind.__module__, kind.__qualname__), _read_view)
-    return reader(name, array)
-
-
-def _torch_address(tensor: Any, kind: Kind) -> int | None:
-    shape, dtype, device = kind
-    if tensor.shape == shape and tensor.dtype is dtype and tensor.get_device() == device:
-        if tensor.is_contiguous() and not tensor.requires_grad:
-            return tensor.data_ptr()
-    return None
-
-
-def _cupy_address(array: Any, kind: Kind) -> int | None:
-    same = (array.shape, array.dtype.name, array.device.id) == kind and array.flags.c_contiguous
-    return array.data.ptr if same else None
-
-
-_ADDRESSES: dict[Callable[[str, Any], Reading], Callable[[Any, Kind], int | None]] = {
-    _read_torch: _torch_address,
-    _read_cupy: _cupy_address,
-}
-
-
-def address_by(array: Any) -> Callable[[Any, Kind], int | None] | None:
-    """A function faster than `read` that gives the address of a dense array of a kind, else None; None where there is none."""
-    return _ADDRESSES.get(readers[type(array)])
-
-
-def nbytes(reading: Reading) -> int:
-    """The bytes that the array takes."""
-    return math.prod(reading[1][0]) * reading[2]
-
-
-def dtype_name(dtype: Any) -> str:
-    """The name of a kind's type."""
-    return str(dtype).removeprefix("torch.")
+def _check_dense(name: str, shape: tuple[int, ...], strides: tuple[int, ...] | None, unit: int) -> None:
+    """strides, that of neighbours being `unit`, or None for C order."""
+    if strides is None or 0 in shape:
+        return
+    expected = unit
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size != 1 and stride != expected:
+            raise ArrayError(
+                f"{name}: not contiguous; got strides {strides} for shape {shape}, expected C order in the layout "
+                "given; make a contiguous copy or name the other layout"
+            )
+        expected *= size
 
 
 # ---- streams and new arrays ----
@@ -229,10 +229,18 @@ Allocator = Callable[[Any, int], tuple[Any, int]]
 """A new array and its address, from an array on the device and a cudaStream_t."""
 
 
+def allocator(library: str, shape: tuple[int, ...], dtype: str) -> Allocator | None:
+    """Return a maker of uninitialised arrays of that library, shape and type; None if not known.  Memory of PyTorch and CuPy is
+    that of the stream, where nothing before the work still uses it.  PyTorch's is recorded as used by its current stream too, so
+    that it is not handed out again before the work there is done."""
+    makers = {"pycuda": _pycuda_allocator, "cupy": _cupy_allocator, "torch": _torch_allocator}
+    return makers[library](shape, dtype) if library in makers else None
+
+
 def _pycuda_allocator(shape: tuple[int, ...], dtype: str) -> Allocator:
     gpuarray, element = sys.modules["pycuda.gpuarray"], _numpy_type(dtype)
 
-    def allocate(like: Any, handle: int) -> tuple[Any, int]:
+    def allocate(like: Any, stream: int) -> tuple[Any, int]:
         made = gpuarray.empty(shape, element)
         return made, int(made.gpudata)
 
@@ -242,8 +250,8 @@ def _pycuda_allocator(shape: tuple[int, ...], dtype: str) -> Allocator:
 def _cupy_allocator(shape: tuple[int, ...], dtype: str) -> Allocator:
     cupy, element = sys.modules["cupy"], _numpy_type(dtype)
 
-    def allocate(like: Any, handle: int) -> tuple[Any, int]:
-        with like.device, cupy.cuda.ExternalStream(handle):
+    def allocate(like: Any, stream: int) -> tuple[Any, int]:
+        with like.device, cupy.cuda.ExternalStream(stream):
             made = cupy.empty(shape, element)
         return made, made.data.ptr
 
@@ -252,15 +260,15 @@ def _cupy_allocator(shape: tuple[int, ...], dtype: str) -> Allocator:
 
 def _torch_allocator(shape: tuple[int, ...], dtype: str) -> Allocator:
     torch = sys.modules["torch"]
-    element, current_handle = getattr(torch, dtype), torch._C._cuda_getCurrentRawStream  # 10 times as fast as current_stream()
+    element, current_stream = getattr(torch, dtype), torch._C._cuda_getCurrentRawStream  # 10 times as fast as current_stream()
 
-    def allocate(like: Any, handle: int) -> tuple[Any, int]:
-        if current_handle(like.get_device()) == handle:
+    def allocate(like: Any, stream: int) -> tuple[Any, int]:
+        if current_stream(like.get_device()) == stream:
             made = like.new_empty(shape, dtype=element)
             return made, made.data_ptr()
         current = torch.cuda.current_stream(like.device)
-        if handle:
-            used = torch.cuda.ExternalStream(handle, device=like.device)
+        if stream:
+            used = torch.cuda.ExternalStream(stream, device=like.device)
         else:  # of which ExternalStream would make a new stream
             used = torch.cuda.default_stream(like.device)
         with torch.cuda.stream(used):
@@ -277,11 +285,3 @@ def _numpy_type(dtype: str) -> Any:
 
         return getattr(ml_dtypes, dtype)
     return dtype
-
-
-def allocator(library: str, shape: tuple[int, ...], dtype: str) -> Allocator | None:
-    """Return a maker of uninitialised arrays of that library, shape and type; None if not known.  Memory of PyTorch and CuPy is
-    that of the stream, where nothing before the work still uses it.  PyTorch's is recorded as used by its current stream too, so
-    that it is not handed out again before the work there is done."""
-    makers = {"pycuda": _pycuda_allocator, "cupy": _cupy_allocator, "torch": _torch_allocator}
-    return makers[library](shape, dtype) if library in makers else None

@@ -134,19 +134,19 @@ def conv_avg_pool(
     convolution = strides, pads, dilations, group
     activations = activation, alpha, beta, prologue_activation, prologue_alpha
     options = (*pooling, *convolution, *activations, layout, y_layout, allow_tf32, accumulation, tactic)  # as in _OPTIONS
-    handle = 0 if stream is None else arrays.stream_handle(stream)
+    stream = 0 if stream is None else arrays.stream_handle(stream)
     call = _Call(operands, options, workspace, weights_prepared)
     planned = _plan(call)
     pointers = call.pointers
     if out is None:
-        out, pointers[_OUT] = planned.make_out(x, handle)
+        out, pointers[_OUT] = planned.make_out(x, stream)
     space, space_bytes = (call.space[0], call.space_bytes) if call.space is not None else (0, 0)
     if planned.plan.workspace_bytes > space_bytes:
         space_bytes = planned.plan.workspace_bytes
-        workspace, space = planned.make_workspace(x, handle)
+        workspace, space = planned.make_workspace(x, stream)
     flags = library.WEIGHTS_PREPARED if weights_prepared else 0
     try:
-        planned.plan.launch_raw(pointers, space, space_bytes, handle, flags)
+        planned.plan.launch_raw(pointers, space, space_bytes, stream, flags)
     except ProblemError:
         _expect_current_device(call.kinds[_X][2], library.current_ordinal())  # which says it in other words than the library
         raise
