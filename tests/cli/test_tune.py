@@ -13,7 +13,7 @@ import convpool
 from convpool.algebra.parts import OPERATORS
 from convpool.cli import tune
 from convpool.cli.group import run
-from convpool.cuda.plan import expected_kinds
+from convpool.cuda.plan import shapes_and_types
 from convpool.ir import schema
 from models import generators
 from models.digits import MODEL_PATH
@@ -60,7 +60,7 @@ def test_scale_and_shift_have_the_nodes_shape(op_type, tmp_path):
     onnx.save(node.model(), tmp_path / "model.onnx")
     (problem,) = tune.problems_of(str(tmp_path / "model.onnx"), {}, "fp16").values()
     shape = {"Mod": (node.batch, node.channels), "Aff": (node.channels,)}.get(op_type[:3])
-    assert shape is None or expected_kinds(problem)["scale"][0] == expected_kinds(problem)["shift"][0] == shape
+    assert shape is None or shapes_and_types(problem)["scale"][0] == shapes_and_types(problem)["shift"][0] == shape
     assert problem.struct.prologue_affine == OPERATORS[op_type].affine_number
 
 

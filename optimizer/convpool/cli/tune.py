@@ -172,7 +172,7 @@ def _measuring() -> Callable[[Any], tuple[Any, float]]:
     except ImportError as error:
         raise ConvpoolError(f"tune: PyTorch cannot be imported; got {error}, expected PyTorch and an NVIDIA GPU") from error
     from convpool.cuda import CudaError, Plan, UnsupportedError, tactics
-    from convpool.cuda.plan import expected_kinds
+    from convpool.cuda.plan import shapes_and_types
     from convpool.cuda.timing import GraphTimer, input_sets
 
     if not torch.cuda.is_available():
@@ -195,7 +195,7 @@ def _measuring() -> Callable[[Any], tuple[Any, float]]:
         wanted |= dict.fromkeys(("scale", "shift"), bool(problem.prologue_affine))
         tensors = {
             name: torch.randn(shape, device="cuda").to(getattr(torch, dtype))
-            for name, (shape, dtype) in expected_kinds(problem).items()
+            for name, (shape, dtype) in shapes_and_types(problem).items()
             if wanted.get(name, True)
         }
         count = input_sets(tensors["x"].nbytes, timer.l2_bytes)

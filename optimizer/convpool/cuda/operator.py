@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from convpool.cuda import arrays, library
-from convpool.cuda.plan import OPERANDS, Plan, expected_kinds
+from convpool.cuda.plan import OPERANDS, Plan, shapes_and_types
 from convpool.cuda.problem import Problem, Tactic, channels_last
 from convpool.errors import ArrayError, ProblemError
 
@@ -261,7 +261,7 @@ def _check_call(call: _Call) -> Problem:
     x, known = call.operands[_X], arrays.maker(call.operands[_X])
     if call.kinds[_OUT] is None and not known:
         raise ArrayError(f"out: missing; got None, expected an array, since {type(x).__name__} is of no known library")
-    expected = expected_kinds(problem)
+    expected = shapes_and_types(problem)
     like = ", the type of out" if problem.dtypes[1] in library.EIGHT_BIT else ", the type of w"
     for name, kind in zip(_NAMES, call.kinds, strict=True):
         if kind is None:

@@ -22,7 +22,7 @@ _WRITTEN = ("y", "workspace", "prepared")
 _TENSORS_BYTES = ctypes.sizeof(library.TensorsStruct)
 
 
-def expected_kinds(p: Problem) -> dict[str, tuple[tuple[int, ...], str]]:
+def shapes_and_types(p: Problem) -> dict[str, tuple[tuple[int, ...], str]]:
     """Shape and type of every tensor, whether the problem has it or not."""
     x, w, y = p.dtypes
     factors = (p.n, p.c) if p.prologue_affine == 2 else (p.c,)
@@ -110,9 +110,9 @@ class Plan:
         self.prepared_bytes: int = info.prepared_bytes
         self.device: int = info.device
         self.y_shape = problem.y_shape
-        self._kinds = expected_kinds(problem)
+        self._expected = shapes_and_types(problem)
         self._accepted: dict[str, _Accepted] = {}
-        found = {name: getattr(info, f"{name}_alignment") for name in self._kinds}
+        found = {name: getattr(info, f"{name}_alignment") for name in self._expected}
         self.alignments: dict[str, int] = {name: size for name, size in found.items() if size}
 
     def __repr__(self) -> str:
@@ -196,7 +196,7 @@ class Plan:
                 return address, accepted.nbytes
         reading = arrays.read(name, array)
         pointer, kind, _, read_only = reading
-        shape, dtype = self._kinds.get(name, (kind[0], arrays.dtype_name(kind[1])))
+        shape, dtype = self._expected.get(name, (kind[0], arrays.dtype_name(kind[1])))
         if kind[0] != shape:
             raise ArrayError(f"{name}: wrong shape; got {tuple(kind[0])}, expected {shape}")
         if arrays.dtype_name(kind[1]) != dtype:
