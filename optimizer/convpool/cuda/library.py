@@ -118,6 +118,7 @@ class TensorsStruct(ctypes.Structure):
 
 PACK_TENSORS = struct.Struct("@IIPPPPPPNPPPNP").pack
 """The fields of convpool_tensors in their order, as bytes: faster than a TensorsStruct."""
+TENSORS_BYTES = ctypes.sizeof(TensorsStruct)
 
 
 class TacticStruct(ctypes.Structure):

@@ -19,7 +19,6 @@ from convpool.errors import ArrayError
 _HOW_CHOSEN = {0: "named", 1: "measured", 2: "rule"}
 OPERANDS = ("x", "w", "b", "residual", "scale", "shift", "w_scale", "y")
 _WRITTEN = ("y", "workspace", "prepared")
-_TENSORS_BYTES = ctypes.sizeof(library.TensorsStruct)
 
 
 def shapes_and_types(p: Problem) -> dict[str, tuple[tuple[int, ...], str]]:
@@ -183,8 +182,8 @@ class Plan:
     ) -> None:
         """`launch` of the addresses of x, w, b, residual, scale, shift, w_scale and y, 0 for what the problem does not have."""
         x, w, b, residual, scale, shift, w_scale, y = operands
-        memory, kept = (workspace, workspace_bytes, scale, shift), (prepared, prepared_bytes)
-        tensors = library.PACK_TENSORS(_TENSORS_BYTES, flags, x, w, b, residual, y, *memory, *kept, w_scale)
+        memory = workspace, workspace_bytes, scale, shift, prepared, prepared_bytes  # as they stand in convpool_tensors
+        tensors = library.PACK_TENSORS(library.TENSORS_BYTES, flags, x, w, b, residual, y, *memory, w_scale)
         library.check(self._launch(self._handle, tensors, stream))
 
     def _read(self, name: str, array: Any) -> tuple[int, int]:

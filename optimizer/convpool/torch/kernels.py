@@ -32,7 +32,6 @@ from convpool.torch.plain import Numbers
 KEPT = 4096
 NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
 _NAMES = ("pool_kernel_shape", "pool_strides", "pool_pads", "pool_dilations", "strides", "pads", "dilations", "group")
-_TENSORS_BYTES = library.PACK_TENSORS.__self__.size  # type: ignore[attr-defined]
 raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
 Tensors = tuple[Tensor, Tensor, Any]
@@ -153,12 +152,12 @@ class Call:
             x, weight, bias = (t.clone() if t is not None and t.data_ptr() & 15 else t for t in (x, weight, bias))
             x_at, w_at, b_at = x.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr()
         y = torch.empty_strided(self.y_shape, self.y_strides, dtype=x.dtype, device=self.device)
-        space_at = 0
+        s_at = 0
         if self.space:
             space = torch.empty(self.space, dtype=torch.uint8, device=self.device)
-            space_at = space.data_ptr()
-        packed = library.PACK_TENSORS(_TENSORS_BYTES, 0, x_at, w_at, b_at, 0, y.data_ptr(), space_at, self.space, 0, 0, 0, 0, 0)
-        library.check(self.launch(self.handle, packed, raw_stream(self.device.index)))
+            s_at = space.data_ptr()
+        given = library.PACK_TENSORS(library.TENSORS_BYTES, 0, x_at, w_at, b_at, 0, y.data_ptr(), s_at, self.space, 0, 0, 0, 0, 0)
+        library.check(self.launch(self.handle, given, raw_stream(self.device.index)))
         return y
 
 
