@@ -161,7 +161,7 @@ private:
         const convpool_problem problem = core_.problem(tensors);
         core_.check_run(tensors, problem);
         Request request{tactic_, core_.op().normalizes() && problem.n > 0 ? least_workspace_bytes(problem) : 0};
-        if (tactic_ != 0 && problem.n > 0 && runs(problem, tactic_, device_size()))  // else another runs in its place
+        if (tactic_ != 0 && problem.n > 0 && can_run(problem, tactic_, device_size()))  // else another runs in its place
             request.workspace = workspace_bytes(problem, tactic_, device_size());
         return launcher_.keep(tensors, problem, request, core_.constant_weights());
     }

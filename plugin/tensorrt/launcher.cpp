@@ -136,7 +136,7 @@ bool has_tactic(int32_t id) {
     return std::any_of(all.begin(), all.end(), [&](const convpool_tactic_info &info) { return info.id == id; });
 }
 
-bool runs(const convpool_problem &problem, int32_t tactic, const DeviceSize &device) {
+bool can_run(const convpool_problem &problem, int32_t tactic, const DeviceSize &device) {
     const convpool_status status = convpool_supports(&problem, tactic, device.cc, device.shared_bytes);
     if (status != CONVPOOL_UNSUPPORTED) check_status(status);
     return status == CONVPOOL_OK;
@@ -145,7 +145,7 @@ bool runs(const convpool_problem &problem, int32_t tactic, const DeviceSize &dev
 std::vector<int32_t> tactics_for(const std::vector<convpool_problem> &problems, const DeviceSize &device) {
     std::vector<int32_t> ids;
     for (const convpool_tactic_info &info : all_tactics())
-        if (std::all_of(problems.begin(), problems.end(), [&](const auto &p) { return runs(p, info.id, device); }))
+        if (std::all_of(problems.begin(), problems.end(), [&](const auto &p) { return can_run(p, info.id, device); }))
             ids.push_back(info.id);
     return ids;
 }

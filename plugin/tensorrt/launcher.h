@@ -63,7 +63,7 @@ size_t workspace_bytes(const convpool_problem &problem, int32_t tactic, const De
 size_t least_workspace_bytes(const convpool_problem &problem);
 // True where this library has a tactic of this id.
 bool has_tactic(int32_t id);
-bool runs(const convpool_problem &problem, int32_t tactic, const DeviceSize &device);
+bool can_run(const convpool_problem &problem, int32_t tactic, const DeviceSize &device);
 // Ids of the tactics that can run every one of the problems on the device.
 std::vector<int32_t> tactics_for(const std::vector<convpool_problem> &problems, const DeviceSize &device);
 // The most bytes that any of them needs for `problem`.

@@ -19,7 +19,7 @@ convpool_status misaligned(const Tactic &tactic, const char *what, const std::st
                 tactic.name + ": address of " + what + "; got " + got + ", expected a multiple of 16; use generic or tactic 0");
 }
 
-cudaError_t load(const Plan &plan) {
+cudaError_t load_kernels(const Plan &plan) {
     const cudaError_t error = plan.workspace.statistics_bytes > 0 ? statistics::load(plan.problem) : cudaSuccess;
     return error == cudaSuccess ? plan.load() : error;
 }
@@ -60,7 +60,7 @@ convpool_status create_plan(const Problem &problem, const PlanRequest &request, 
         plan->work = std::move(choice.plan);
         plan->chosen_by = choice.measured ? CONVPOOL_CHOSEN_BY_MEASUREMENT : CONVPOOL_CHOSEN_BY_RULE;
     }
-    error = load(*plan->work);
+    error = load_kernels(*plan->work);
     if (error != cudaSuccess) return cuda_status(plan->work->tactic.name.c_str(), error);
     plan->context = current_context();
     log_plan(*plan->work, plan->chosen_by);
@@ -121,7 +121,7 @@ convpool_status enter_context(convpool_plan &plan) {
     if (ordinal != plan.ordinal)
         return invalid(plan.work->tactic.name + ": current device", ordinal,
                        "the plan's, " + std::to_string(plan.ordinal) + "; make a plan for each device");
-    error = load(*plan.work);
+    error = load_kernels(*plan.work);
     if (error != cudaSuccess) return cuda_status(plan.work->tactic.name.c_str(), error);
     plan.context.store(current_context(), std::memory_order_release);
     return CONVPOOL_OK;

@@ -24,7 +24,7 @@ DirectRsShared shared_of(const Row &row) {
 }
 
 SubtileShape shape_of(const Row &row, const DirectRsShared &shared) {
-    const Tile &t = row.tile;
+    const Tile &t = row.tile;  // below: the fields in the order of subtiles/plan.h
     return {t.kernel,           t.pool,          t.subtiles(),
             t.block_n,          t.stage_taps,    t.stages,
             shared.raw_columns, shared.raw_rows, t.channels_first ? 0 : 64,
