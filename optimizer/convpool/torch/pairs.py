@@ -184,7 +184,7 @@ class _Gradient(torch.autograd.Function):
         (d_other,), d_grad = side_by_side(
             grad,
             lambda: (_gradient(grad, outer, other.detach(), geometry, 1 - number) if needs[1] else None,),
-            lambda: _apply(*((other, outer) if number else (outer, other)), None, geometry, _by_cudnn) if needs[0] else None,
+            lambda: _apply(*((other, outer) if number else (outer, other)), None, geometry, _by_torch) if needs[0] else None,
         )
         return d_grad, d_other, None, None, None
 
@@ -233,7 +233,7 @@ def _boxes(grad: Tensor) -> Any:
     return not torch.is_grad_enabled() and _home(grad) or _ops
 
 
-def _by_cudnn(tensors: Any, geometry: tuple) -> Tensor:
+def _by_torch(tensors: Any, geometry: tuple) -> Tensor:
     """A pair without derivatives: the box means, then PyTorch's convolution."""
     with torch._C._ExcludeDispatchKeyGuard(AUTOCAST):
         return plain.pooled_conv(*tensors, *geometry, mean=_boxes(tensors[0]).box_mean)
@@ -288,10 +288,8 @@ def of_convolution(grad: Tensor, z: Tensor, weight: Tensor, convolution: Convolu
             lambda: of_convolution(grad, z, weight, convolution, (True, False, False))[0],
         )
         return d_z, *found
-    few = None
-    if (
-        needs[1] and has_few_channels(weight, needs[2]) and takes_kernels(grad) and not is_batched(z)
-    ):  # cuDNN is slower with images
+    few = None  # cuDNN is slower with images
+    if needs[1] and has_few_channels(weight, needs[2]) and takes_kernels(grad) and not is_batched(z):
         few = kernels.few_channels_gradients(grad, z, weight, convolution, needs[2])
     if few is not None:
         return of_convolution(grad, z, weight, convolution, (True, False, False))[0] if needs[0] else None, *few
@@ -301,21 +299,8 @@ def of_convolution(grad: Tensor, z: Tensor, weight: Tensor, convolution: Convolu
     if any(mask):
         options = ([weight.shape[0]], strides, padding, dilations, False, [0] * len(strides), groups)
         made = torch.ops.aten.convolution_backward.default(grad, z, weight, *options, mask)
-    d_z, d_weight, d_bias = (t if wanted else None for t, wanted in zip(made, mask, strict=True))
+    d_z, d_weight, d_bias = (t if asked else None for t, asked in zip(made, mask, strict=True))
     return d_z, d_weight, channel_sums(grad) if apart else d_bias
-
-
-def recorded(grad: Tensor, x: Tensor, weight: Tensor, convolution: Convolution, needs: Sequence[bool]) -> Gradients:
-    """The same with derivatives: at the input a transposed convolution, whose derivatives are as fast as gradients."""
-    (strides, padding, dilations, groups), d_x, d_weight = convolution, None, None
-    if needs[0]:
-        sizes = zip(x.shape[2:], grad.shape[2:], weight.shape[2:], strides, padding, dilations, strict=True)
-        rest = [n - (m - 1) * s + 2 * p - d * (k - 1) - 1 for n, m, k, s, p, d in sizes]
-        d_x = torch.convolution(grad, weight, None, strides, padding, dilations, True, rest, groups)
-    if needs[1]:
-        options = (None, strides, padding, dilations, False, [0] * len(strides), groups, [False, True, False])
-        d_weight = torch.ops.aten.convolution_backward.default(grad, x, weight.detach(), *options)[1]
-    return d_x, d_weight, channel_sums(grad) if needs[2] else None
 
 
 def has_few_channels(weight: Tensor, bias: bool) -> bool:
@@ -427,7 +412,7 @@ def suits(x: Tensor, weight: Tensor) -> bool:
     return x.dim() == 4 and plain.memory_format(x) == torch.channels_last and kernels.library_is_there()
 
 
-class _Convolution(torch.autograd.Function):
+class _Convolve(torch.autograd.Function):
     """A convolution whose gradients are PyTorch's operators, with derivatives that are such too."""
 
     @staticmethod
@@ -446,8 +431,21 @@ class _Convolution(torch.autograd.Function):
             return *recorded(*given), None
 
 
-conv_with_derivatives = super(torch.autograd.Function, _Convolution).apply
+conv_with_derivatives = super(torch.autograd.Function, _Convolve).apply
 """PyTorch's convolution of x, weight and bias, by a Convolution, with fast second derivatives.  Nothing intercepts operators."""
+
+
+def recorded(grad: Tensor, x: Tensor, weight: Tensor, convolution: Convolution, needs: Sequence[bool]) -> Gradients:
+    """`of_convolution` with derivatives: at the input a transposed convolution, whose derivatives are as fast as gradients."""
+    (strides, padding, dilations, groups), d_x, d_weight = convolution, None, None
+    if needs[0]:
+        sizes = zip(x.shape[2:], grad.shape[2:], weight.shape[2:], strides, padding, dilations, strict=True)
+        rest = [n - (m - 1) * s + 2 * p - d * (k - 1) - 1 for n, m, k, s, p, d in sizes]
+        d_x = torch.convolution(grad, weight, None, strides, padding, dilations, True, rest, groups)
+    if needs[1]:
+        options = (None, strides, padding, dilations, False, [0] * len(strides), groups, [False, True, False])
+        d_weight = torch.ops.aten.convolution_backward.default(grad, x, weight.detach(), *options)[1]
+    return d_x, d_weight, channel_sums(grad) if needs[2] else None
 
 
 # ---- autocast: as PyTorch's convolutions ----
