@@ -96,7 +96,7 @@ def test_derivatives(kind, rank, last, nodes, device):
         names, got = gradients(changed, given, penalty)
         by_operators = (swaps or not on_gpu) and not apart
         counts = nodes and on_gpu and not (apart or swaps), nodes and penalty and 2 * on_gpu + by_operators
-        assert [names.count(f"_{name}Backward") for name in ("Pair", "Convolution")] == [*counts], names
+        assert [names.count(f"_{name}Backward") for name in ("Pair", "Convolve")] == [*counts], names
         assert_same(got, gradients(net, x, penalty)[1])
 
 
