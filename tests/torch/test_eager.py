@@ -96,7 +96,7 @@ def test_derivatives(kind, rank, last, nodes, device):
         names, got = gradients(changed, given, penalty)
         by_operators = (swaps or not on_gpu) and not apart
         counts = nodes and on_gpu and not (apart or swaps), nodes and penalty and 2 * on_gpu + by_operators
-        assert [names.count(f"_{name}Backward") for name in ("Pair", "Convolve")] == [*counts], names
+        assert [names.count(f"_{name}Backward") for name in ("Pair", "Conv")] == [*counts], names
         assert_same(got, gradients(net, x, penalty)[1])
 
 
@@ -235,13 +235,11 @@ def test_pairs_as_convolutions_by_pooled_weights(kind, second, last, device, mon
         targets = []
         changed = torch.compile(copy.deepcopy(net).to(device, memory_format=order), backend=ready(targets, second=second))
         names, got = gradients(changed, x.to(device, memory_format=order), penalty)
-        assert (
-            targets == [eager._pooled_weights, convolved if second else torch.conv2d] and ("_ConvolveBackward" in names) == second
-        )
+        assert targets == [eager._weight_means, convolved if second else torch.conv2d] and ("_ConvBackward" in names) == second
         assert_same(got, gradients(net, x, penalty)[1])
 
 
-FIRST, BEHIND, ONE = [F.avg_pool2d, torch.conv2d], [torch.conv2d, F.avg_pool2d], [eager._pooled_weights, torch.conv2d]
+FIRST, BEHIND, ONE = [F.avg_pool2d, torch.conv2d], [torch.conv2d, F.avg_pool2d], [eager._weight_means, torch.conv2d]
 ORDERS = [((8, 64, 64), 16, 1, FIRST), ((8, 256, 64), 16, 1, BEHIND), ((1, 512, 128), 4, 1, BEHIND), ((1, 64, 16), 8, 3, BEHIND)]
 ORDERS += [((8, 64, 4), 32, 5, ONE), ((8, 64, 64), 8, 5, FIRST), ((0, 64, 64), 8, 3, FIRST)]
 

@@ -130,7 +130,7 @@ def _by_pooled_weights(graph: fx.Graph, node: fx.Node, tensors: Sequence[Any], g
     if not ones or len(kernel) != 2 or padding is None:
         return None
     with graph.inserting_before(node):
-        means = graph.call_function(_pooled_weights, (weight, kernel))
+        means = graph.call_function(_weight_means, (weight, kernel))
     return [(CONVS[2], means, bias, steps, padding, spread, groups)]
 
 
@@ -175,7 +175,7 @@ def _fastest(graph: fx.Graph, node: fx.Node, operators: list[tuple], geometry: t
     return [(CONVS[rank], weight, bias, (1,) * rank, padding, spread, groups), pooling] if times[1] < times[0] else operators
 
 
-def _pooled_weights(weight: Tensor, kernel: Sequence[int]) -> Tensor:
+def _weight_means(weight: Tensor, kernel: Sequence[int]) -> Tensor:
     """The means of weights, padded, over all windows: what the gradient of a pooling of stride 1 gives, in one operator."""
     size = [*weight.shape[:2], *(n + k - 1 for n, k in zip(weight.shape[2:], kernel, strict=True))]
     wide = weight if weight.is_cuda or weight.dtype not in plain.HALF_TYPES else weight.float()  # a CPU sums in their type

@@ -412,7 +412,7 @@ def suits(x: Tensor, weight: Tensor) -> bool:
     return x.dim() == 4 and plain.memory_format(x) == torch.channels_last and kernels.library_is_there()
 
 
-class _Convolve(torch.autograd.Function):
+class _Conv(torch.autograd.Function):
     """A convolution whose gradients are PyTorch's operators, with derivatives that are such too."""
 
     @staticmethod
@@ -431,7 +431,7 @@ class _Convolve(torch.autograd.Function):
             return *recorded(*given), None
 
 
-conv_with_derivatives = super(torch.autograd.Function, _Convolve).apply
+conv_with_derivatives = super(torch.autograd.Function, _Conv).apply
 """PyTorch's convolution of x, weight and bias, by a Convolution, with fast second derivatives.  Nothing intercepts operators."""
 
 
