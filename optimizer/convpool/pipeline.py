@@ -191,6 +191,11 @@ class Pipeline:
                 rewritten, due = rewritten or stage.rewrites, stage.repeats
         return self
 
+    def finished(self) -> LoadedModel:
+        """The model, complete, after another inference."""
+        self.finish()
+        return replace(self._model, inferred=infer_shapes(self._model.proto))
+
     def finish(self) -> None:
         """Leave the model complete and consistent where it has changed, with the accumulation asked for."""
         wanted = self._context.options.accumulation
@@ -395,8 +400,7 @@ def _without_transposes(model: LoadedModel, options: OptimizeOptions) -> Reached
     run = Pipeline(moved, moved.inferred, options).run((Stage((ChannelsFirst(),)),))
     if not run.changed:
         return model, ()
-    run.finish()
-    moved = replace(moved, inferred=infer_shapes(moved.proto))
+    moved = run.finished()
     (before, _), (found, stays) = (_pairs_of(one, options) for one in (model, moved))
     return moved if _planned(before) < _planned(found) else model, stays
 
