@@ -242,6 +242,8 @@ def _by_torch(tensors: Any, geometry: tuple) -> Tensor:
 # ---- what the backward passes are made of ----
 
 _LEAF = torch._C._functions.AccumulateGrad
+_pass_of_parameters = -2
+"""The last pass of torch.autograd.grad that was seen to ask for a parameter."""
 
 
 def wanted(ctx: Any, are_tensors: Sequence[bool]) -> list[bool]:
@@ -252,10 +254,6 @@ def wanted(ctx: Any, are_tensors: Sequence[bool]) -> list[bool]:
         node = next(edges)[0] if is_tensor else None
         needs.append(required and (node is None or _runs(node, number > 0)))
     return needs
-
-
-_pass_of_parameters = -2
-"""The last pass of torch.autograd.grad that was seen to ask for a parameter."""
 
 
 def _runs(node: Any, is_parameter: bool) -> bool:
@@ -319,6 +317,7 @@ MANY = 1 << 21
 product takes the host 40 microseconds more."""
 _products = threading.local()
 """A place for each thread that runs backward passes: `started` once it has multiplied matrices, so that cuBLAS is there."""
+_sides: dict[Any, torch.cuda.Stream] = {}
 
 
 def channel_sums(grad: Tensor) -> Tensor:
@@ -345,9 +344,6 @@ def _sums_by_product(grad: Tensor) -> bool:
     if not started and _is_capturing():
         return False
     return not torch.are_deterministic_algorithms_enabled() and hasattr(torch.ops.aten.mm, "dtype")
-
-
-_sides: dict[Any, torch.cuda.Stream] = {}
 
 
 def side_by_side(grad: Tensor, first: Callable[[], Sequence[Any]], second: Callable[[], Any]) -> tuple[Any, Any]:

@@ -164,9 +164,7 @@ def box_mean_adjoint(grad: Tensor, size: Numbers, kernel: Numbers, strides: Numb
     return laid_out(box_mean(spread, kernel, [1] * rank, [0] * 2 * rank, dilations), memory_format(grad))
 
 
-def convolve(
-    x: Tensor, weight: Tensor, bias: Tensor | None, strides: Numbers, pads: Numbers, dilations: Numbers, groups: int
-) -> Tensor:
+def convolve(x: Tensor, weight: Tensor, bias: Any, strides: Numbers, pads: Numbers, dilations: Numbers, groups: int) -> Tensor:
     """PyTorch's convolution with pads for each side."""
     rank = len(strides)
     padding = list(pads[:rank])

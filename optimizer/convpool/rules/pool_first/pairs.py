@@ -48,6 +48,11 @@ from convpool.rules.linear import JOINS, NONLINEAR, Step, linear_step, op_of
 from convpool.rules.pool_first.averages import Candidate
 from convpool.rules.sizes import same_size
 
+SEARCH_LIMIT = 24
+"""Nodes that the search visits at most: candidates are local."""
+DEPTH_LIMIT = 100
+"""Nodes on a way from the pooling that are looked at: below a join, what lies further back is pooled as it is."""
+
 
 @dataclass(frozen=True)
 class PairSite(Site):
@@ -68,10 +73,6 @@ class PairSite(Site):
             return conv, ""
         roots = [item.root for item in reversed(self.averages)] or [self.root]
         return conv, *(label(self.scope.nodes[root]) for root in roots)
-
-
-SEARCH_LIMIT = 24
-"""Nodes that the search visits at most: candidates are local."""
 
 
 def conv_upstream(scope: Scope, tensor: str) -> int | None:
@@ -99,10 +100,6 @@ def upstream(scope: Scope, tensor: str, *, apart: bool = False) -> Iterator[int]
             pending.extend(node.input)
         elif linear is not None or is_op(node, *NONLINEAR):
             pending.append(node.input[0])
-
-
-DEPTH_LIMIT = 100
-"""Nodes on a way from the pooling that are looked at: below a join, what lies further back is pooled as it is."""
 
 
 def trace(scope: Scope, tensor: str, rank: int, inside: frozenset[int] = frozenset(), depth: int = 0) -> convs.Tree | Reject:
