@@ -88,8 +88,9 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
     try:
         for function in filter(lambda function: not is_own(function), probe.functions):  # convpool's are by whole scales
             _mark_unknown(function)
-        stored = dict(_constants(nodes)) | {tensor.name: tensor for graph in graphs for tensor in graph.initializer}
-        for node in ops_of(nodes, "Slice"):
+        slices = [node for node in nodes if node.op_type == "Slice" and is_op(node, "Slice")]
+        stored = dict(_constants(nodes) if slices else ()) | {item.name: item for graph in graphs for item in graph.initializer}
+        for node in slices:
             ends, steps = (_numbers(stored.get(name, ()), np.int64).reshape(-1) for name in [*node.input, "", "", ""][2:5:2])
             node.op_type = UNKNOWN_SIZE if protos.takes_all(ends, steps) else node.op_type
         result = by_onnx = _infer(probe)
