@@ -35,6 +35,10 @@ Read = Callable[[TensorProto], np.ndarray]
 """Gives the value of a stored tensor, external or not."""
 Evaluate = Callable[[ModelProto, str], np.ndarray]
 """Gives the value of one tensor of a model without inputs.  May raise anything: then the value is unknown."""
+Dim = int | str | None
+"""A size, a symbolic name, or unknown."""
+
+
 FOLDABLE = (
     "Abs Add Cast CastLike Ceil Clip Concat ConstantOfShape Div Equal Expand Floor Gather Greater Less Max Min Mod Mul Neg "
     "Not Range ReduceMax ReduceMin ReduceProd ReduceSum Reshape ScatterND Slice Split Squeeze Sub Tile Transpose Unsqueeze "
@@ -54,100 +58,149 @@ MAX_WEIGHT_ELEMENTS = 2**27
 """Most elements that weights are computed from."""
 
 
-@dataclass(frozen=True)
-class Constant:
-    """A value that no caller can change: an initializer or a Constant node, read only when asked for."""
-
-    tensor: TensorProto
-    read: Read
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.tensor.dims)
-
-    @property
-    def data_type(self) -> int:
-        return self.tensor.data_type
-
-    @property
-    def unit_roundoff(self) -> float:
-        """Relative error that its numbers may have by being rounded to their type; 0 for types that are not floating-point."""
-        return protos.UNIT_ROUNDOFF.get(self.data_type, 0.0)
-
-    def array(self) -> np.ndarray:
-        """The value; external data is read from its file here."""
-        return self.read(self.tensor)
+SHAPING: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(("Expand", "ReduceMean", "ReduceSum", "Reshape", "Squeeze", "Tile", "Unsqueeze"), (1,)),
+    **{"ConstantOfShape": (0,), "Pad": (1, 3), "Resize": (1, 2, 3), "Slice": (1, 2, 3, 4)},
+}
+"""Operators whose result has a shape that depends on values, and the inputs that have these."""
+MAX_ROUNDS = 32
+"""Most times that a model is inferred again: a chain may read a shape that an earlier one has made known."""
 
 
-def folded(node: NodeProto, name: str, inputs: Mapping[str, np.ndarray], opset: int) -> TensorProto | None:
-    """Return a node's output `name` for constants; None if too large or the reference refuses."""
-    stored = [numpy_helper.from_array(array, source) for source, array in inputs.items()]
-    graph = helper.make_graph([node], "fold", [], [helper.make_tensor_value_info(name, TensorProto.UNDEFINED, None)], stored)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
-    try:
-        return _evaluated(model.SerializeToString())
-    except Exception:  # whatever the reference implementation has against it: then it is not folded
+def index_with_shapes(model: ModelProto, read: Read, evaluate: Evaluate, inferred: ModelProto | None) -> list[Scope]:
+    """`index_model`, with the shapes that follow from constants too."""
+    before: dict[str, TensorInfo] | None = None
+    for _ in range(MAX_ROUNDS + 1):
+        scopes = index_model(model, read, evaluate, inferred)
+        if scopes[0].infos == before or (folded := with_shapes_folded(model, scopes[0])) is None:
+            break
+        before, inferred = scopes[0].infos, infer_shapes(folded)
+        if inferred is None:
+            break
+    return scopes
+
+
+def index_model(
+    model: ModelProto, read: Read, evaluate: Evaluate, inferred: ModelProto | None = None, known: Sequence[Scope] = ()
+) -> list[Scope]:
+    """Index every scope of `model`, outer ones first.
+
+    read: gives the value of a stored tensor; evaluate: of one that a model computes.  inferred: the same model after shape
+    inference, node for node; shapes come from it.  In functions they follow from the arguments, as far as all calls agree.
+    known: an earlier index of the same scopes, whose shapes hold still: the model has gained only constants since.
+    """
+    scopes: list[Scope] = []
+    functions = {key_of(function): function for function in model.functions}
+    calls: dict[tuple, list[tuple[Scope, NodeProto]]] = {key: [] for key in functions}
+
+    def visit(proto: GraphProto | FunctionProto, typed: Any, parent: Scope | None, path: str, depth: int = 0) -> Scope:
+        infos = known[len(scopes)].infos if known else _tensor_infos(typed)
+        scope = Scope(proto, parent, model, read, evaluate, infos, path, depth)
+        scopes.append(scope)
+        for index, node in enumerate(scope.nodes):
+            if functions and (key := key_of(node)) in calls:
+                calls[key].append((scope, node))
+            for position, nth, graph in protos.subgraphs(node):
+                typed_graph = None
+                if typed is not None:
+                    attribute = typed.node[index].attribute[position]
+                    typed_graph = attribute.graphs[nth] if attribute.graphs else attribute.g
+                place = f"{protos.label(node)}.{node.attribute[position].name}"
+                around = depth + 1 + is_op(node, "SequenceMap")  # which stands for a Loop in a function
+                child = visit(graph, typed_graph, scope, f"{path}/{place}" if path else place, around)
+                child.owner = index
+                scope.children.append(child)
+                scope.captured |= child.free_names()
+        return scope
+
+    visit(model.graph, inferred.graph if inferred is not None else None, None, "")
+    called = {key: filter(functions.__contains__, map(key_of, all_nodes(function))) for key, function in functions.items()}
+    for key in reversed([*TopologicalSorter(called).static_order()]):  # callers first
+        function = functions[key]
+        arguments = {} if known else _argument_infos(function, calls[key])
+        inputs = [helper.make_tensor_value_info(name, info.elem_type, info.shape) for name, info in arguments.items()]
+        typed = infer_function(model, function, inputs) if inputs else None
+        depth = max((caller.depth for caller, _ in calls[key]), default=0)
+        scope = visit(function, typed, None, f"function {function.name}", depth)
+        scope.infos = {**arguments, **scope.infos}
+    return scopes
+
+
+def infer_function(model: ModelProto, function: FunctionProto, inputs: list[Any]) -> GraphProto | None:
+    """The function's body as a graph with inferred shapes, node for node; None where it depends on attributes."""
+    if any(attribute.ref_attr_name for node in all_nodes(function) for attribute in node.attribute):
         return None
+    graph = helper.make_graph(function.node, "body", inputs, [])
+    probe = helper.make_model(graph, opset_imports=function.opset_import, functions=model.functions)
+    probe.ir_version = model.ir_version
+    inferred = infer_shapes(probe)
+    return None if inferred is None else inferred.graph
 
 
-@lru_cache(maxsize=4096)
-def _evaluated(content: bytes) -> TensorProto | None:
-    """Evaluate a serialised model's only output; None if it is too large.  A model is indexed many times."""
-    from onnx.reference import ReferenceEvaluator
+def _argument_infos(function: FunctionProto, calls: list[tuple[Scope, NodeProto]]) -> dict[str, TensorInfo]:
+    """Types and shapes of a function's inputs where all calls agree; dimensions that differ are unknown."""
+    infos = {}
+    for position, name in enumerate(function.input):
+        found = [s.info(n.input[position]) for s, n in calls if len(n.input) > position and n.input[position]]
+        shapes = [info.shape for info in found]
+        if not found or len(found) < len(calls) or any(s is None or len(s) != len(shapes[0] or ()) for s in shapes):
+            continue
+        if len({info.elem_type for info in found}) == 1:
+            dims = zip(*(s for s in shapes if s is not None), strict=True)
+            shape = tuple(d[0] if len(set(d)) == 1 and isinstance(d[0], int) else None for d in dims)
+            infos[name] = TensorInfo(found[0].elem_type, shape)
+    return infos
 
-    model = ModelProto.FromString(content)
-    (output,) = infer_elsewhere(model).graph.output
-    if math.prod(dim.dim_value for dim in output.type.tensor_type.shape.dim) > MAX_FOLDED_ELEMENTS:
+
+def _tensor_infos(graph: GraphProto | None) -> dict[str, TensorInfo]:
+    infos = {}
+    for value in (*graph.value_info, *graph.input, *graph.output) if graph is not None else ():
+        if value.type.HasField("tensor_type"):
+            tensor = value.type.tensor_type
+            dims = (dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in tensor.shape.dim)
+            shape = tuple(dims) if tensor.HasField("shape") else None
+            infos[value.name] = TensorInfo(tensor.elem_type, shape, value.doc_string == DISPUTED)
+    return infos
+
+
+def with_shapes_folded(model: ModelProto, main: Scope) -> ModelProto | None:
+    """A copy in which constants that shapes in `main` depend on are initializers; None where that makes no shape known."""
+    changes: list[tuple[int, int, str, np.ndarray]] = []
+    unknown = False
+    for index, node in enumerate(main.nodes):
+        positions = SHAPING.get(node.op_type, ()) if node.domain in STANDARD_DOMAINS else ()
+        given = [(index, position, node.input[position]) for position in positions if position < len(node.input)]
+        makers = [main.producer.get(name) for _, _, name in given]
+        found = [it for it, at in zip(given, makers, strict=True) if at is not None and not is_op(main.nodes[at], "Constant")]
+        values = [_value(main, node, name) for _, _, name in found]
+        if found and all(value is not None for value in values):
+            # Also where the shape is known by now, which may be by an earlier copy.
+            changes += [(*place, value) for place, value in zip(found, values, strict=True) if value is not None]
+            shape = main.info(node.output[0]).shape
+            unknown = unknown or shape is None or not all(isinstance(n, int) for n in shape[1:])  # the batch may be
+    if not unknown:
         return None
-    with np.errstate(all="ignore"):  # a constant may be NaN
-        (value,) = ReferenceEvaluator(model).run([output.name], {})
-    result = np.asarray(value)
-    return None if result.size > MAX_FOLDED_ELEMENTS else numpy_helper.from_array(result, output.name)
+    copy = deepcopy(model)
+    for number, (index, position, name, value) in enumerate(changes):
+        stored = f"{name}/folded/{number}"
+        copy.graph.initializer.append(numpy_helper.from_array(value, stored))
+        copy.graph.node[index].input[position] = stored
+    return copy
 
 
-def constant_of(node: NodeProto, read: Read) -> Constant | None:
-    """The value of a Constant node; None for a string, or an attribute of the function around it."""
-    if len(node.attribute) != 1 or node.attribute[0].ref_attr_name:
+def _value(scope: Scope, node: NodeProto, name: str) -> np.ndarray | None:
+    """The value of a node's input; in a Reshape's shape, 0 for a size that is open and stays, -1 for one other that is open."""
+    constant = scope.constant(name)
+    if constant is not None:
+        return constant.array()
+    sizes, given = scope.sizes(name), scope.info(node.input[0]).shape
+    if not is_op(node, "Reshape") or any(item.i for item in node.attribute) or sizes is None or given is None or 0 in sizes:
         return None
-    attribute = node.attribute[0]
-    if attribute.name == "value":
-        return Constant(attribute.t, read)
-    if attribute.name == "sparse_value":
-        return sparse_constant(attribute.sparse_tensor)
-    if attribute.name not in ("value_float", "value_floats", "value_int", "value_ints"):
-        return None
-    kind = np.float32 if "float" in attribute.name else np.int64
-    return Constant(numpy_helper.from_array(np.array(helper.get_attribute_value(attribute), kind)), read)
-
-
-def sparse_constant(sparse: SparseTensorProto) -> Constant | None:
-    """A sparse tensor as a constant that is made dense when it is read; None for one in a file, or too large for that."""
-    if is_external(sparse.values) or is_external(sparse.indices) or math.prod(sparse.dims) > MAX_WEIGHT_ELEMENTS:
-        return None
-
-    def dense(tensor: TensorProto) -> np.ndarray:
-        values, indices = numpy_helper.to_array(sparse.values), numpy_helper.to_array(sparse.indices)
-        array = np.zeros(tuple(tensor.dims), values.dtype)
-        if indices.ndim == 2:
-            array[tuple(indices.T)] = values
-        else:
-            array.reshape(-1)[indices] = values
-        return array
-
-    return Constant(TensorProto(data_type=sparse.values.data_type, dims=sparse.dims), dense)
-
-
-Dim = int | str | None
-"""A size, a symbolic name, or unknown."""
-
-
-@dataclass(frozen=True)
-class TensorInfo:
-    """Element type (a TensorProto.DataType, 0 if unknown), shape (None if even the rank is unknown) and if onnx disputes it."""
-
-    elem_type: int
-    shape: tuple[Dim, ...] | None
-    disputed: bool = False
+    kept = [0 if isinstance(n, str) and n == old else n for n, old in zip_longest(sizes, given[: len(sizes)])]
+    rest = [n for n in kept if not isinstance(n, int)]
+    if len(rest) == 1 and -1 not in kept and scope.info(node.output[0]).shape != tuple(sizes):  # -1 would lose its name
+        kept, rest = [n if isinstance(n, int) else -1 for n in kept], []
+    return None if rest else np.array(kept, np.int64)
 
 
 @dataclass(eq=False, repr=False)
@@ -445,6 +498,40 @@ class Scope:
         return None if count == 1 else f"has {count} readers"
 
 
+@dataclass(frozen=True)
+class TensorInfo:
+    """Element type (a TensorProto.DataType, 0 if unknown), shape (None if even the rank is unknown) and if onnx disputes it."""
+
+    elem_type: int
+    shape: tuple[Dim, ...] | None
+    disputed: bool = False
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A value that no caller can change: an initializer or a Constant node, read only when asked for."""
+
+    tensor: TensorProto
+    read: Read
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.tensor.dims)
+
+    @property
+    def data_type(self) -> int:
+        return self.tensor.data_type
+
+    @property
+    def unit_roundoff(self) -> float:
+        """Relative error that its numbers may have by being rounded to their type; 0 for types that are not floating-point."""
+        return protos.UNIT_ROUNDOFF.get(self.data_type, 0.0)
+
+    def array(self) -> np.ndarray:
+        """The value; external data is read from its file here."""
+        return self.read(self.tensor)
+
+
 def _picked(node: NodeProto, sizes: tuple[Dim, ...], inputs: list[tuple[int, ...]]) -> tuple[Dim, ...] | None:
     """Return what a Gather or Slice with these inputs picks of a vector; None if not plain."""
     if is_op(node, "Gather"):
@@ -455,146 +542,59 @@ def _picked(node: NodeProto, sizes: tuple[Dim, ...], inputs: list[tuple[int, ...
     return sizes[inputs[0][0] : inputs[1][0]]
 
 
-def index_model(
-    model: ModelProto, read: Read, evaluate: Evaluate, inferred: ModelProto | None = None, known: Sequence[Scope] = ()
-) -> list[Scope]:
-    """Index every scope of `model`, outer ones first.
-
-    read: gives the value of a stored tensor; evaluate: of one that a model computes.  inferred: the same model after shape
-    inference, node for node; shapes come from it.  In functions they follow from the arguments, as far as all calls agree.
-    known: an earlier index of the same scopes, whose shapes hold still: the model has gained only constants since.
-    """
-    scopes: list[Scope] = []
-    functions = {key_of(function): function for function in model.functions}
-    calls: dict[tuple, list[tuple[Scope, NodeProto]]] = {key: [] for key in functions}
-
-    def visit(proto: GraphProto | FunctionProto, typed: Any, parent: Scope | None, path: str, depth: int = 0) -> Scope:
-        infos = known[len(scopes)].infos if known else _tensor_infos(typed)
-        scope = Scope(proto, parent, model, read, evaluate, infos, path, depth)
-        scopes.append(scope)
-        for index, node in enumerate(scope.nodes):
-            if functions and (key := key_of(node)) in calls:
-                calls[key].append((scope, node))
-            for position, nth, graph in protos.subgraphs(node):
-                typed_graph = None
-                if typed is not None:
-                    attribute = typed.node[index].attribute[position]
-                    typed_graph = attribute.graphs[nth] if attribute.graphs else attribute.g
-                place = f"{protos.label(node)}.{node.attribute[position].name}"
-                around = depth + 1 + is_op(node, "SequenceMap")  # which stands for a Loop in a function
-                child = visit(graph, typed_graph, scope, f"{path}/{place}" if path else place, around)
-                child.owner = index
-                scope.children.append(child)
-                scope.captured |= child.free_names()
-        return scope
-
-    visit(model.graph, inferred.graph if inferred is not None else None, None, "")
-    called = {key: filter(functions.__contains__, map(key_of, all_nodes(function))) for key, function in functions.items()}
-    for key in reversed([*TopologicalSorter(called).static_order()]):  # callers first
-        function = functions[key]
-        arguments = {} if known else _argument_infos(function, calls[key])
-        inputs = [helper.make_tensor_value_info(name, info.elem_type, info.shape) for name, info in arguments.items()]
-        typed = infer_function(model, function, inputs) if inputs else None
-        depth = max((caller.depth for caller, _ in calls[key]), default=0)
-        scope = visit(function, typed, None, f"function {function.name}", depth)
-        scope.infos = {**arguments, **scope.infos}
-    return scopes
-
-
-def infer_function(model: ModelProto, function: FunctionProto, inputs: list[Any]) -> GraphProto | None:
-    """The function's body as a graph with inferred shapes, node for node; None where it depends on attributes."""
-    if any(attribute.ref_attr_name for node in all_nodes(function) for attribute in node.attribute):
+def folded(node: NodeProto, name: str, inputs: Mapping[str, np.ndarray], opset: int) -> TensorProto | None:
+    """Return a node's output `name` for constants; None if too large or the reference refuses."""
+    stored = [numpy_helper.from_array(array, source) for source, array in inputs.items()]
+    graph = helper.make_graph([node], "fold", [], [helper.make_tensor_value_info(name, TensorProto.UNDEFINED, None)], stored)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
+    try:
+        return _evaluated(model.SerializeToString())
+    except Exception:  # whatever the reference implementation has against it: then it is not folded
         return None
-    graph = helper.make_graph(function.node, "body", inputs, [])
-    probe = helper.make_model(graph, opset_imports=function.opset_import, functions=model.functions)
-    probe.ir_version = model.ir_version
-    inferred = infer_shapes(probe)
-    return None if inferred is None else inferred.graph
 
 
-def _argument_infos(function: FunctionProto, calls: list[tuple[Scope, NodeProto]]) -> dict[str, TensorInfo]:
-    """Types and shapes of a function's inputs where all calls agree; dimensions that differ are unknown."""
-    infos = {}
-    for position, name in enumerate(function.input):
-        found = [s.info(n.input[position]) for s, n in calls if len(n.input) > position and n.input[position]]
-        shapes = [info.shape for info in found]
-        if not found or len(found) < len(calls) or any(s is None or len(s) != len(shapes[0] or ()) for s in shapes):
-            continue
-        if len({info.elem_type for info in found}) == 1:
-            dims = zip(*(s for s in shapes if s is not None), strict=True)
-            shape = tuple(d[0] if len(set(d)) == 1 and isinstance(d[0], int) else None for d in dims)
-            infos[name] = TensorInfo(found[0].elem_type, shape)
-    return infos
+@lru_cache(maxsize=4096)
+def _evaluated(content: bytes) -> TensorProto | None:
+    """Evaluate a serialised model's only output; None if it is too large.  A model is indexed many times."""
+    from onnx.reference import ReferenceEvaluator
 
-
-def _tensor_infos(graph: GraphProto | None) -> dict[str, TensorInfo]:
-    infos = {}
-    for value in (*graph.value_info, *graph.input, *graph.output) if graph is not None else ():
-        if value.type.HasField("tensor_type"):
-            tensor = value.type.tensor_type
-            dims = (dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in tensor.shape.dim)
-            shape = tuple(dims) if tensor.HasField("shape") else None
-            infos[value.name] = TensorInfo(tensor.elem_type, shape, value.doc_string == DISPUTED)
-    return infos
-
-
-SHAPING: dict[str, tuple[int, ...]] = {
-    **dict.fromkeys(("Expand", "ReduceMean", "ReduceSum", "Reshape", "Squeeze", "Tile", "Unsqueeze"), (1,)),
-    **{"ConstantOfShape": (0,), "Pad": (1, 3), "Resize": (1, 2, 3), "Slice": (1, 2, 3, 4)},
-}
-"""Operators whose result has a shape that depends on values, and the inputs that have these."""
-MAX_ROUNDS = 32
-"""Most times that a model is inferred again: a chain may read a shape that an earlier one has made known."""
-
-
-def index_with_shapes(model: ModelProto, read: Read, evaluate: Evaluate, inferred: ModelProto | None) -> list[Scope]:
-    """`index_model`, with the shapes that follow from constants too."""
-    before: dict[str, TensorInfo] | None = None
-    for _ in range(MAX_ROUNDS + 1):
-        scopes = index_model(model, read, evaluate, inferred)
-        if scopes[0].infos == before or (folded := with_shapes_folded(model, scopes[0])) is None:
-            break
-        before, inferred = scopes[0].infos, infer_shapes(folded)
-        if inferred is None:
-            break
-    return scopes
-
-
-def with_shapes_folded(model: ModelProto, main: Scope) -> ModelProto | None:
-    """A copy in which constants that shapes in `main` depend on are initializers; None where that makes no shape known."""
-    changes: list[tuple[int, int, str, np.ndarray]] = []
-    unknown = False
-    for index, node in enumerate(main.nodes):
-        positions = SHAPING.get(node.op_type, ()) if node.domain in STANDARD_DOMAINS else ()
-        given = [(index, position, node.input[position]) for position in positions if position < len(node.input)]
-        makers = [main.producer.get(name) for _, _, name in given]
-        found = [it for it, at in zip(given, makers, strict=True) if at is not None and not is_op(main.nodes[at], "Constant")]
-        values = [_value(main, node, name) for _, _, name in found]
-        if found and all(value is not None for value in values):
-            # Also where the shape is known by now, which may be by an earlier copy.
-            changes += [(*place, value) for place, value in zip(found, values, strict=True) if value is not None]
-            shape = main.info(node.output[0]).shape
-            unknown = unknown or shape is None or not all(isinstance(n, int) for n in shape[1:])  # the batch may be
-    if not unknown:
+    model = ModelProto.FromString(content)
+    (output,) = infer_elsewhere(model).graph.output
+    if math.prod(dim.dim_value for dim in output.type.tensor_type.shape.dim) > MAX_FOLDED_ELEMENTS:
         return None
-    copy = deepcopy(model)
-    for number, (index, position, name, value) in enumerate(changes):
-        stored = f"{name}/folded/{number}"
-        copy.graph.initializer.append(numpy_helper.from_array(value, stored))
-        copy.graph.node[index].input[position] = stored
-    return copy
+    with np.errstate(all="ignore"):  # a constant may be NaN
+        (value,) = ReferenceEvaluator(model).run([output.name], {})
+    result = np.asarray(value)
+    return None if result.size > MAX_FOLDED_ELEMENTS else numpy_helper.from_array(result, output.name)
 
 
-def _value(scope: Scope, node: NodeProto, name: str) -> np.ndarray | None:
-    """The value of a node's input; in a Reshape's shape, 0 for a size that is open and stays, -1 for one other that is open."""
-    constant = scope.constant(name)
-    if constant is not None:
-        return constant.array()
-    sizes, given = scope.sizes(name), scope.info(node.input[0]).shape
-    if not is_op(node, "Reshape") or any(item.i for item in node.attribute) or sizes is None or given is None or 0 in sizes:
+def constant_of(node: NodeProto, read: Read) -> Constant | None:
+    """The value of a Constant node; None for a string, or an attribute of the function around it."""
+    if len(node.attribute) != 1 or node.attribute[0].ref_attr_name:
         return None
-    kept = [0 if isinstance(n, str) and n == old else n for n, old in zip_longest(sizes, given[: len(sizes)])]
-    rest = [n for n in kept if not isinstance(n, int)]
-    if len(rest) == 1 and -1 not in kept and scope.info(node.output[0]).shape != tuple(sizes):  # -1 would lose its name
-        kept, rest = [n if isinstance(n, int) else -1 for n in kept], []
-    return None if rest else np.array(kept, np.int64)
+    attribute = node.attribute[0]
+    if attribute.name == "value":
+        return Constant(attribute.t, read)
+    if attribute.name == "sparse_value":
+        return sparse_constant(attribute.sparse_tensor)
+    if attribute.name not in ("value_float", "value_floats", "value_int", "value_ints"):
+        return None
+    kind = np.float32 if "float" in attribute.name else np.int64
+    return Constant(numpy_helper.from_array(np.array(helper.get_attribute_value(attribute), kind)), read)
+
+
+def sparse_constant(sparse: SparseTensorProto) -> Constant | None:
+    """A sparse tensor as a constant that is made dense when it is read; None for one in a file, or too large for that."""
+    if is_external(sparse.values) or is_external(sparse.indices) or math.prod(sparse.dims) > MAX_WEIGHT_ELEMENTS:
+        return None
+
+    def dense(tensor: TensorProto) -> np.ndarray:
+        values, indices = numpy_helper.to_array(sparse.values), numpy_helper.to_array(sparse.indices)
+        array = np.zeros(tuple(tensor.dims), values.dtype)
+        if indices.ndim == 2:
+            array[tuple(indices.T)] = values
+        else:
+            array.reshape(-1)[indices] = values
+        return array
+
+    return Constant(TensorProto(data_type=sparse.values.data_type, dims=sparse.dims), dense)

@@ -52,186 +52,14 @@ UNARY = (
 """Operators that act on each element of their first input alike."""
 BROADCASTING = ("Add", "Div", "Max", "Mean", "Min", "Mul", "PRelu", "Pow", "Sub", "Sum")
 """Operators on each element of all inputs, with broadcasting."""
-MAX_CHAIN = 16
-"""Most nodes of a chain that is looked at."""
-
-
-class Span(NamedTuple):
-    """`size` positions (None: unknown) of axis `axis` of x, `step` apart."""
-
-    axis: int
-    size: int | None
-    step: int = 1
-
-
-Spans = tuple[Span, ...]
-
-
-@dataclass(frozen=True)
-class View:
-    """A tensor computed from x: spans of x in each axis, spans that were averaged, and a factor, None where it is unknown."""
-
-    axes: tuple[Spans, ...]
-    averaged: Spans = ()
-    factor: float | None = 1.0
-
-
-def whole(scope: Scope, x: str, rank: int, size: Ints | None = None) -> View:
-    """x itself.  size: its spatial sizes, where they are known otherwise than by shape inference."""
-    shape = scope.info(x).shape
-    known = (None,) * (rank + 2) if shape is None else tuple(n if isinstance(n, int) else None for n in shape)
-    sizes = (*known[:2], *(size or known[2:]))
-    return View(tuple((Span(axis, n),) if n != 1 or axis == 0 else () for axis, n in enumerate(sizes)))
-
-
-def order_of(values: Mapping[str, Any], count: int) -> tuple[int, ...] | None:
-    """The order of axes that a Transpose of these attributes gives; None where that is none of `count` axes."""
-    order = tuple(values.get("perm") or range(count)[::-1])
-    return order if sorted(order) == list(range(count)) else None
-
-
-def viewed(scope: Scope, index: int, view: View, given: Sequence[Dim] | None = None) -> View | Reject:
-    """Apply node `index`, one of VIEWS, to a view.  given: the sizes that a Reshape gives.  Raises AttributeReference."""
-    node, count = scope.nodes[index], len(view.axes)
-    values = attributes(node)
-    if is_op(node, "Reshape"):
-        return _reshaped(scope, index, view, given)
-    if is_op(node, "Transpose"):
-        order = order_of(values, count)
-        if order is None:
-            return reject(scope, index, "perm", list(values["perm"]), f"the axes from 0 to {count - 1}")
-        return replace(view, axes=tuple(view.axes[axis] for axis in order))
-    if is_op(node, "Flatten"):
-        axis = values.get("axis", 1)
-        axis += count if axis < 0 else 0
-        return replace(view, axes=tuple(sum(half, ()) for half in (view.axes[:axis], view.axes[axis:])))
-    if is_op(node, "SpaceToDepth"):
-        return _space_to_depth(scope, index, view, values)
-    axes = axes_of(scope, index, values)
-    if isinstance(axes, Reject):
-        return axes
-    count += len(axes) if is_op(node, "Unsqueeze") else 0
-    if not axes or any(not -count <= axis < count for axis in axes):
-        return reject(scope, index, f"axes of {node.op_type}", list(axes) or "none", f"some of {count}")
-    chosen = {axis % count for axis in axes}
-    if is_op(node, "Unsqueeze"):
-        rest = iter(view.axes)
-        return replace(view, axes=tuple(() if axis in chosen else next(rest) for axis in range(count)))
-    if any(view.axes[axis] for axis in chosen):
-        return reject(scope, index, "axes of Squeeze", list(axes), "channels or space, of size 1")
-    return replace(view, axes=tuple(spans for axis, spans in enumerate(view.axes) if axis not in chosen))
-
-
-def chain_to(scope: Scope, index: int, *reductions: str) -> list[int]:
-    """The views in front of node `index`, and it, the last.  reductions: operators that may be among them, read there alone."""
-    chain = [index]
-    while len(chain) < MAX_CHAIN and (producer := scope.producer.get(scope.nodes[chain[0]].input[0])) is not None:
-        node = scope.nodes[producer]
-        if not is_op(node, *VIEWS) and not (is_op(node, *reductions) and scope.other_readers(node.output[0]) is None):
-            break
-        chain.insert(0, producer)
-    return chain
-
-
-def axes_of(scope: Scope, index: int, values: dict[str, Any]) -> Ints | Reject:
-    """The axes that a node is told, by an attribute or an input; empty where it is told none.  values: its attributes."""
-    node = scope.nodes[index]
-    axes = values.get("axes")
-    if axes is None and len(node.input) > 1 and node.input[1]:
-        axes = scope.constant_ints(node.input[1])
-        if axes is None:
-            return reject(scope, index, "axes", "a computed tensor", "a constant")
-    return tuple(axes or ())
-
-
-def channel_order(scope: Scope, chain: list[int], rank: int) -> Ints | Reject:
-    """The channels that a chain of views gives, in order; () for all as they were; a Reject where other axes change too."""
-    x, last = scope.nodes[chain[0]].input[0], chain[-1]
-    if len(scope.info(x).shape or range(rank + 2)) != rank + 2:
-        return reject(scope, chain[0], "axes of its input", len(scope.info(x).shape or ()), rank + 2)
-    view = before = whole(scope, x, rank)
-    for index in chain:
-        step = viewed(scope, index, view)
-        if not isinstance(step, View):
-            return step
-        view = step
-    axes = tuple(tuple(joined(list(spans))) for spans in view.axes)
-    if axes == before.axes:
-        return ()
-    if (*axes[:1], *axes[2:]) == (*before.axes[:1], *before.axes[2:]):
-        order = np.zeros(1, np.int64)
-        for span in axes[1]:
-            order = np.add.outer(order, span.step * np.arange(span.size or 1)).reshape(-1)
-        return tuple(order.tolist())
-    return reject(scope, last, BETWEEN, scope.nodes[last].op_type, "views that cancel, or shuffle channels")
-
-
-def _reshaped(scope: Scope, index: int, view: View, given: Sequence[Dim] | None) -> View | Reject:
-    """The spans in the shape of a Reshape, given or inferred; trailing axes that are all made one need no sizes."""
-    target = scope.constant_ints(scope.nodes[index].input[1]) if len(scope.nodes[index].input) > 1 else None
-    kept = len(target or ()) - 1
-    if target == (0,) * kept + (-1,) and kept < len(view.axes):
-        return replace(view, axes=(*view.axes[:kept], sum(view.axes[kept:], ())))
-    shape = given or scope.info(scope.nodes[index].output[0]).shape
-    spans = [span for axis in view.axes[1:] for span in axis]
-    if shape is None or not all(isinstance(n, int) for n in shape[1:]) or any(span.size is None for span in spans):
-        return reject(scope, index, "sizes of a Reshape", "unknown", "static sizes")
-    axes = _regrouped(spans, [n for n in shape[1:] if isinstance(n, int)])
-    if axes is None or [span.axis for span in view.axes[0]] != [0]:
-        return reject(scope, index, "shape of a Reshape", list(shape), "axes split in two, or joined")
-    return replace(view, axes=(view.axes[0], *axes))
-
-
-def _regrouped(spans: list[Span], sizes: list[int]) -> list[Spans] | None:
-    """The same positions in axes of these sizes; None where a span would be cut across."""
-    left, axes = spans[::-1], []
-    for size in sizes:
-        axis: list[Span] = []
-        while size > 1:
-            span = left.pop() if left else None
-            if span is None or span.size is None or span.size < 1:
-                return None
-            if size % span.size == 0:
-                axis.append(span)
-                size //= span.size
-            elif span.size % size == 0:
-                inner = span.size // size
-                axis.append(Span(span.axis, size, span.step * inner))
-                left.append(Span(span.axis, inner, span.step))
-                size = 1
-            else:
-                return None
-        axes.append(tuple(axis))
-    return None if left or 0 in sizes else axes
-
-
-def _space_to_depth(scope: Scope, index: int, view: View, values: dict[str, Any]) -> View | Reject:
-    """Blocks of positions in front of the channels, row by row, or behind them."""
-    (batch, channels, *spatial), block = view.axes, values["blocksize"]
-    split = [_regrouped(list(spans), [math.prod(p.size or 0 for p in spans) // block, block]) for spans in spatial]
-    outer = [axes[0] for axes in split if axes is not None]
-    if len(outer) < len(spatial):
-        return reject(scope, index, "sizes of a SpaceToDepth", "unknown, or not its blocks'", "multiples of the block size")
-    inner = [span for axes in split if axes is not None for span in axes[1]]
-    return replace(view, axes=(batch, (*channels, *inner) if values.get("mode") == b"CRD" else (*inner, *channels), *outer))
-
-
-def joined(spans: list[Span]) -> list[Span]:
-    """Spans, outer ones first, with those that continue one another made one."""
-    found: list[Span] = []
-    for span in spans:
-        last = found[-1] if found and found[-1].axis == span.axis else None
-        if last and last.size is not None and span.size is not None and last.step == span.step * span.size:
-            found[-1] = Span(span.axis, last.size * span.size, span.step)
-        else:
-            found.append(span)
-    return found
-
-
 JOINS = ("Add", "Sub", "Sum", "Mean", "Concat")
 """Operators over which a pooling distributes."""
 WHOLE_AXIS = 2**31 - 1
 """A Slice end at or beyond this reaches the end of any axis."""
+
+
+MAX_CHAIN = 16
+"""Most nodes of a chain that is looked at."""
 
 
 @dataclass(frozen=True)
@@ -249,6 +77,23 @@ class Step:
     channels: Ints = ()
 
 
+@dataclass(frozen=True)
+class LinearOp:
+    """A linear operator: how a node of it is read, and what every search that meets one has to know.
+
+    step: what a node does as a linear map; its arguments are those of `linear_step`.  binary: any input may carry the data, else
+    the first.  apart: it is no map per channel, so that no node of the operator fuses it.  idle: it hands its input on as it is,
+    at inference.  neutral: the constant operand with which it does; commutes: whichever input that is.
+    """
+
+    step: Callable[[Scope, int, int], Step | Reject | None]
+    binary: bool = False
+    apart: bool = False
+    idle: bool = False
+    neutral: float | None = None
+    commutes: bool = False
+
+
 def linear_step(scope: Scope, index: int, rank: int) -> Step | Reject | None:
     """Return node `index` as a linear map; a Reject if unqualified, None for others.  Raises AttributeReference."""
     op = op_of(scope.nodes[index])
@@ -261,6 +106,19 @@ def step_or_reject(scope: Scope, index: int, rank: int) -> Step | Reject | None:
         return linear_step(scope, index, rank)
     except AttributeReference as error:
         return reject(scope, index, "attributes", f"a reference to the function's '{error}'", "values")
+
+
+def op_of(node: NodeProto) -> LinearOp | None:
+    """The node's operator, None if it is none of `OPS`."""
+    return OPS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+
+
+def is_map(scope: Scope, index: int) -> bool:
+    """Return True if a node's operator may be a map per channel."""
+    op = op_of(scope.nodes[index])
+    if op is None or op.apart:
+        return False
+    return op.step is not _cast or isinstance(step_or_reject(scope, index, 0), Step)
 
 
 def varies_over_space(shape: tuple[Dim, ...] | None, rank: int) -> bool:
@@ -475,21 +333,176 @@ def _view(scope: Scope, index: int, rank: int) -> Step | Reject:
     return Step(index, 0, None if order else IDENTITY, before=tuple(chain[-2::-1]), channels=order)
 
 
+class Span(NamedTuple):
+    """`size` positions (None: unknown) of axis `axis` of x, `step` apart."""
+
+    axis: int
+    size: int | None
+    step: int = 1
+
+
+Spans = tuple[Span, ...]
+
+
 @dataclass(frozen=True)
-class LinearOp:
-    """A linear operator: how a node of it is read, and what every search that meets one has to know.
+class View:
+    """A tensor computed from x: spans of x in each axis, spans that were averaged, and a factor, None where it is unknown."""
 
-    step: what a node does as a linear map; its arguments are those of `linear_step`.  binary: any input may carry the data, else
-    the first.  apart: it is no map per channel, so that no node of the operator fuses it.  idle: it hands its input on as it is,
-    at inference.  neutral: the constant operand with which it does; commutes: whichever input that is.
-    """
+    axes: tuple[Spans, ...]
+    averaged: Spans = ()
+    factor: float | None = 1.0
 
-    step: Callable[[Scope, int, int], Step | Reject | None]
-    binary: bool = False
-    apart: bool = False
-    idle: bool = False
-    neutral: float | None = None
-    commutes: bool = False
+
+def whole(scope: Scope, x: str, rank: int, size: Ints | None = None) -> View:
+    """x itself.  size: its spatial sizes, where they are known otherwise than by shape inference."""
+    shape = scope.info(x).shape
+    known = (None,) * (rank + 2) if shape is None else tuple(n if isinstance(n, int) else None for n in shape)
+    sizes = (*known[:2], *(size or known[2:]))
+    return View(tuple((Span(axis, n),) if n != 1 or axis == 0 else () for axis, n in enumerate(sizes)))
+
+
+def order_of(values: Mapping[str, Any], count: int) -> tuple[int, ...] | None:
+    """The order of axes that a Transpose of these attributes gives; None where that is none of `count` axes."""
+    order = tuple(values.get("perm") or range(count)[::-1])
+    return order if sorted(order) == list(range(count)) else None
+
+
+def viewed(scope: Scope, index: int, view: View, given: Sequence[Dim] | None = None) -> View | Reject:
+    """Apply node `index`, one of VIEWS, to a view.  given: the sizes that a Reshape gives.  Raises AttributeReference."""
+    node, count = scope.nodes[index], len(view.axes)
+    values = attributes(node)
+    if is_op(node, "Reshape"):
+        return _reshaped(scope, index, view, given)
+    if is_op(node, "Transpose"):
+        order = order_of(values, count)
+        if order is None:
+            return reject(scope, index, "perm", list(values["perm"]), f"the axes from 0 to {count - 1}")
+        return replace(view, axes=tuple(view.axes[axis] for axis in order))
+    if is_op(node, "Flatten"):
+        axis = values.get("axis", 1)
+        axis += count if axis < 0 else 0
+        return replace(view, axes=tuple(sum(half, ()) for half in (view.axes[:axis], view.axes[axis:])))
+    if is_op(node, "SpaceToDepth"):
+        return _space_to_depth(scope, index, view, values)
+    axes = axes_of(scope, index, values)
+    if isinstance(axes, Reject):
+        return axes
+    count += len(axes) if is_op(node, "Unsqueeze") else 0
+    if not axes or any(not -count <= axis < count for axis in axes):
+        return reject(scope, index, f"axes of {node.op_type}", list(axes) or "none", f"some of {count}")
+    chosen = {axis % count for axis in axes}
+    if is_op(node, "Unsqueeze"):
+        rest = iter(view.axes)
+        return replace(view, axes=tuple(() if axis in chosen else next(rest) for axis in range(count)))
+    if any(view.axes[axis] for axis in chosen):
+        return reject(scope, index, "axes of Squeeze", list(axes), "channels or space, of size 1")
+    return replace(view, axes=tuple(spans for axis, spans in enumerate(view.axes) if axis not in chosen))
+
+
+def chain_to(scope: Scope, index: int, *reductions: str) -> list[int]:
+    """The views in front of node `index`, and it, the last.  reductions: operators that may be among them, read there alone."""
+    chain = [index]
+    while len(chain) < MAX_CHAIN and (producer := scope.producer.get(scope.nodes[chain[0]].input[0])) is not None:
+        node = scope.nodes[producer]
+        if not is_op(node, *VIEWS) and not (is_op(node, *reductions) and scope.other_readers(node.output[0]) is None):
+            break
+        chain.insert(0, producer)
+    return chain
+
+
+def axes_of(scope: Scope, index: int, values: dict[str, Any]) -> Ints | Reject:
+    """The axes that a node is told, by an attribute or an input; empty where it is told none.  values: its attributes."""
+    node = scope.nodes[index]
+    axes = values.get("axes")
+    if axes is None and len(node.input) > 1 and node.input[1]:
+        axes = scope.constant_ints(node.input[1])
+        if axes is None:
+            return reject(scope, index, "axes", "a computed tensor", "a constant")
+    return tuple(axes or ())
+
+
+def channel_order(scope: Scope, chain: list[int], rank: int) -> Ints | Reject:
+    """The channels that a chain of views gives, in order; () for all as they were; a Reject where other axes change too."""
+    x, last = scope.nodes[chain[0]].input[0], chain[-1]
+    if len(scope.info(x).shape or range(rank + 2)) != rank + 2:
+        return reject(scope, chain[0], "axes of its input", len(scope.info(x).shape or ()), rank + 2)
+    view = before = whole(scope, x, rank)
+    for index in chain:
+        step = viewed(scope, index, view)
+        if not isinstance(step, View):
+            return step
+        view = step
+    axes = tuple(tuple(joined(list(spans))) for spans in view.axes)
+    if axes == before.axes:
+        return ()
+    if (*axes[:1], *axes[2:]) == (*before.axes[:1], *before.axes[2:]):
+        order = np.zeros(1, np.int64)
+        for span in axes[1]:
+            order = np.add.outer(order, span.step * np.arange(span.size or 1)).reshape(-1)
+        return tuple(order.tolist())
+    return reject(scope, last, BETWEEN, scope.nodes[last].op_type, "views that cancel, or shuffle channels")
+
+
+def _reshaped(scope: Scope, index: int, view: View, given: Sequence[Dim] | None) -> View | Reject:
+    """The spans in the shape of a Reshape, given or inferred; trailing axes that are all made one need no sizes."""
+    target = scope.constant_ints(scope.nodes[index].input[1]) if len(scope.nodes[index].input) > 1 else None
+    kept = len(target or ()) - 1
+    if target == (0,) * kept + (-1,) and kept < len(view.axes):
+        return replace(view, axes=(*view.axes[:kept], sum(view.axes[kept:], ())))
+    shape = given or scope.info(scope.nodes[index].output[0]).shape
+    spans = [span for axis in view.axes[1:] for span in axis]
+    if shape is None or not all(isinstance(n, int) for n in shape[1:]) or any(span.size is None for span in spans):
+        return reject(scope, index, "sizes of a Reshape", "unknown", "static sizes")
+    axes = _regrouped(spans, [n for n in shape[1:] if isinstance(n, int)])
+    if axes is None or [span.axis for span in view.axes[0]] != [0]:
+        return reject(scope, index, "shape of a Reshape", list(shape), "axes split in two, or joined")
+    return replace(view, axes=(view.axes[0], *axes))
+
+
+def _regrouped(spans: list[Span], sizes: list[int]) -> list[Spans] | None:
+    """The same positions in axes of these sizes; None where a span would be cut across."""
+    left, axes = spans[::-1], []
+    for size in sizes:
+        axis: list[Span] = []
+        while size > 1:
+            span = left.pop() if left else None
+            if span is None or span.size is None or span.size < 1:
+                return None
+            if size % span.size == 0:
+                axis.append(span)
+                size //= span.size
+            elif span.size % size == 0:
+                inner = span.size // size
+                axis.append(Span(span.axis, size, span.step * inner))
+                left.append(Span(span.axis, inner, span.step))
+                size = 1
+            else:
+                return None
+        axes.append(tuple(axis))
+    return None if left or 0 in sizes else axes
+
+
+def _space_to_depth(scope: Scope, index: int, view: View, values: dict[str, Any]) -> View | Reject:
+    """Blocks of positions in front of the channels, row by row, or behind them."""
+    (batch, channels, *spatial), block = view.axes, values["blocksize"]
+    split = [_regrouped(list(spans), [math.prod(p.size or 0 for p in spans) // block, block]) for spans in spatial]
+    outer = [axes[0] for axes in split if axes is not None]
+    if len(outer) < len(spatial):
+        return reject(scope, index, "sizes of a SpaceToDepth", "unknown, or not its blocks'", "multiples of the block size")
+    inner = [span for axes in split if axes is not None for span in axes[1]]
+    return replace(view, axes=(batch, (*channels, *inner) if values.get("mode") == b"CRD" else (*inner, *channels), *outer))
+
+
+def joined(spans: list[Span]) -> list[Span]:
+    """Spans, outer ones first, with those that continue one another made one."""
+    found: list[Span] = []
+    for span in spans:
+        last = found[-1] if found and found[-1].axis == span.axis else None
+        if last and last.size is not None and span.size is not None and last.step == span.step * span.size:
+            found[-1] = Span(span.axis, last.size * span.size, span.step)
+        else:
+            found.append(span)
+    return found
 
 
 OPS: dict[str, LinearOp] = {
@@ -521,16 +534,3 @@ NONLINEAR = (
     "InstanceNormalization", "PRelu", "QuantizeLinear",
 )  # fmt: skip
 """Operators that are looked through, beside the linear ones, though no average moves past them."""
-
-
-def op_of(node: NodeProto) -> LinearOp | None:
-    """The node's operator, None if it is none of `OPS`."""
-    return OPS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
-
-
-def is_map(scope: Scope, index: int) -> bool:
-    """Return True if a node's operator may be a map per channel."""
-    op = op_of(scope.nodes[index])
-    if op is None or op.apart:
-        return False
-    return op.step is not _cast or isinstance(step_or_reject(scope, index, 0), Step)
