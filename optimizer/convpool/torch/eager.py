@@ -67,21 +67,21 @@ def ready(module: fx.GraphModule, graph: fx.Graph, *, in_steps: Collection[str] 
     In training with a penalty large ones on a CPU have derivatives of convpool's.  in_steps: names of the convolutions with such
     in an eager step on a GPU.  PyTorch's operators run more of it: 1x1 kernels change places with poolings and upsamplings, and
     pairs of larger ones on large maps are convolved by pooled ones."""
-    penalty, eager = torch.is_grad_enabled() and may_have_penalty(graph), in_steps is not None
+    penalty, gpu_step = torch.is_grad_enabled() and may_have_penalty(graph), in_steps is not None
     for node in list(graph.nodes):
         operators: list[tuple] | None = None  # PyTorch's, one after the other: each with its arguments but the first
-        if eager and node.target is upsample_conv_of and convolves_first(value_of(node.args[1])):
+        if gpu_step and node.target is upsample_conv_of and convolves_first(value_of(node.args[1])):
             _, weight, bias, scales, _ = node.args
             operators = [(CONVS[len(scales)], weight, bias), (interpolated, scales)]
         elif node.target is POOLED_CONV:
             tensors, geometry = node.args[:3], frozen(node.args[3:])
             x, weight = value_of(tensors[0]), value_of(tensors[1])
-            operators = _operators(tensors, geometry, eager)
-            if eager and operators is None and _pools_weights(x, weight):
+            operators = _operators(tensors, geometry, gpu_step)
+            if gpu_step and operators is None and _pools_weights(x, weight):
                 operators = _by_pooled_weights(graph, node, tensors, geometry)
-            elif operators is not None and not eager:
+            elif operators is not None and not gpu_step:
                 operators = _fastest(graph, node, operators, geometry)
-            large = penalty and not eager and _macs(weight, x) > SECOND_MACS * math.prod((*geometry[1], *geometry[4]))
+            large = penalty and not gpu_step and _macs(weight, x) > SECOND_MACS * math.prod((*geometry[1], *geometry[4]))
             if operators is None:
                 node.target, node.args = pooled_conv_of, (tensors, geometry)
             elif large or node.meta.get("convolution") in (in_steps or ()):
@@ -100,11 +100,11 @@ def ready(module: fx.GraphModule, graph: fx.Graph, *, in_steps: Collection[str] 
     return fx.GraphModule(module, graph).forward
 
 
-def _operators(tensors: Sequence[Any], geometry: tuple, in_steps: bool) -> list[tuple] | None:
+def _operators(tensors: Sequence[Any], geometry: tuple, gpu_step: bool) -> list[tuple] | None:
     """PyTorch's operators that do it in turn, if any.  steps, zeros, spread: strides, pads and dilations of the convolution."""
     (_, weight, bias), (kernel, strides, pads, dilations, steps, zeros, spread, groups) = tensors, geometry[:8]
     x, w, rank = value_of(tensors[0]), value_of(weight), len(kernel)
-    swaps = in_steps and isinstance(w, Tensor) and max(w.shape[2:]) == 1 and not any((*pads, *zeros))
+    swaps = gpu_step and isinstance(w, Tensor) and max(w.shape[2:]) == 1 and not any((*pads, *zeros))
     on_cpu = isinstance(x, Tensor) and x.device.type == "cpu"
     if not (on_cpu or swaps) or any(d != 1 for d in dilations) or plain.is_deep_half(x):
         return None
