@@ -322,13 +322,11 @@ def test_sizes_behind_operators_that_onnx_does_not_infer(node, opset):
     assert [dim.dim_value for dim in shapes["c"]] == [dim.dim_value for dim in shapes["y"]] == [1, 16, 6, 5]
 
 
-MISREAD = (
-    "c = Cast<to=9>(s) d = Cast<to=7>(c)", "c = Cast<to=1>(s) b = Cast<to=9>(c) d = Cast<to=7>(b)",
+MISREAD = ("c = Cast<to=9>(s) d = Cast<to=7>(c)", "c = Cast<to=1>(s) b = Cast<to=9>(c) d = Cast<to=7>(b)",
     "c = Unsqueeze(s, zero) r = Gather(c, zero) d = Squeeze(r, zero)",
     "c = Unsqueeze(s, zero) a = Concat<axis=0>(c, c) i = Constant<value_int=1>() d = Gather(a, i)",
     "c = Identity(s) i = Constant<value_ints=[9223372036854775807]>() m = Constant<value_ints=[-1]>()"
-    " a = Slice(s, m, i, zero, m) d = Concat<axis=0>(a, s)",
-)  # fmt: skip
+    " a = Slice(s, m, i, zero, m) d = Concat<axis=0>(a, s)")  # fmt: skip
 
 
 @pytest.mark.parametrize("body", MISREAD)

@@ -353,6 +353,9 @@ def test_two_upsampled_maps_are_joined_small():
     body = UP + UP.replace("u =", "v =").replace("(x,", "(q,") + "j = Concat<axis=1>(u, v)\ny = Conv<pads=[1,1,1,1]>(j, w)"
     model = graph(body, {**SCALES, "w": (64, 128, 3, 3)}, inputs="float[1,64,12,12] x, float[1,64,12,12] q")
     assert operators(rewrite(model).graph) == {"AveragePool": 1, "Concat": 1, "ConvTranspose": 1}
+    values = {**SCALES, "k": scales(24, 24), "w": whole((64, 128, 3, 3)).astype(np.float16)}  # no form takes one pixel in float16
+    one = graph(body.replace("(q, , s)", "(q, , k)"), values, **{**HALVES, "inputs": f"{HALVES['inputs']}, float16[1,64,1,1] q"})
+    assert operators(convpool.optimize(one, target="cpu").model.graph) == {"Add": 1, "Conv": 1, "ConvTranspose": 1, "Resize": 1}
 
 
 def test_two_readers_share_what_is_between_and_what_others_read_stays():
@@ -695,9 +698,8 @@ def test_a_resize_between_casts(mode, left, given):
 def test_bfloat16_is_upsampled_in_float32(copied):
     """Where the model has no Resize in bfloat16: onnxruntime has neither that nor such a ConvTranspose."""
     kind, given = onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.BFLOAT16), {key: f"b{HALVES[key]}" for key in HALVES}
-    bodies = {1: f"{copied}y = Conv(u, w)", 3: copied + CONV}
-    values = [{**SCALES, "w": whole((64, 64, k, k)).astype(kind)} for k in bodies]
-    one, large = (models.graph(body, item, opset=22, **given) for body, item in zip(bodies.values(), values, strict=True))
+    weights = [{**SCALES, "w": whole((64, 64, k, k)).astype(kind)} for k in (1, 3)]
+    one, large = (graph(copied + conv, w, opset=22, **given) for conv, w in zip(("y = Conv(u, w)", CONV), weights, strict=True))
     made = convpool.optimize(one, target="cpu", check=0).model
     assert [node.op_type for node in made.graph.node] == ["Conv", "Cast", "Resize", "Cast"]
     assert "type; got BFLOAT16, expected one that" in reason(large)

@@ -265,7 +265,7 @@ def with_forms(plan: ResizePlan, context: Context) -> ResizePlan | Reject:
         return unknown
     m, large = channels_out(leaf), _large(plan)
     out = m * math.prod(conv.output_size(large))
-    groups, after = [], expand.pass_cost(-out, expand.PASS_WEIGHT)
+    groups, after, many = [], expand.pass_cost(-out, expand.PASS_WEIGHT), None
     for group in plan.groups:
         whole = expand.dense_cost(conv, m, len(group.channels), large)
         if group.resample is None:
@@ -276,18 +276,23 @@ def with_forms(plan: ResizePlan, context: Context) -> ResizePlan | Reject:
         found = _forms(plan, group.resample, work)
         if for_gpu:
             found = [form for form in found if form in GPU_FORMS][:1]
+        kept = whole + expand.pass_cost(len(group.channels) * math.prod(large), _weight_now(plan, group.resample))
         if not found:
-            why = against_one(scope, group.resample.input)
+            if (why := against_one(scope, group.resample.input)) is not None:
+                return rejection(scope, leaf.node, why)
             many = refuse("factors", list(work.up.factors), "smaller ones, for so few pixels or so many weights")
-            return rejection(scope, leaf.node, why or many)
+            groups.append(group)
+            after += kept
+            continue
         costs = {form: _cost(form, work, group.resample) for form in found}
         best = options.upsampling if options.upsampling in costs else min(costs, key=lambda form: costs[form].time)
         assert best is not None
         moved = costs[best] + expand.pass_cost(out, expand.PASS_WEIGHT)
-        kept = whole + expand.pass_cost(len(group.channels) * math.prod(large), _weight_now(plan, group.resample))
         keeps_size = len(plan.groups) > 1 and best != options.upsampling and kept.time <= moved.time
         groups.append(group if keeps_size else replace(group, form=best))
         after += kept if keeps_size else moved
+    if many is not None and not any(group.form for group in groups):
+        return rejection(scope, leaf.node, many)
     if any(not group.form for group in groups):
         after += expand.pass_cost(out, expand.PASS_WEIGHT)
     before = expand.dense_cost(conv, m, channels_in(leaf), large) + _between(plan, large=True)
