@@ -325,8 +325,8 @@ def test_sizes_behind_operators_that_onnx_does_not_infer(node, opset):
 MISREAD = ("c = Cast<to=9>(s) d = Cast<to=7>(c)", "c = Cast<to=1>(s) b = Cast<to=9>(c) d = Cast<to=7>(b)",
     "c = Unsqueeze(s, zero) r = Gather(c, zero) d = Squeeze(r, zero)",
     "c = Unsqueeze(s, zero) a = Concat<axis=0>(c, c) i = Constant<value_int=1>() d = Gather(a, i)",
-    "c = Identity(s) i = Constant<value_ints=[9223372036854775807]>() m = Constant<value_ints=[-1]>()"
-    " a = Slice(s, m, i, zero, m) d = Concat<axis=0>(a, s)")  # fmt: skip
+    *(f"c = Identity(s) i = Constant<value_ints=[{end}]>() m = Constant<value_ints=[{start}]>() k = Constant<value_ints=[-1]>()"
+      " a = Slice(s, m, i, zero, k) d = Concat<axis=0>(a, s)" for start, end in ((-1, 2**63 - 1), (-3, -9))))  # fmt: skip
 
 
 @pytest.mark.parametrize("body", MISREAD)

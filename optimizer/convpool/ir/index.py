@@ -401,8 +401,8 @@ class Scope:
             if math.prod(constant.shape) > MAX_FOLDED_ELEMENTS:
                 return None
             inputs[source] = constant.array()
-        back = is_op(node, "Slice") and protos.takes_all(*([*inputs.get(name, ())] for name in [*node.input, "", ""][2:5:2]))
-        if back or any(attribute.ref_attr_name for attribute in node.attribute):
+        numbers = ([*inputs.get(name, ())] for name in [*node.input, *[""] * 4][1:5])
+        if is_op(node, "Slice") and protos.takes_more(*numbers) or any(attribute.ref_attr_name for attribute in node.attribute):
             return None
         return self._known(folded(node, name, inputs, self.opset))
 

@@ -91,8 +91,8 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
         slices = [node for node in nodes if node.op_type == "Slice" and is_op(node, "Slice")]
         stored = dict(_constants(nodes) if slices else ()) | {item.name: item for graph in graphs for item in graph.initializer}
         for node in slices:
-            ends, steps = (_numbers(stored.get(name, ()), np.int64).reshape(-1) for name in [*node.input, "", "", ""][2:5:2])
-            node.op_type = UNKNOWN_SIZE if protos.takes_all(ends, steps) else node.op_type
+            numbers = [_numbers(stored.get(name, ()), np.int64).reshape(-1) for name in [*node.input, *[""] * 4][1:5]]
+            node.op_type = UNKNOWN_SIZE if protos.takes_more(*numbers) else node.op_type
         result = by_onnx = _infer(probe)
         result = _infer(probe) if _stop_values(graphs, result) else result
         while drop_windows(probe, graphs, result) or scaled and raise_scales(probe, graphs, result):

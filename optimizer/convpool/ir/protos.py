@@ -37,9 +37,11 @@ def ops_of(nodes: Iterable[NodeProto], *op_types: str) -> list[NodeProto]:
     return [node for node in nodes if node.op_type in op_types and node.domain in STANDARD_DOMAINS]
 
 
-def takes_all(ends: Iterable[int], steps: Iterable[int]) -> bool:
-    """Return True if a Slice goes back to the first element in onnxruntime, but takes none by onnx: up to INT_MAX."""
-    return any(step < 0 and end in (2**31 - 1, 2**63 - 1) for end, step in zip(ends, steps, strict=False))
+def takes_more(starts: Iterable[int], ends: Iterable[int], axes: Iterable[int], steps: Iterable[int]) -> bool:
+    """Return True if a Slice goes back to the first element in onnxruntime, but may take none by onnx: up to INT_MAX, or from
+    where a short axis has none."""
+    slices = zip(starts, ends, steps, strict=False)
+    return any(step < 0 and (start < -1 or end in (2**31 - 1, 2**63 - 1)) for start, end, step in slices)
 
 
 def label(node: NodeProto) -> str:

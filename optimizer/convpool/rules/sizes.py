@@ -29,7 +29,7 @@ from onnx import NodeProto
 from convpool.algebra.expand import UpsampleSpec
 from convpool.algebra.geometry import NOMINAL_SIZE, ConvSpec, PoolSpec, Refusal, windows
 from convpool.ir.index import Dim, Scope
-from convpool.ir.protos import INTEGERS, WIDE, attributes, is_op, known_attributes, takes_all
+from convpool.ir.protos import INTEGERS, WIDE, attributes, is_op, known_attributes, takes_more
 from convpool.ir.schema import is_operator, layout_of, specs_of
 from convpool.rules.base import Reject, reject
 from convpool.rules.linear import BROADCASTING, UNARY, Step, op_of, order_of, pad_numbers, slice_numbers, step_or_reject
@@ -381,9 +381,10 @@ def _computed_terms(scope: Scope, name: str, depth: int) -> list[Term] | None:
         ok = picks is not None and all(-len(terms) <= i < len(terms) for i in picks)
         return [terms[i] for i in picks or ()] if ok else None
     if is_op(node, "Slice"):
-        starts, ends, _, steps = slice_numbers(scope, index)
+        starts, ends, axes, steps = slice_numbers(scope, index)
         known = [numbers[0] for numbers in (starts, ends, steps) if numbers is not None and len(numbers) == 1]
-        return terms[slice(*known)] if len(known) == 3 and known[2] and not takes_all(ends or (), steps or ()) else None
+        more = takes_more(starts or (), ends or (), axes or (), steps or ())
+        return terms[slice(*known)] if len(known) == 3 and known[2] and not more else None
     if is_op(node, "Cast") and attributes(node)["to"] not in WIDE:
         return None
     if is_op(node, "Cast", "Floor", "Ceil", "Round"):
