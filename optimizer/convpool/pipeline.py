@@ -65,6 +65,69 @@ Reached = tuple[LoadedModel, Stays]
 """A model to start from; and sites of other forms of it, and why no pair appears there."""
 
 
+def in_reach(model: LoadedModel, options: OptimizeOptions) -> Reached:
+    """The model with more pairs in reach of the rules, as a copy; itself where there are no more."""
+    if "pool_first" not in options.rules:
+        return model, ()
+    options = replace(options, accumulation=None, metadata=())
+    first, stays = _without_calls(model, options)
+    last, others = _without_transposes(first, options)
+    return last, (*stays, *others)
+
+
+def _without_calls(model: LoadedModel, options: OptimizeOptions) -> Reached:
+    """Without the calls that have a part of a pair, or a pair that only the call's attributes make known.  First all calls are
+    replaced, to see which pairs appear, then those that these need, until no fewer will do."""
+    wanted: frozenset[Call] | None = None
+    stays: Stays = ()
+    before: frozenset[tuple[str, str]] = frozenset()
+    while 0 < model.expanded <= MAX_NODES and wanted != frozenset() and (found := inlined(model.proto, wanted)) is not None:
+        result = replace(model, proto=found.model, inferred=infer_shapes(found.model), source=None)
+        if wanted is None:
+            before = _planned(_pairs_of(model, options)[0])
+        plans, kept = _pairs_of(_without_transposes(result, options)[0], options)
+        parts: set[Call] = set()
+        for plan in plans:
+            places = (found.places.get(plan.scope.nodes[index].name) for index in plan.convolutions)
+            new = any(place is not None and place not in before for place in places)
+            parts |= _parts(found.origins, plan.scope, plan.own, least=1 if new else 2)
+        needed = frozenset(call[:end] for call in parts for end in range(1, len(call) + 1))
+        stays += tuple((site, why) for site, why in kept if _parts(found.origins, site.scope, (site.root, site.conv)))
+        if wanted is not None and needed >= wanted:
+            return result, stays
+        wanted = needed if wanted is None else needed & wanted
+    return model, stays
+
+
+def _parts(origins: dict[str, set[Call]], scope: Scope, nodes: Iterable[int], least: int = 2) -> set[Call]:
+    """The calls that nodes come from, () for the model's own; none where these are fewer than `least`."""
+    calls = set().union(*(origins.get(scope.nodes[index].name, {()}) for index in nodes))
+    return calls if len(calls) >= least else set()
+
+
+def _without_transposes(model: LoadedModel, options: OptimizeOptions) -> Reached:
+    """Without the Transposes around averages, where pairs appear by that and none goes."""
+    if not ops_of(model_nodes(model.proto), "Transpose"):
+        return model, ()
+    moved = replace(model, proto=deepcopy(model.proto), source=None)
+    run = Pipeline(moved, moved.inferred, options).run((Stage((ChannelsFirst(),)),))
+    if not run.changed:
+        return model, ()
+    moved = run.finished()
+    (before, _), (found, stays) = (_pairs_of(one, options) for one in (model, moved))
+    return moved if _planned(before) < _planned(found) else model, stays
+
+
+def _pairs_of(model: LoadedModel, options: OptimizeOptions) -> tuple[list[PairPlan], Stays]:
+    """The pairs that would be rewritten, and the sites that would stay."""
+    return Pipeline(model, model.inferred, options).first_look(PoolFirst())
+
+
+def _planned(plans: Iterable[PairPlan]) -> frozenset[tuple[str, str]]:
+    """Return the results of the plans' convolutions, each with its scope's path."""
+    return frozenset((plan.scope.path, plan.scope.nodes[index].output[0]) for plan in plans for index in plan.convolutions)
+
+
 def rewrite(
     original: LoadedModel,
     options: OptimizeOptions,
@@ -350,69 +413,6 @@ def _lowered(model: ModelProto, rule: Rule, lowering: str) -> ModelProto:
     )
     Pipeline(result, infer_shapes(result.proto), options).run((Stage((rule,), repeats=False),)).finish()
     return result.proto
-
-
-def in_reach(model: LoadedModel, options: OptimizeOptions) -> Reached:
-    """The model with more pairs in reach of the rules, as a copy; itself where there are no more."""
-    if "pool_first" not in options.rules:
-        return model, ()
-    options = replace(options, accumulation=None, metadata=())
-    first, stays = _without_calls(model, options)
-    last, others = _without_transposes(first, options)
-    return last, (*stays, *others)
-
-
-def _without_calls(model: LoadedModel, options: OptimizeOptions) -> Reached:
-    """Without the calls that have a part of a pair, or a pair that only the call's attributes make known.  First all calls are
-    replaced, to see which pairs appear, then those that these need, until no fewer will do."""
-    wanted: frozenset[Call] | None = None
-    stays: Stays = ()
-    before: frozenset[tuple[str, str]] = frozenset()
-    while 0 < model.expanded <= MAX_NODES and wanted != frozenset() and (found := inlined(model.proto, wanted)) is not None:
-        result = replace(model, proto=found.model, inferred=infer_shapes(found.model), source=None)
-        if wanted is None:
-            before = _planned(_pairs_of(model, options)[0])
-        plans, kept = _pairs_of(_without_transposes(result, options)[0], options)
-        parts: set[Call] = set()
-        for plan in plans:
-            places = (found.places.get(plan.scope.nodes[index].name) for index in plan.convolutions)
-            new = any(place is not None and place not in before for place in places)
-            parts |= _parts(found.origins, plan.scope, plan.own, least=1 if new else 2)
-        needed = frozenset(call[:end] for call in parts for end in range(1, len(call) + 1))
-        stays += tuple((site, why) for site, why in kept if _parts(found.origins, site.scope, (site.root, site.conv)))
-        if wanted is not None and needed >= wanted:
-            return result, stays
-        wanted = needed if wanted is None else needed & wanted
-    return model, stays
-
-
-def _parts(origins: dict[str, set[Call]], scope: Scope, nodes: Iterable[int], least: int = 2) -> set[Call]:
-    """The calls that nodes come from, () for the model's own; none where these are fewer than `least`."""
-    calls = set().union(*(origins.get(scope.nodes[index].name, {()}) for index in nodes))
-    return calls if len(calls) >= least else set()
-
-
-def _without_transposes(model: LoadedModel, options: OptimizeOptions) -> Reached:
-    """Without the Transposes around averages, where pairs appear by that and none goes."""
-    if not ops_of(model_nodes(model.proto), "Transpose"):
-        return model, ()
-    moved = replace(model, proto=deepcopy(model.proto), source=None)
-    run = Pipeline(moved, moved.inferred, options).run((Stage((ChannelsFirst(),)),))
-    if not run.changed:
-        return model, ()
-    moved = run.finished()
-    (before, _), (found, stays) = (_pairs_of(one, options) for one in (model, moved))
-    return moved if _planned(before) < _planned(found) else model, stays
-
-
-def _pairs_of(model: LoadedModel, options: OptimizeOptions) -> tuple[list[PairPlan], Stays]:
-    """The pairs that would be rewritten, and the sites that would stay."""
-    return Pipeline(model, model.inferred, options).first_look(PoolFirst())
-
-
-def _planned(plans: Iterable[PairPlan]) -> frozenset[tuple[str, str]]:
-    """Return the results of the plans' convolutions, each with its scope's path."""
-    return frozenset((plan.scope.path, plan.scope.nodes[index].output[0]) for plan in plans for index in plan.convolutions)
 
 
 @dataclass
