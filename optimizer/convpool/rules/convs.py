@@ -24,6 +24,7 @@ from convpool.ir.schema import POOL_DILATIONS_OPSET
 from convpool.options import IMAGE_CHANNELS
 from convpool.rules.base import Context, Reject, reject, rejection, spatial_size
 from convpool.rules.linear import Step, op_of, order_of, pad_numbers, step_or_reject
+from convpool.rules.sizes import OPEN, size_number, traced
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,10 @@ def against_one(scope: Scope, name: str) -> Refusal | None:
 def channel_count(scope: Scope, name: str) -> int | None:
     """A tensor's channels, or those that weights take; None where they are unknown."""
     shape = scope.info(name).shape
-    return shape[1] if shape is not None and len(shape) > 1 and isinstance(shape[1], int) else None
+    if shape is None or len(shape) < 2:
+        return None
+    number = size if isinstance(size := shape[1], int) else size_number(scope, traced(scope, name, 1), {})
+    return number if number is not None and number < OPEN else None
 
 
 def conv_leaf(scope: Scope, index: int, axes: int | None = None) -> ConvLeaf | Reject:

@@ -11,7 +11,8 @@ whatever the inputs are: an Add of such maps broadcasts none of them.  So is twi
 | Conv, AveragePool, MaxPool, ConvAvgPool; Pad; Resize | those of its input, by windows, plus pads, times whole factors |
 | elementwise, or along batch and channels alone | those of its input |
 | elementwise, of several; Concat along other axes | those of the inputs of more than one element, if they are the same |
-| Reshape to sizes that are computed | these |
+| Reshape to sizes that are computed | these; one given as -1 by the number of elements |
+| MatMul by a matrix | those of its input, but for the last |
 | any other | known from here on only as its own |
 
 Casts to floating point and back, and rounding, do not change what is a whole number anyway: a size times a whole factor.
@@ -19,6 +20,7 @@ Casts to floating point and back, and rounding, do not change what is a whole nu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -211,23 +213,39 @@ def _origin(scope: Scope, term: SizeOf) -> object:
     return known if known is not None else (term.tensor, term.axis)
 
 
-def size_number(scope: Scope, term: Term, primes: dict[object, int]) -> int | None:
+def size_number(scope: Scope, term: Term, primes: dict[object, int], depth: int = 0) -> int | None:
     """A number in place of a term, the same for equal ones: a multiple of an open size's own prime, which tells products of
     sizes apart.  primes: those given out, to which it adds; None where there are no more."""
     if isinstance(term, SizeOf):
         key = _origin(scope, term), term.offset, term.divisor
-        if key not in primes and len(primes) < len(MERSENNE):
+        number = _left_over(scope, term, primes, depth + 1) if depth < 2 and key[1:] == (0, 1) else None
+        if number is None and key not in primes and len(primes) < len(MERSENNE):
             primes[key] = 2 ** MERSENNE[len(primes)] - 1
-        term = term.factor * primes[key] if key in primes and term.factor > 0 else None
+        number = number or primes.get(key)
+        term = term.factor * number if number is not None and term.factor > 0 else None
     return int(term) if term is not None and term.denominator == 1 else None
+
+
+def _left_over(scope: Scope, size: SizeOf, primes: dict[object, int], depth: int) -> int | None:
+    """The number of a size that a Reshape is told as -1, by those of its input."""
+    index = scope.made_by(size.tensor, "Reshape")
+    if index is None:
+        return None
+    own, told = shape_terms(scope, scope.nodes[index].input[0]), size_terms(scope, scope.nodes[index].input[1])
+    if own is None or told is None or [axis for axis, term in enumerate(told) if term == -1] != [size.axis]:
+        return None
+    copied = dict(enumerate(own))
+    sides = own, [copied.get(axis) if term == 0 else term for axis, term in enumerate(told) if term != -1]
+    whole, rest = (math.prod(size_number(scope, term, primes, depth) or 0 for term in side) for side in sides)
+    return whole // rest if min(whole, rest) > 0 and whole % rest == 0 else None
 
 
 def traced(scope: Scope, tensor: str, axis: int, depth: int = 0) -> SizeOf:
     """A size of a tensor as a term in that of a tensor in front of it."""
     key = tensor, axis
     if key not in scope.traced:
-        for before in () if depth else _untraced(scope, tensor, axis):
-            traced(scope, scope.nodes[before].output[0], axis, 1)
+        if not depth:
+            _trace_before(scope, tensor, axis)
         scope.traced[key] = SizeOf(tensor, axis)  # ends the search on a graph with a cycle
         index = scope.producer.get(tensor)
         if index is not None and depth < MAX_DEPTH:
@@ -235,8 +253,8 @@ def traced(scope: Scope, tensor: str, axis: int, depth: int = 0) -> SizeOf:
     return scope.traced[key]
 
 
-def _untraced(scope: Scope, tensor: str, axis: int) -> list[int]:
-    """The nodes in front of a tensor whose results are not traced, in order: so no search goes deep."""
+def _trace_before(scope: Scope, tensor: str, axis: int) -> None:
+    """Trace all that is in front of a tensor, in order: so no search goes deep."""
     found: set[int] = set()
     pending = [tensor]
     while pending:
@@ -244,7 +262,9 @@ def _untraced(scope: Scope, tensor: str, axis: int) -> list[int]:
         if index is not None and index not in found and (scope.nodes[index].output[0], axis) not in scope.traced:
             found.add(index)
             pending.extend(scope.nodes[index].input)
-    return sorted(found)
+    for name in (scope.nodes[index].output[0] for index in sorted(found)):
+        for place in {axis, *range(len(scope.info(name).shape or ()))}:
+            traced(scope, name, place, 1)
 
 
 def _traced_through(scope: Scope, tensor: str, index: int, axis: int, depth: int) -> SizeOf | None:
@@ -254,6 +274,7 @@ def _traced_through(scope: Scope, tensor: str, index: int, axis: int, depth: int
         return None
     x, rank = node.input[0], len(shape) - 2
     kept = is_op(node, *KEEPING) or is_op(node, "Split") and values.get("axis", 0) % len(shape) != axis
+    kept = kept or is_op(node, "MatMul") and axis < len(shape) - 1 and len(scope.info(node.input[1]).shape or ()) == 2
     if kept and axis < len(shape):
         return traced(scope, x, axis, depth)
     if is_op(node, *BROADCASTING, "Where") or is_op(node, "Concat") and values.get("axis", 0) % len(shape) != axis:
@@ -344,6 +365,8 @@ def _through_windows(scope: Scope, index: int, values: dict, i: int, rank: int, 
 def size_terms(scope: Scope, name: str, depth: int = 0) -> list[Term] | None:
     """The elements of a vector or number that is computed from shapes and constants; None where it comes about in another way."""
     if (name, WHOLE_SHAPE) not in scope.traced:
+        if not depth:
+            _trace_before(scope, name, 0)
         scope.traced[name, WHOLE_SHAPE] = None  # ends the search on a graph with a cycle
         scope.traced[name, WHOLE_SHAPE] = _computed_terms(scope, name, depth)
     return scope.traced[name, WHOLE_SHAPE]
@@ -436,18 +459,11 @@ def _arithmetic(operator: str, a: Term, b: Term, whole: bool) -> Term:
 
 def groups_channels(scope: Scope, chain: Sequence[int], rank: int) -> bool:
     """Return True if Reshapes around a node, `chain` from the last on, go to [N, groups, rest] and back to the shape before."""
-    last, _, first = chain
-    x, grouped = scope.nodes[first].input, scope.info(scope.nodes[first].output[0]).shape
-    shape = scope.info(x[0]).shape
+    x, there, back = scope.nodes[chain[2]].input[0], scope.nodes[chain[2]].output[0], scope.nodes[chain[0]].output[0]
+    shape, grouped = scope.info(x).shape, scope.info(there).shape
     if shape is None or grouped is None or len(shape) != rank + 2 or len(grouped) != 3:
         return False
-    target = scope.constant_ints(x[1])
-    zero = target is not None and len(target) == 3 and target[0] == 0 and not scope.nodes[first].attribute
-    kept = zero or grouped[0] is not None and grouped[0] == shape[0]
-    divides = isinstance(shape[1], int) and isinstance(grouped[1], int) and grouped[1] > 0 and shape[1] % grouped[1] == 0
-    if not kept or not divides:
+    if not isinstance(shape[1], int) or not isinstance(grouped[1], int) or grouped[1] <= 0 or shape[1] % grouped[1]:
         return False
-    if scope.info(scope.nodes[last].output[0]).shape == shape and None not in shape:
-        return True
-    source = scope.made_by(scope.nodes[last].input[1], "Shape")
-    return source is not None and scope.nodes[source].input[0] == x[0] and not scope.nodes[source].attribute
+    kept = [(there, 0), *((back, axis) for axis in range(len(scope.info(back).shape or shape)))]
+    return len(kept) == rank + 3 and all(_identity(scope, name, axis) == _identity(scope, x, axis) for name, axis in kept)
