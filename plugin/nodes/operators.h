@@ -89,7 +89,7 @@ struct Operator {
     // kept; the third how box means of half and bfloat16 may be summed.
     const std::vector<Attribute> &attributes() const;
     // The position of an attribute that the operator has in attributes().
-    int place(int id) const { return upsamples && id >= kConvolution ? id - 3 : id; }
+    int place(int id) const { return upsamples && id >= kConvolution ? id - (kConvolution - 1) : id; }
 };
 // ConvAvgPool and its 191 fused variants, then UpsampleConv and its.  They stay to the very end of the process, as engines may.
 const std::vector<Operator> &operators();

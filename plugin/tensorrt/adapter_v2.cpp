@@ -134,7 +134,7 @@ public:
             }
             const convpool_problem problem = core_.problem(largest);
             if (convpool_output_shape(&problem, nullptr) != CONVPOOL_OK) throw std::invalid_argument(convpool_last_error());
-            grant(core_.problem(tensors_of(core_, in, inputs, out, outputs, &v2::DynamicPluginTensorDesc::min)), problem, inputs);
+            widen(core_.problem(tensors_of(core_, in, inputs, out, outputs, &v2::DynamicPluginTensorDesc::min)), problem, inputs);
             return 0;
         });
     }
@@ -185,7 +185,7 @@ private:
     }
 
     // Takes a profile of a builder into account.
-    void grant(const convpool_problem &least, const convpool_problem &largest, int32_t inputs) {
+    void widen(const convpool_problem &least, const convpool_problem &largest, int32_t inputs) {
         Grant grant;
         grant.inputs = inputs;
         grant.device = grant_.inputs == 0 ? device_size() : grant_.device;  // the builder's, once it has spoken

@@ -22,7 +22,7 @@ public:
     // A copy has its own launcher: weights and runs stay with the context that made them.
     Plugin(const Plugin &other)
         : v3::IPluginV3(), v3::IPluginV3OneCore(), v3::IPluginV3OneBuild(), v3::IPluginV3OneRuntime(), core_(other.core_),
-          problems_(other.problems_), inputs_(other.inputs_), tactic_(other.tactic_), launcher_(other.launcher_.layer()) {
+          problems_(other.problems_), count_(other.count_), tactic_(other.tactic_), launcher_(other.launcher_.layer()) {
         point_fields();
     }
     Plugin &operator=(const Plugin &) = delete;
@@ -80,7 +80,7 @@ public:
             for (const convpool_problem &problem : described)
                 if (convpool_output_shape(&problem, nullptr) != CONVPOOL_OK) throw std::invalid_argument(convpool_last_error());
             problems_ = std::move(described);
-            inputs_ = inputs;
+            count_ = inputs;
             return 0;
         });
     }
@@ -134,7 +134,7 @@ public:
                           int32_t outputs) noexcept override {
         return guarded("onShapeChange", kFailure, [&] {
             const Tensors tensors = tensors_of(core_, in, inputs, out, outputs);
-            inputs_ = inputs;
+            count_ = inputs;
             if (launcher_.find(tensors) == nullptr) prepare(tensors);
             return 0;
         });
@@ -143,7 +143,7 @@ public:
     int32_t enqueue(const v3::PluginTensorDesc *in, const v3::PluginTensorDesc *out, const void *const *inputs,
                     void *const *outputs, void *workspace, CUstream_st *stream) noexcept override {
         return guarded("enqueue", kFailure, [&] {
-            const Tensors tensors = tensors_of(core_, in, inputs_, out, 1);
+            const Tensors tensors = tensors_of(core_, in, count_, out, 1);
             Run *run = launcher_.find(tensors);
             launcher_.launch(run != nullptr ? *run : prepare(tensors), inputs, outputs[0], workspace, stream);
             return 0;
@@ -193,7 +193,7 @@ private:
 
     PluginCore core_;
     std::vector<convpool_problem> problems_;  // smallest, typical, largest, of the last configurePlugin
-    int32_t inputs_ = 0;                      // how many, of the last configurePlugin or onShapeChange
+    int32_t count_ = 0;                       // of inputs, at the last configurePlugin or onShapeChange
     int32_t tactic_ = 0;
     Launcher launcher_;
     std::vector<v3::PluginField> fields_;

@@ -14,16 +14,16 @@ namespace convpool {
 namespace {
 
 constexpr int kTacticField = 2, kResidualField = 7, kRankField = 13, kHeadFields = 14, kAxisFields = 11;
-using Row = std::array<int32_t, kHeadFields + kRank * kAxisFields>;  // in the order of tuned.def; zeros past the rank
+using TunedRow = std::array<int32_t, kHeadFields + kRank * kAxisFields>;  // in the order of tuned.def; zeros past the rank
 
-constexpr Row kCompiledIn[] = {
+constexpr TunedRow kCompiledIn[] = {
 #define CONVPOOL_TUNED(...) {{__VA_ARGS__}},
 #include "tuned.def"
 #undef CONVPOOL_TUNED
     {{}}};  // no device has compute capability 0
 
 struct File {
-    std::vector<Row> rows;
+    std::vector<TunedRow> rows;
     std::string error;
     bool off = false;  // neither the file nor the rows compiled in
 };
@@ -32,7 +32,7 @@ constexpr const char *kName = "CONVPOOL_TUNED";
 constexpr uintmax_t kMaxFileBytes = 16 << 20;  // of some 100,000 rows
 
 // Numbers between "CONVPOOL_TUNED(" and ")", then nothing but a comment; false if the line is anything else.
-bool parse_row(const char *text, Row &row) {
+bool parse_row(const char *text, TunedRow &row) {
     if (std::strncmp(text, kName, std::strlen(kName)) != 0 || text[std::strlen(kName)] != '(') return false;
     text += std::strlen(kName) + 1;
     row = {};
@@ -80,7 +80,7 @@ File read_file(const char *path) {
             return fail(": line " + std::to_string(number) + " is no text; got a zero byte, expected a row");
         const size_t start = line.find_first_not_of(" \t\r");
         if (start == std::string::npos || line.compare(start, 2, "//") == 0) continue;
-        Row row;
+        TunedRow row;
         if (!parse_row(line.c_str() + start, row)) {
             std::string got = line.substr(start, 60);  // printed to terminals, which obey control characters
             std::replace_if(got.begin(), got.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
@@ -106,11 +106,11 @@ const File &file() {
 }
 
 // The row of a problem, with 0 for the tactic. Sizes past 32 bits make no row: they are -1, which no file holds.
-Row key_of(const Problem &p, const Device &device) {
+TunedRow key_of(const Problem &p, const Device &device) {
     const int32_t prologue = p.prologue_form() == PrologueForm::kGeneral ? 3 : p.prologue_affine ? 1 : p.has_prologue() ? 2 : 0;
     auto narrow = [](int64_t value) { return value > INT32_MAX ? -1 : static_cast<int32_t>(value); };
     const bool lowered = (p.w_dtype == CONVPOOL_F32 && p.allow_tf32) || p.allow_packed;
-    Row row{};
+    TunedRow row{};
     auto out = row.begin();
     for (int64_t value :
          std::initializer_list<int64_t>{device.cc, device.multiprocessors, 0, p.w_dtype, lowered, p.x_channels_last,
@@ -131,8 +131,8 @@ Row key_of(const Problem &p, const Device &device) {
 int32_t tuned_tactic(const Problem &problem, const Device &device) {
     const File &given = file();
     if (given.off) return 0;
-    Row key = key_of(problem, device);
-    auto same = [&](Row row) {
+    TunedRow key = key_of(problem, device);
+    auto same = [&](TunedRow row) {
         row[kTacticField] = 0;
         return row == key;
     };

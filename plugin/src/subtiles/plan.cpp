@@ -94,7 +94,7 @@ cudaError_t SubtilePlan::launch(const convpool_tensors &t, cudaStream_t stream) 
     d.y = t.y;
     d.prologue = prologue_of(problem, t);
     d.epilogue = epilogue_of(problem, t);
-    d.early_weights = (t.flags & CONVPOOL_WEIGHTS_PREPARED) != 0;
+    d.early_weights = (t.flags & CONVPOOL_WEIGHTS_PREPARED) != 0;  // W is what it was: convpool.h
     cudaError_t error = x_maps_.get(t.x, d.x_map, [&](CUtensorMap *maps) { return encode_x(t.x, maps); });
     if (error == cudaSuccess) error = w_map_.get(t.w, &d.w_map, [&](CUtensorMap *map) { return encode_w(t.w, map); });
     return error == cudaSuccess ? launch_kernel(&d, stream) : error;

@@ -136,7 +136,7 @@ public:
             reason = refusal(t, "tiles", tiles.count(), kAtMostMaxCount, next);
         if (!reason.empty()) return nullptr;
         const int64_t pad = int64_t{p.pads_begin[2]} * p.pool_strides[2] + p.pool_pads_begin[2];
-        const int variant = tile.channels_first ? pad % 4 == 1 : static_cast<int>(prologue_kind_of(p));
+        const int variant = tile.channels_first ? pad % 4 == 1 /* kPaddedByOne */ : static_cast<int>(prologue_kind_of(p));
         const void *function = kernel_of_row<kRows>(t.row, variant);
         const int64_t grid = row.split > 1 ? tiles.count() * row.split : std::min<int64_t>(tiles.count(), device.multiprocessors);
         const Kernel main{function, grid, 128 * (tile.groups + 1), row.split, bytes};
