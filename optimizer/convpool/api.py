@@ -19,7 +19,7 @@ from convpool.errors import ModelError, VerificationError
 from convpool.ir.model import LoadedModel, Shapes, load, scopes_at, suggested, tensor_shapes, with_fixed, with_sizes
 from convpool.options import TARGETS, OptimizeOptions, check_arguments, options_for
 from convpool.pipeline import OptimizeResult, Tuner, in_reach, rewrite
-from convpool.report import Report
+from convpool.report import OF_TARGET, Report
 from convpool.summary import count, recount, time_models
 from convpool.types import Accumulation, Lowering, Model, Target, Upsampling
 
@@ -149,7 +149,7 @@ def _next_steps(result: OptimizeResult, model: LoadedModel, options: OptimizeOpt
         found += _preparing(report, model, options, given)
         if not found and report.options["target"] == "any" and any("for every size" in reason for reason in stay):
             found += _preparing(report, model, on_cpu, given)
-    if report.options["target"] == "any" and any(reason.endswith("for this target") for reason in stay):
+    if report.options["target"] == "any" and any(reason.endswith(OF_TARGET) for reason in stay):
         more = _pairs(model, on_cpu) - report.summary.rewritten
         if more > 0:
             found.append(f"{more} more for onnxruntime on a CPU: convpool optimize {name_of(model)} --target cpu")

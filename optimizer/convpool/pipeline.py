@@ -138,7 +138,7 @@ def rewrite(
     """`optimize` without its check.  reached: where it starts, of `in_reach`; default the original.  shapes: see `Context`."""
     start, stays = reached or (original, ())
     result = LoadedModel(deepcopy(start.proto), original.base_dir, 0, path=original.path, data_files=original.data_files)
-    moved = options.lowering != "convavgpool" and schema.move_back(result.proto)
+    renamed = options.lowering != "convavgpool" and schema.move_back(result.proto)
     run = Pipeline(result, start.inferred, options, shapes=shapes, tuner=tuner)
     scopes = run.scopes()
     before, seen = count(scopes), survey(scopes)
@@ -148,7 +148,7 @@ def rewrite(
     run.finish()
     if not run.changed:
         result.source = original.source
-        if moved or start is not original:
+        if renamed or start is not original:
             result.proto.CopyFrom(original.proto)
     nodes = [model_nodes(model.proto, without=schema.DOMAIN) for model in (original, result)]
     dense = len(sparse_values(original.proto)) - len(sparse_values(result.proto))
@@ -229,8 +229,8 @@ class Pipeline:
             self._inferred, self._shapes_hold = infer_shapes(self._model.proto), True
         return self._inferred
 
-    def _changed(self, scopes: Iterable[Scope], *, adds_tensors: bool) -> None:
-        """Some scopes have changed.  adds_tensors: by tensors that only shape inference knows."""
+    def _update_index(self, scopes: Iterable[Scope], *, adds_tensors: bool) -> None:
+        """Renew the index after a change of some scopes.  adds_tensors: by tensors that only shape inference knows."""
         if not adds_tensors and all(scope.parent is None and not scope.children for scope in scopes):
             for scope in scopes:
                 scope.reload()
@@ -282,7 +282,7 @@ class Pipeline:
                 rule.kept(site, verdict, times, self.log)
         if found:
             self._apply(found)
-            self._changed([scope for scope, _ in found], adds_tensors=stage.adds_tensors)
+            self._update_index([scope for scope, _ in found], adds_tensors=stage.adds_tensors)
             self.changed = True
         return bool(found)
 

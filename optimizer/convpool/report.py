@@ -10,6 +10,9 @@ from dataclasses import asdict, dataclass, field
 
 from convpool.check.judge import Verification
 
+OF_TARGET = "for this target"
+"""Ends what a reason expects where another target may ask for less: told rather than others, and with a hint."""
+
 
 @dataclass(kw_only=True)
 class SiteReport:

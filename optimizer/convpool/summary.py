@@ -36,7 +36,7 @@ from convpool.ir.model import LoadedModel, batches_of_one, scopes_at
 from convpool.ir.protos import STANDARD_DOMAINS, is_op, known_attributes, label, ops_of
 from convpool.report import Log, Report, SiteReport, Speed, Summary
 from convpool.rules.linear import JOINS, Step, is_map, op_of, step_or_reject
-from convpool.rules.pool_first.averages import candidates, recognise
+from convpool.rules.pool_first.averages import possible_averages, recognise
 from convpool.rules.pool_first.pairs import conv_upstream
 
 Sizes = tuple[int | None, ...]
@@ -310,7 +310,7 @@ def _ends(scope: Scope, seen: Seen) -> set[str]:
         if _stands_for(node) in AVERAGES and any(node.input):  # nothing checks nodes of another domain
             seen.averages += 1
             ends.add(node.input[0])
-    for chain in candidates(scope):
+    for chain in possible_averages(scope):
         tensor, shape = chain[-1].input, scope.info(chain[-1].input).shape
         if tensor in ends:
             continue

@@ -226,7 +226,7 @@ PASS_WEIGHT = 15.0
 
 @dataclass(frozen=True)
 class Work:
-    """A convolution of the small map with its numbers: channels, spatial sizes, and its opset."""
+    """A convolution behind an upsampling: its channels, the spatial size of the small map, and its opset."""
 
     conv: ConvSpec
     up: UpsampleSpec

@@ -410,7 +410,7 @@ class Obstacles:
 
     dilated_pooling: Refusal | None = None
     operator: Refusal | None = None
-    miscounts: bool = False
+    may_miscount: bool = False
     """True if the runtime may be one that `miscounts` tells of."""
 
 
@@ -436,7 +436,7 @@ def lower(layer: Layer, pool: PoolSpec | None, name: str, obstacles: Obstacles) 
         return obstacles.dilated_pooling
     if any(pad >= k for pad, k in zip(box.pads, box.kernel_shape * 2, strict=True)):
         return refuse("pads of the box mean", list(box.pads), f"less than {list(box.kernel_shape)}, as onnxruntime demands")
-    if obstacles.miscounts and miscounts(box.pads):
+    if obstacles.may_miscount and miscounts(box.pads):
         return refuse("pads of the box mean", list(box.pads), COUNTED)
     if name == "convavgpool" and obstacles.operator is not None:
         return obstacles.operator

@@ -201,7 +201,7 @@ class _Call:
         self.weights_prepared = weights_prepared
         self.bits = bits & 15
         device = None if kinds[_X][2] is not None else library.current_ordinal()  # where x does not tell
-        space = None if self.space is None else (arrays.nbytes(self.space), self.space[1][2])
+        space = None if self.space is None else (arrays.nbytes(self.space), self.space[1][2])  # [2]: the device
         self.key = (options, type(operands[_X]), *kinds, self.bits == 0, space, weights_prepared, device)
 
     @property
@@ -343,7 +343,7 @@ def _check_own_memory(call: _Call) -> None:
     for (name, start, end), (_, reading) in zip(extents, named, strict=True):
         if name not in ("out", "workspace"):  # which only these may not share, since they are written
             continue
-        if reading[3]:
+        if reading[3]:  # read-only
             raise ArrayError(f"{name}: read-only; got an array that must not be written, expected one that may")
         for other, other_start, other_end in extents:
             if other != name and max(start, other_start) < min(end, other_end):

@@ -32,7 +32,7 @@ class Edit:
         self.inserted: dict[int, list[NodeProto]] = {}
         self.inputs: dict[int, list[str]] = {}
         """Other inputs of nodes that stay."""
-        self._candidates: set[int] = set()
+        self._unread: set[int] = set()
         self._shared: dict[tuple, str] = {}
         self.computed: dict[object, str] = {}
         """Tensors that plans share: a plan's nodes stand in front of those of the plans that are applied after it."""
@@ -49,9 +49,9 @@ class Edit:
         self.inserted[anchor], self.nodes[:] = list(self.nodes), []
         self.new_nodes.extend(self.inserted[anchor])
 
-    def drop_unread(self, candidates: Iterable[int]) -> None:
+    def drop_unread(self, nodes: Iterable[int]) -> None:
         """Take those of these nodes out whose results nothing reads once all changes are made."""
-        self._candidates |= set(candidates)
+        self._unread |= set(nodes)
 
     def store(self, array: np.ndarray, name: str) -> None:
         """Make a tensor a constant, whose name is free when the changes are made."""
@@ -74,13 +74,13 @@ class Edit:
         return self._shared[key]
 
     def dead(self) -> set[int]:
-        """The candidates of `drop_unread` that nothing reads any more."""
+        """The nodes of `drop_unread` that nothing reads any more."""
         scope = self.scope
         read = {name for nodes in self.inserted.values() for node in nodes for name in node.input}
         read |= scope.outputs | {name for names in self.inputs.values() for name in names}
         bodies = [(child.owner, child.free_names()) for child in scope.children]
         found: set[int] = set()
-        for index in sorted(self._candidates, reverse=True):  # readers stand behind what they read
+        for index in sorted(self._unread, reverse=True):  # readers stand behind what they read
             given = scope.nodes[index].output
             readers = {i for name in given for i in scope.readers.get(name, ()) if name in self.inputs.get(i, (name,))}
             readers |= {owner for owner, names in bodies if not names.isdisjoint(given)}

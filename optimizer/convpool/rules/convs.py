@@ -31,8 +31,9 @@ from convpool.rules.sizes import OPEN, size_number, traced
 class Pooling:
     """An average over windows of the tensor `input`, written to `output` by the nodes `nodes`, `root` the last.
 
-    spec, without pads, is None for a mean over all of the feature map.  squeeze: axes that vanish (ReduceMean, keepdims = 0);
-    factor: what the average is multiplied by (ReduceSum); batch: whether it is also over the batch.
+    spec, without pads, is None for a mean over all of the feature map; in a plan only if its size is unknown.
+    squeeze: axes that vanish (ReduceMean, keepdims = 0); factor: what the average is multiplied by (ReduceSum); batch: whether
+    it is also over the batch.
     Without an average (`image_conv`), `nodes` is empty, `root` the convolution and the window of `spec` one element.
     """
 
@@ -149,12 +150,12 @@ def against_node(scope: Scope, conv: ConvSpec, main_opset: int, pool: PoolSpec |
 def obstacles_of(scope: Scope, conv: ConvSpec, context: Context, pool: PoolSpec | None) -> Obstacles:
     """Find what cannot be written for a convolution of this scope and its window."""
     options = context.options
-    miscounts = scope.opset >= POOL_DILATIONS_OPSET and "cpu" in options.devices and not options.for_torch
+    may_miscount = scope.opset >= POOL_DILATIONS_OPSET and "cpu" in options.devices and not options.for_torch
     no_dilations = None
     if scope.opset < POOL_DILATIONS_OPSET:
         expected = f"opset {POOL_DILATIONS_OPSET}, where AveragePool has dilations"
         no_dilations = refuse("dilated box mean", f"opset {scope.opset}", expected)
-    return Obstacles(no_dilations, against_node(scope, conv, context.main_opset, pool), miscounts)
+    return Obstacles(no_dilations, against_node(scope, conv, context.main_opset, pool), may_miscount)
 
 
 RANK = 2
@@ -181,7 +182,7 @@ def conv_rank(scope: Scope, index: int) -> int | Reject:
     return rank if rank > 0 else reject(scope, index, "shape of the weights", "unknown", "a known rank")
 
 
-def against_one(scope: Scope, name: str) -> Refusal | None:
+def against_merged_weights(scope: Scope, name: str) -> Refusal | None:
     """Say why no one node with weights may stand for several that begin with the tensor `name`.  onnxruntime quantizes constant
     weights between a DequantizeLinear and a QuantizeLinear, wherever it can move these."""
     node: NodeProto | None = None

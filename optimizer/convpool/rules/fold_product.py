@@ -27,7 +27,7 @@ from convpool.ir.edit import Edit
 from convpool.ir.index import Scope
 from convpool.ir.protos import is_op, known_attributes, label
 from convpool.rules.base import Context, NodesPlan, Rule, Site
-from convpool.rules.convs import KERNEL_TYPES, against_one
+from convpool.rules.convs import KERNEL_TYPES, against_merged_weights
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def _source(scope: Scope, index: int) -> Product | None:
     node, values = scope.nodes[index], known_attributes(scope.nodes[index])
     if not is_op(node, "Gemm", "MatMul") or values is None or values.get("transA", 0):
         return None
-    if against_one(scope, node.input[0]) is not None:
+    if against_merged_weights(scope, node.input[0]) is not None:
         return None
     weight, shape = scope.constant(node.input[1]), scope.info(node.input[0]).shape
     if weight is None or weight.data_type not in KERNEL_TYPES or len(weight.shape) != 2 or shape is None or len(shape) != 2:

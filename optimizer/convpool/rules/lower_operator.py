@@ -27,7 +27,7 @@ from convpool.ir.index import Constant, Scope
 from convpool.ir.protos import attributes, label, stand_for
 from convpool.report import Log
 from convpool.rules.base import Context, NodesPlan, Reject, Rule, Site, reject, rejection, spatial_size, verdict_of
-from convpool.rules.convs import against_one
+from convpool.rules.convs import against_merged_weights
 from convpool.rules.pool_first.rule import ENOUGH
 
 PATTERN = "conv_avg_pool"
@@ -126,7 +126,7 @@ def _fused(plan: LowerPlan, by_cost: bool) -> Lowered | Refusal:
     if plan.box is None:
         return refuse("pads of the convolution", list(plan.conv.pads), "none that the pooling reaches over")
     conv, pool = plan.box
-    if (why := against_one(plan.scope, plan.scope.nodes[plan.node].input[0])) is not None:
+    if (why := against_merged_weights(plan.scope, plan.scope.nodes[plan.node].input[0])) is not None:
         return why
     layer = _layer(plan, conv)
     found = geometry.lower(layer, pool, "fused", Obstacles())

@@ -67,7 +67,7 @@ class Spelling:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class PossibleAverage:
     """A possible average of the tensor `input`, written as `way` says and ended by node `root`."""
 
     way: Spelling
@@ -75,13 +75,13 @@ class Candidate:
     input: str
 
 
-def candidates(scope: Scope) -> Iterator[tuple[Candidate, ...]]:
+def possible_averages(scope: Scope) -> Iterator[tuple[PossibleAverage, ...]]:
     """Yield possible averages by their ends, each with those right before it, last first."""
-    found: dict[int, Candidate] = {}
+    found: dict[int, PossibleAverage] = {}
     for index, node in enumerate(scope.nodes):
         for way in SPELLINGS_OF.get(node.op_type, ()) if node.domain in STANDARD_DOMAINS else ():
             if (tensor := way.may_be(scope, index)) is not None:
-                found[index] = Candidate(way, index, tensor)
+                found[index] = PossibleAverage(way, index, tensor)
                 break
     before = {index: producer for index, item in found.items() if (producer := _before(scope, item)) in found}
     for index in sorted(found.keys() - set(before.values())):
@@ -91,7 +91,7 @@ def candidates(scope: Scope) -> Iterator[tuple[Candidate, ...]]:
         yield tuple(chain)
 
 
-def _before(scope: Scope, item: Candidate) -> int | None:
+def _before(scope: Scope, item: PossibleAverage) -> int | None:
     """The node that gives what is averaged to that average alone; no Conv, which takes another average in front of itself."""
     producer = scope.producer.get(item.input)
     if producer is None or is_op(scope.nodes[producer], "Conv"):
@@ -102,9 +102,9 @@ def _before(scope: Scope, item: Candidate) -> int | None:
     return producer if alone or slices else None
 
 
-def recognise(scope: Scope, chain: Sequence[Candidate], rank: int) -> Pooling | Reject | None:
+def recognise(scope: Scope, chain: Sequence[PossibleAverage], rank: int) -> Pooling | Reject | None:
     """The average that a chain makes from the one nearest to the convolution, chain[-1], outwards, as far as it is one window.
-    chain: of `candidates`, the last one first.  rank: number of spatial axes.  Raises AttributeReference."""
+    chain: of `possible_averages`, the last one first.  rank: number of spatial axes.  Raises AttributeReference."""
     size = spatial_size(scope, chain[-1].input, rank)
     found = _single(scope, chain[-1], rank, size)
     if found is None and len(chain) > 1:
@@ -122,7 +122,7 @@ def recognise(scope: Scope, chain: Sequence[Candidate], rank: int) -> Pooling | 
     return found
 
 
-def _single(scope: Scope, item: Candidate, rank: int, size: Ints | None) -> Pooling | Reject | None:
+def _single(scope: Scope, item: PossibleAverage, rank: int, size: Ints | None) -> Pooling | Reject | None:
     found = item.way.recognise(scope, item.root, rank, size)
     if isinstance(found, Pooling) and found.factor != 1:
         elem_type = scope.info(found.input).elem_type

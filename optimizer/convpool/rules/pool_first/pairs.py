@@ -45,7 +45,7 @@ from convpool.report import Log
 from convpool.rules import convs
 from convpool.rules.base import BETWEEN, Plan, Reject, Rule, Site, reject, rejection, verdict_of
 from convpool.rules.linear import JOINS, NONLINEAR, Step, linear_step, op_of
-from convpool.rules.pool_first.averages import Candidate
+from convpool.rules.pool_first.averages import PossibleAverage
 from convpool.rules.sizes import same_size
 
 SEARCH_LIMIT = 24
@@ -63,7 +63,7 @@ class PairSite(Site):
     tensor: str
     conv: int
     pattern: str
-    averages: tuple[Candidate, ...] = ()
+    averages: tuple[PossibleAverage, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -252,7 +252,7 @@ class PairPlan(Plan):
 
     @cached_property
     def own(self) -> frozenset[int]:
-        """The average and everything between it and the convolutions, with what reads their shapes."""
+        """The average, the convolutions and everything between, with what reads their shapes."""
         return frozenset((*self.pooling.nodes, *convs.tree_nodes(self.tree), *self.shapes.nodes))
 
     @property

@@ -25,9 +25,10 @@ from convpool.ir.index import Scope
 from convpool.ir.protos import AttributeReference, is_op, label
 from convpool.ir.schema import POOL_DILATIONS_OPSET
 from convpool.options import OptimizeOptions
+from convpool.report import OF_TARGET
 from convpool.rules import convs
 from convpool.rules.base import BETWEEN, Context, Plan, Reject, reject, rejection, spatial_size
-from convpool.rules.pool_first.averages import candidates, recognise
+from convpool.rules.pool_first.averages import possible_averages, recognise
 from convpool.rules.pool_first.pairs import PairPlan, PairRule, PairSite, conv_upstream, shape_nodes_of, trace
 
 SUFFIXES = {"global": "global_pool"}
@@ -82,7 +83,7 @@ class PoolFirst(PairRule):
 
 def pair_sites(scope: Scope) -> Iterator[PairSite]:
     """The sites of `PoolFirst`, of which other rules ask too."""
-    for chain in candidates(scope):
+    for chain in possible_averages(scope):
         conv = conv_upstream(scope, chain[-1].input)
         if conv is not None:
             kind = chain[0].way.kind
@@ -162,7 +163,7 @@ class Attempt:
 
     names: tuple[str, ...]
     by_cost: bool = False
-    spare_direct: bool = False
+    direct_needs_kernel: bool = False
 
 
 FEW_CHANNELS, LEAST_FUSED, MOST_OVERLAPPING = 8, 512, 49
@@ -182,7 +183,7 @@ def choose(plan: PairPlan, context: Context) -> PairPlan | Reject:
     failure = limit = None  # the first reason, and the first that another target would lift
     order, operator = geometry.ORDERS[context.options.lowering], context.options.lowering == "convavgpool"
     # Each leaves out the first lowering of the attempt before, which has failed with it.
-    attempts = tuple(Attempt(order[i:], spare_direct=operator) for i in range(len(order)))
+    attempts = tuple(Attempt(order[i:], direct_needs_kernel=operator) for i in range(len(order)))
     if context.options.lowering == "auto":
         attempts = BY_COST
     elif operator and context.options.direct_without_kernel:
@@ -192,7 +193,7 @@ def choose(plan: PairPlan, context: Context) -> PairPlan | Reject:
         for leaf in plan.leaves:
             found, reason = _of_leaf(plan, leaf, attempt, context)
             failure = failure or reason
-            limit = limit or (reason if reason is not None and reason.expected.endswith("for this target") else None)
+            limit = limit or (reason if reason is not None and reason.expected.endswith(OF_TARGET) else None)
             if found is None:
                 break
             lowerings.append(found)
@@ -224,8 +225,8 @@ def _of_leaf(
     plan: PairPlan, leaf: convs.ConvLeaf, attempt: Attempt, context: Context
 ) -> tuple[geometry.Lowered | None, Reject | None]:
     """The lowering that an attempt comes to for one convolution, and the first reason against a better one."""
-    spares = attempt.spare_direct and (leaf.conv.rank < 3 or leaf.conv.group > 1 or "tensorrt" in context.options.devices)
-    refusal = geometry.without_kernel(leaf.conv, plan.pooling.spec) if spares else None
+    needs = attempt.direct_needs_kernel and (leaf.conv.rank < 3 or leaf.conv.group > 1 or "tensorrt" in context.options.devices)
+    refusal = geometry.without_kernel(leaf.conv, plan.pooling.spec) if needs else None
     usable: list[geometry.Lowered] = []
     reason = failure = None
     for name in attempt.names:
@@ -268,9 +269,9 @@ def _lowering(plan: PairPlan, leaf: convs.ConvLeaf, name: str, context: Context)
     images = next((shape[0] for shape in shapes if shape and isinstance(shape[0], int) and shape[0] > 0), 1)
     if spec is not None and (slow := _against_gpu(leaf, found, spec, images, context.options)) is not None:
         return rejection(scope, leaf.node, slow)
-    if found.pool is not None and (merged := _pad_in_front(scope, leaf, found.pool, obstacles.miscounts)) is not None:
+    if found.pool is not None and (merged := _pad_in_front(scope, leaf, found.pool, obstacles.may_miscount)) is not None:
         return merged
-    why = convs.against_one(scope, leaf.input) if found.pool is None and not found.is_global else None
+    why = convs.against_merged_weights(scope, leaf.input) if found.pool is None and not found.is_global else None
     if why is not None:
         return rejection(scope, leaf.node, why)
     if found.name == "fused" and leaf.weight is not None and leaf.weight.data_type == TensorProto.FLOAT16:
@@ -295,34 +296,32 @@ def _against_gpu(
         places = LEAST_IN_TENSORRT if leaf.size is None else conv.places(leaf.size)
         if m <= FEW_CHANNELS and conv.group == 1 and places < LEAST_FUSED:
             what = "positions of one fused convolution to few channels"
-            return refuse(what, places, f"at least {LEAST_FUSED}, for this target")
+            return refuse(what, places, f"at least {LEAST_FUSED}, {OF_TARGET}")
         in_float = leaf.weight is not None and leaf.weight.data_type == TensorProto.FLOAT
         if "tensorrt" in options.devices:
             if conv.group > 1 and (c != m // conv.group or c & (c - 1)):
                 what = "channels of a group of one fused convolution, and outputs"
-                return refuse(what, [c, m // conv.group], "the same power of two, for this target")
+                return refuse(what, [c, m // conv.group], f"the same power of two, {OF_TARGET}")
             if spec.rank > 2 and images * places < LEAST_IN_TENSORRT:
                 what = "positions of one fused convolution with three spatial axes, of all images"
-                return refuse(what, images * places, f"at least {LEAST_IN_TENSORRT}, for this target")
+                return refuse(what, images * places, f"at least {LEAST_IN_TENSORRT}, {OF_TARGET}")
         elif spec.rank > 2 and in_float:
-            return refuse("spatial axes of one fused convolution in float32", spec.rank, "at most 2, for this target")
+            return refuse("spatial axes of one fused convolution in float32", spec.rank, f"at most 2, {OF_TARGET}")
     most = geometry.MAX_KERNEL_WINDOW if found.name == "fused" else spec.taps
     if found.pool is not None and not found.conv.is_pointwise:
         summed = found.name == "convavgpool" or "cpu" not in options.devices or options.for_torch == "cuda"
         most = MOST_OVERLAPPING if summed else most
     return (
-        refuse("pooling window", list(spec.kernel_shape), f"at most {most} elements, for this target")
-        if spec.taps > most
-        else None
+        refuse("pooling window", list(spec.kernel_shape), f"at most {most} elements, {OF_TARGET}") if spec.taps > most else None
     )
 
 
-def _pad_in_front(scope: Scope, leaf: convs.ConvLeaf, box: PoolSpec, old: bool) -> Reject | None:
-    """Why a Pad in front keeps the box mean from standing before a convolution.  old: onnxruntime may be one that miscounts."""
+def _pad_in_front(scope: Scope, leaf: convs.ConvLeaf, box: PoolSpec, may_miscount: bool) -> Reject | None:
+    """Why a Pad in front keeps the box mean from standing before a convolution.  may_miscount: see Obstacles."""
     for where, pad, orders in convs.pads_upstream(scope, leaf.input):
         pads = None if pad is None else convs.moved_pads(where, pad, orders, box.rank)
         merged = tuple(a + b for a, b in zip(pads or (0,) * len(box.pads), box.pads, strict=True))
-        if pad is not None and (pads is None or fills_window(pads, box) or old and miscounts(merged)):
+        if pad is not None and (pads is None or fills_window(pads, box) or may_miscount and miscounts(merged)):
             condition = f"Pad '{label(where.nodes[pad])}' in front of the box mean"
             got = "pads that reach its window, unknown ones, or more at an end"
             return reject(scope, leaf.node, condition, got, "others, as onnxruntime demands")

@@ -29,8 +29,8 @@ DOMAIN_OF_TORCH = "ai.convpool.torch"
 """The domain of nodes that stand in graphs of PyTorch's alone."""
 
 
-class ResizeRule(Rule):
-    """A rule whose sites are ResizeSites.  pattern: what a report calls them."""
+class ResamplingRule(Rule):
+    """A rule whose sites are ResamplingSites.  pattern: what a report calls them."""
 
     needs: ClassVar[Collection[str]] = plans.RESAMPLING_OPS
     pattern: ClassVar[str] = "resize_conv"
@@ -39,7 +39,7 @@ class ResizeRule(Rule):
         names = {"conv": label(scope.nodes[conv]), "pool": label(scope.nodes[resize])}
         return self.site_report(scope, self.pattern, lowering, **names, **values)
 
-    def kept(self, site: plans.ResizeSite, verdict: Reject | None, times: dict[str, float] | None, log: Log) -> None:
+    def kept(self, site: plans.ResamplingSite, verdict: Reject | None, times: dict[str, float] | None, log: Log) -> None:
         """One report with the reason, unless the site is of nodes that an earlier round made."""
         scope = site.scope
         nodes = (scope.nodes[site.root], scope.nodes[site.resize])
@@ -50,13 +50,15 @@ class ResizeRule(Rule):
         log.kept(self.report(scope, site.root, site.resize, None, **counts, **verdict_of(verdict)))
 
 
-class MovingRule(ResizeRule):
-    """A rule whose plans are ResizePlans."""
+class MovingRule(ResamplingRule):
+    """A rule whose plans are ResamplingPlans."""
 
-    def apply(self, plan: plans.ResizePlan, edit: Edit) -> None:
+    def apply(self, plan: plans.ResamplingPlan, edit: Edit) -> None:
         scope, leaf = plan.scope, plan.leaf
         old = scope.nodes[leaf.node]
-        emitter = ResizeEmitter(edit, leaf.conv.rank, plan.output, self.names[0], [scope.nodes[index] for index in plan.behind])
+        emitter = ResamplingEmitter(
+            edit, leaf.conv.rank, plan.output, self.names[0], [scope.nodes[index] for index in plan.behind]
+        )
         results: list[str] = []
         for group, weight, bias in self._weights(plan):
             maps = [emitter.joined("Add", [emitter.source(source) for source in sources]) for _, _, sources in group.ranges]
@@ -69,11 +71,11 @@ class MovingRule(ResizeRule):
         last = next(node for node in reversed(emitter.nodes) if name in node.output)
         last.output[0] = plan.output
         made = [node for node in emitter.nodes if is_op(node, "Conv", "ConvTranspose") or node.domain]
-        stand_for(made[-1] if made[-1].domain else made[0], old)
+        stand_for(made[-1] if made[-1].domain else made[0], old)  # by `_weights` the operator comes last, what moved first
         edit.replace(leaf.node, plan.own)
-        edit.drop_unread(plan.passed)
+        edit.drop_unread(plan.dropped)
 
-    def _weights(self, plan: plans.ResizePlan) -> Iterator[tuple[plans.Group, np.ndarray | None, np.ndarray | None]]:
+    def _weights(self, plan: plans.ResamplingPlan) -> Iterator[tuple[plans.Group, np.ndarray | None, np.ndarray | None]]:
         """The weights and the bias of each group; None for weights that stay, and where there is no bias."""
         leaf = plan.leaf
         if not is_known(plan.scope, leaf) or plan.lowering == plans.TORCH_NODE:
@@ -90,7 +92,7 @@ class MovingRule(ResizeRule):
             part = array if plans.is_whole(group, plans.channels_in(leaf)) else array[:, group.channels]
             yield group, part, bias if group is ordered[-1] else None
 
-    def rewritten(self, plan: plans.ResizePlan, outputs: list[str], times: dict[str, float] | None, log: Log) -> None:
+    def rewritten(self, plan: plans.ResamplingPlan, outputs: list[str], times: dict[str, float] | None, log: Log) -> None:
         counts: dict[str, Any] = {"macs_before": plan.macs_before, "macs_after": plan.macs_after, "times_us": times}
         operator = UPSAMPLING_OP_TYPE if plan.operator_version else None
         found = self.report(plan.scope, plan.leaf.node, plan.resize, plan.lowering, operator=operator, **counts)
@@ -109,7 +111,7 @@ def _at_full_size(group: plans.Group, scope: Scope) -> Iterator[tuple[int, int, 
             yield first, count, tuple(Applied(found.node, (source,), kind="resample", resample=found) for source in sources)
 
 
-class ResizeEmitter:
+class ResamplingEmitter:
     """New nodes for one scope, inputs first."""
 
     def __init__(self, edit: Edit, rank: int, prefix: str, owner: str, behind: Sequence[NodeProto] = ()) -> None:
@@ -199,7 +201,7 @@ class ResizeEmitter:
     # ---- convolutions and resamplings -----------------------------------------------------------------------------------
 
     def convolution(
-        self, plan: plans.ResizePlan, group: plans.Group, x: str, weight: np.ndarray | None, bias: np.ndarray | None
+        self, plan: plans.ResamplingPlan, group: plans.Group, x: str, weight: np.ndarray | None, bias: np.ndarray | None
     ) -> str:
         """The nodes of one group's convolution; the tensor that they give."""
         conv, names = plan.leaf.conv, list(filter(None, plan.scope.nodes[plan.leaf.node].input[1:]))

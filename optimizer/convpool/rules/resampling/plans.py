@@ -16,8 +16,9 @@ from convpool.algebra.parts import MAX_UPSAMPLE, holds, keeps, outside
 from convpool.ir import schema
 from convpool.ir.index import Scope
 from convpool.ir.protos import is_op, known_attributes, label
+from convpool.report import OF_TARGET
 from convpool.rules.base import Context, Plan, Reject, Site, reject, rejection, spatial_size
-from convpool.rules.convs import ConvLeaf, against_one, exact_weights, is_known
+from convpool.rules.convs import ConvLeaf, against_merged_weights, exact_weights, is_known
 from convpool.rules.linear import Step, step_or_reject
 from convpool.rules.resampling.maps import Map, Source, count_nodes
 from convpool.rules.resampling.resize import Resample, in_float32
@@ -51,7 +52,7 @@ ENOUGH = 0.95
 
 
 @dataclass(frozen=True)
-class ResizeSite(Site):
+class ResamplingSite(Site):
     """A convolution, `root`, and the resampling nearest in front of it."""
 
     resize: int
@@ -78,17 +79,17 @@ class Group:
 
 
 @dataclass(frozen=True)
-class ResizePlan(Plan):
+class ResamplingPlan(Plan):
     """A convolution that goes in front of resamplings.
 
-    leaf: with all pads in it.  passed: nodes in front that go where nothing else reads them.  folded: a BatchNormalization, which
+    leaf: with all pads in it.  dropped: nodes in front that go if nothing else reads them.  folded: a BatchNormalization, which
     the leaf's affine map is.  behind: activations.  Both are the convolution's only readers in turn.  skip_is_node: whether what
     is convolved at the size of the result, beside a node of UpsampleConv, is a ConvAvgPool.
     """
 
     leaf: ConvLeaf
     groups: tuple[Group, ...]
-    passed: frozenset[int]
+    dropped: frozenset[int]
     folded: int | None = None
     behind: tuple[int, ...] = ()
     macs_before: int | None = None
@@ -101,7 +102,7 @@ class ResizePlan(Plan):
 
     @property
     def shared(self) -> frozenset[int]:
-        return self.passed
+        return self.dropped
 
     @property
     def convolutions(self) -> tuple[int, ...]:
@@ -120,7 +121,7 @@ class ResizePlan(Plan):
     @property
     def timed(self) -> tuple[frozenset[int], str]:
         """All from the resamplings on."""
-        return self.own | self.passed, self.output
+        return self.own | self.dropped, self.output
 
     @property
     def resize(self) -> int:
@@ -129,19 +130,19 @@ class ResizePlan(Plan):
 
     @property
     def lowering(self) -> str:
-        """The forms chosen."""
+        """The forms chosen: "direct" and "fused" are words of `expand.FORMS` here, not of LOWERINGS."""
         return "+".join(dict.fromkeys(group.form for group in self.groups if group.form))
 
 
-def resize_sites(scope: Scope, *, pointwise: bool) -> Iterator[ResizeSite]:
+def resampling_sites(scope: Scope, *, pointwise: bool) -> Iterator[ResamplingSite]:
     """The convolutions, 1x1 ones or the others, with a resampling in front that no other convolution stands between."""
     if scope.is_own:
         return
     for index, node in enumerate(scope.nodes):
         if is_op(node, "Conv") and is_pointwise(scope, index) == pointwise:
-            found = _resize_upstream(scope, index)
+            found = _resampling_upstream(scope, index)
             if found is not None:
-                yield ResizeSite(scope, index, found)
+                yield ResamplingSite(scope, index, found)
 
 
 def is_pointwise(scope: Scope, index: int) -> bool:
@@ -150,7 +151,7 @@ def is_pointwise(scope: Scope, index: int) -> bool:
     return shape is not None and len(shape) > 2 and all(n == 1 for n in shape[2:])
 
 
-def _resize_upstream(scope: Scope, index: int) -> int | None:
+def _resampling_upstream(scope: Scope, index: int) -> int | None:
     seen: set[int] = set()
     pending = deque([scope.nodes[index].input[0]])
     while pending and len(seen) < SEARCH_LIMIT:
@@ -201,7 +202,9 @@ def is_whole(group: Group, channels: int) -> bool:
     return group.channels == list(range(channels))
 
 
-def planned(site: ResizeSite, leaf: ConvLeaf, found: Map, passed: frozenset[int], context: Context) -> ResizePlan | Reject:
+def planned(
+    site: ResamplingSite, leaf: ConvLeaf, found: Map, dropped: frozenset[int], context: Context
+) -> ResamplingPlan | Reject:
     """The plan without forms, where the convolution can be split as its map is, or moved as it is."""
     scope = site.scope
     if any(context.excluded(label(scope.nodes[index])) for index in sorted({i for item in found.resampled for i in item.nodes})):
@@ -213,7 +216,7 @@ def planned(site: ResizeSite, leaf: ConvLeaf, found: Map, passed: frozenset[int]
     one = len(groups) == 1 and is_whole(groups[0], channels)
     if not one and leaf.conv.group > 1:
         return reject(scope, leaf.node, "group of a convolution of several maps", leaf.conv.group, 1)
-    plan = ResizePlan(scope, leaf, groups, passed)
+    plan = ResamplingPlan(scope, leaf, groups, dropped)
     if context.options.for_torch:
         return _against_node(site, leaf, groups, one) or plan
     if not one or not is_conv_first(plan):  # else the weights need not be known: that form is the cheapest by far
@@ -225,7 +228,7 @@ def planned(site: ResizeSite, leaf: ConvLeaf, found: Map, passed: frozenset[int]
     return plan
 
 
-def _against_node(site: ResizeSite, leaf: ConvLeaf, groups: tuple[Group, ...], one: bool) -> Reject | None:
+def _against_node(site: ResamplingSite, leaf: ConvLeaf, groups: tuple[Group, ...], one: bool) -> Reject | None:
     """The reason why no single node stands for a convolution and what is in front of it."""
     scope, conv = site.scope, leaf.conv
     sources = [source for group in groups for _, _, found in group.ranges for source in found]
@@ -252,7 +255,7 @@ def _copies(groups: Sequence[Group]) -> float:
     return float(max(group.resample.up.copies if group.resample and group.resample.up else 1 for group in groups))
 
 
-def with_forms(plan: ResizePlan, context: Context) -> ResizePlan | Reject:
+def with_forms(plan: ResamplingPlan, context: Context) -> ResamplingPlan | Reject:
     """The plan with the cheapest form for each of its groups, if it saves time by the cost model; or why not."""
     scope, leaf, conv, options = plan.scope, plan.leaf, plan.leaf.conv, context.options
     if options.for_torch:  # each call decides at run time whether it pays: it knows device and batch
@@ -278,7 +281,7 @@ def with_forms(plan: ResizePlan, context: Context) -> ResizePlan | Reject:
             found = [form for form in found if form in GPU_FORMS][:1]
         kept = whole + expand.pass_cost(len(group.channels) * math.prod(large), _weight_now(plan, group.resample))
         if not found:
-            if (why := against_one(scope, group.resample.input)) is not None:
+            if (why := against_merged_weights(scope, group.resample.input)) is not None:
                 return rejection(scope, leaf.node, why)
             many = refuse("factors", list(work.up.factors), "smaller ones, for so few pixels or so many weights")
             groups.append(group)
@@ -298,6 +301,7 @@ def with_forms(plan: ResizePlan, context: Context) -> ResizePlan | Reject:
     before = expand.dense_cost(conv, m, channels_in(leaf), large) + _between(plan, large=True)
     after += _between(plan, large=False)
     counts = (before.macs, after.macs) if leaf.size is not None else (None, None)
+    # `best`: of the last map, where all stay at full size.
     what = "+".join(dict.fromkeys(group.form for group in groups if group.form)) or best
     chosen = options.upsampling in what.split("+") or "cpu" not in options.devices
     if not chosen and after.time > ENOUGH * before.time or not any(group.form for group in groups):
@@ -308,7 +312,7 @@ def with_forms(plan: ResizePlan, context: Context) -> ResizePlan | Reject:
     return for_gpu and "tensorrt" in options.devices and not becomes_node and _too_short(formed) or formed
 
 
-def _too_short(plan: ResizePlan) -> Reject | None:
+def _too_short(plan: ResamplingPlan) -> Reject | None:
     """The reason why one upsampled map is as fast as it is in TensorRT: its layers are too short to save anything."""
     scope, leaf, batch = plan.scope, plan.leaf, _batch(plan)
     if len(plan.groups) > 1 or plan.macs_before is None or plan.macs_after is None or batch is None:
@@ -321,11 +325,11 @@ def _too_short(plan: ResizePlan) -> Reject | None:
     saved = batch * (elements * TENSORRT_BYTES / GPU_BYTES_PER_US + (plan.macs_before - plan.macs_after) / GPU_MACS_PER_US)
     if saved >= TENSORRT_US:
         return None
-    expected = f"at least {TENSORRT_US:g}, for this target"
+    expected = f"at least {TENSORRT_US:g}, {OF_TARGET}"
     return reject(scope, leaf.node, "microseconds saved by the cost model", f"{saved:.1f}", expected)
 
 
-def as_operator(plan: ResizePlan, form: str) -> ResizePlan:
+def as_operator(plan: ResamplingPlan, form: str) -> ResamplingPlan:
     """The plan with one node for upsampling and convolution, the kernels' multiply-adds, and what is not upsampled apart."""
     leaf, m = plan.leaf, channels_out(plan.leaf)
     groups = tuple(replace(group, form=form if group.resample is not None else "") for group in plan.groups)
@@ -341,7 +345,7 @@ def as_operator(plan: ResizePlan, form: str) -> ResizePlan:
     return replace(plan, groups=groups, macs_before=before, macs_after=after)
 
 
-def _forms(plan: ResizePlan, resample: Resample, work: Work) -> list[str]:
+def _forms(plan: ResamplingPlan, resample: Resample, work: Work) -> list[str]:
     """The forms that a convolution behind a resampling has; not direct in float16, whose sums are larger than the result, or with
     pads that onnxruntime miscounts, nor fused where onnxruntime would quantize its weights, nor what merges too many."""
     if resample.up is None or not is_known(plan.scope, plan.leaf):
@@ -350,38 +354,38 @@ def _forms(plan: ResizePlan, resample: Resample, work: Work) -> list[str]:
     narrow = plan.leaf.weight is not None and plan.leaf.weight.data_type == TensorProto.FLOAT16
     boxes = expand.direct_specs(work.conv, work.up)[1]
     uncounted = plan.scope.opset >= schema.POOL_DILATIONS_OPSET and miscounts(boxes.pads)
-    left_out = {"direct": narrow or uncounted, "fused": against_one(plan.scope, resample.input) is not None}
+    left_out = {"direct": narrow or uncounted, "fused": against_merged_weights(plan.scope, resample.input) is not None}
     return [form for form in found if not left_out.get(form) and (expand.merges(work) or form in ("conv_first", "direct"))]
 
 
-def is_conv_first(plan: ResizePlan) -> bool:
+def is_conv_first(plan: ResamplingPlan) -> bool:
     """Return True if the convolution can go in front of every resampling as it is."""
     ups = [group.resample.up for group in plan.groups if group.resample is not None]
     return all(up is None or expand.is_conv_first(plan.leaf.conv, up) for up in ups)
 
 
-def _unmeasured(plan: ResizePlan, may_be_node: bool) -> Reject | None:
+def _unmeasured(plan: ResamplingPlan, may_be_node: bool) -> Reject | None:
     """The reason why a convolution is none of the kinds that were found to be faster on GPUs.  may_be_node: if a 1x1 one in front
     of nearest upsampling may become a node of UpsampleConv with it, later."""
     scope, leaf = plan.scope, plan.leaf
     ups = [group.resample.up for group in plan.groups if group.resample is not None]
     if is_conv_first(plan):
         if len(ups) < len(plan.groups) and sum(len(group.channels) for group in plan.groups) > channels_in(leaf):
-            return reject(scope, leaf.node, "sum of maps", "one of them not resampled", "all resampled, for this target")
+            return reject(scope, leaf.node, "sum of maps", "one of them not resampled", f"all resampled, {OF_TARGET}")
         resized = sum(len(group.channels) for group in plan.groups if group.resample is not None)
         if len(ups) * channels_out(leaf) > resized:
             moved = len(ups) * channels_out(leaf)
-            return reject(scope, leaf.node, "channels that are resized", moved, f"at most {resized}, for this target")
+            return reject(scope, leaf.node, "channels that are resized", moved, f"at most {resized}, {OF_TARGET}")
         if len(plan.groups) > 1:
             return _many_launches(plan, resized)
         return _few_pixels(plan, POINTWISE_PIXELS) if item_bytes(plan) == 2 and not (may_be_node and ups[0]) else None
     if len(plan.groups) > 1:
-        return reject(scope, leaf.node, "maps of different sizes", len(plan.groups), "one, for this target")
+        return reject(scope, leaf.node, "maps of different sizes", len(plan.groups), f"one, {OF_TARGET}")
     (up,) = ups
     assert up is not None
     if up.factors != (2, 2) or leaf.conv.group > 1 or min(channels_out(leaf), channels_in(leaf)) < GPU_CHANNELS:
         got = f"factors {list(up.factors)}, {channels_in(leaf)} to {channels_out(leaf)} channels, {leaf.conv.group} groups"
-        expected = f"factors [2, 2], at least {GPU_CHANNELS} channels, for this target"
+        expected = f"factors [2, 2], at least {GPU_CHANNELS} channels, {OF_TARGET}"
         return reject(scope, leaf.node, "upsampled map", got, expected)
     taps = math.prod(leaf.conv.kernel_shape)  # for few pixels the further weights of `fused` take longer than the products saved
     merged = math.prod(k + s - 1 for k, s in zip(leaf.conv.kernel_shape, up.factors, strict=True))
@@ -389,26 +393,26 @@ def _unmeasured(plan: ResizePlan, may_be_node: bool) -> Reject | None:
     return _few_pixels(plan, math.ceil(fewest))
 
 
-def _batch(plan: ResizePlan) -> int | None:
+def _batch(plan: ResamplingPlan) -> int | None:
     """The number of images, if it is known."""
     batch = (plan.scope.info(plan.leaf.input).shape or (None,))[0]
     return batch if isinstance(batch, int) else None
 
 
-def _few_pixels(plan: ResizePlan, fewest: int) -> Reject | None:
+def _few_pixels(plan: ResamplingPlan, fewest: int) -> Reject | None:
     """The reason why one resampled map is no faster on a GPU: all images together have too few pixels, where that is known."""
     leaf, batch = plan.leaf, _batch(plan)
     if leaf.size is None or batch is None or (pixels := batch * math.prod(work_of(plan, plan.groups[0]).size)) >= fewest:
         return None
-    return reject(plan.scope, leaf.node, "pixels of the small maps", pixels, f"at least {fewest}, for this target")
+    return reject(plan.scope, leaf.node, "pixels of the small maps", pixels, f"at least {fewest}, {OF_TARGET}")
 
 
-def item_bytes(plan: ResizePlan) -> int:
+def item_bytes(plan: ResamplingPlan) -> int:
     """The bytes of an element of what the convolution reads."""
     return 2 if plan.scope.info(plan.leaf.input).elem_type in (TensorProto.FLOAT16, TensorProto.BFLOAT16) else 4
 
 
-def _many_launches(plan: ResizePlan, resized: int) -> Reject | None:
+def _many_launches(plan: ResamplingPlan, resized: int) -> Reject | None:
     """Why convolutions of several maps are no faster on a GPU: each is a launch, each sum a pass.  resized: channels that are."""
     scope, leaf, count = plan.scope, plan.leaf, len(plan.groups)
     m, c, large, images = channels_out(leaf), channels_in(leaf), math.prod(_large(plan)), _batch(plan) or 1
@@ -428,7 +432,7 @@ def _many_launches(plan: ResizePlan, resized: int) -> Reject | None:
     if after <= ENOUGH * before:
         return None
     got = f"{after:.0f} of {before:.0f} microseconds by the cost model"
-    return reject(scope, leaf.node, "several maps, time on a GPU", got, f"at most {ENOUGH:.0%}, for this target")
+    return reject(scope, leaf.node, "several maps, time on a GPU", got, f"at most {ENOUGH:.0%}, {OF_TARGET}")
 
 
 def _cost(form: str, work: Work, resample: Resample) -> Cost:
@@ -443,7 +447,7 @@ def weight_of(resample: Resample, rank: int) -> float:
     return expand.RESIZE_WEIGHTS[resample.mode][rank - 1] * (expand.SHRINKING[rank - 1] if resample.growth < 1 else 1)
 
 
-def _weight_now(plan: ResizePlan, resample: Resample) -> float:
+def _weight_now(plan: ResamplingPlan, resample: Resample) -> float:
     """The cost of an element as the model has it: with three axes Tile, Expand and others copy faster than a Resize picks."""
     weight = weight_of(resample, plan.leaf.conv.rank)
     return weight if is_op(plan.scope.nodes[resample.resize], "Resize", "Upsample") else min(weight, expand.COPY_WEIGHT)
@@ -457,13 +461,13 @@ def channels_in(leaf: ConvLeaf) -> int:
     return leaf.weight_shape[1] * leaf.conv.group
 
 
-def _large(plan: ResizePlan) -> Ints:
+def _large(plan: ResamplingPlan) -> Ints:
     """The spatial size of what the convolution reads, nominal where unknown."""
     factors = (group.resample.up.factors for group in plan.groups if group.resample and group.resample.up)
     return plan.leaf.size or tuple(NOMINAL_SIZE * factor for factor in next(factors, (2,) * plan.leaf.conv.rank))
 
 
-def work_of(plan: ResizePlan, group: Group) -> Work:
+def work_of(plan: ResamplingPlan, group: Group) -> Work:
     """The numbers of the convolution of one group."""
     assert group.resample is not None
     resample, conv = group.resample, plan.leaf.conv
@@ -475,7 +479,7 @@ def work_of(plan: ResizePlan, group: Group) -> Work:
     return Work(conv, up, channels_out(plan.leaf), len(group.channels), size, plan.scope.opset)
 
 
-def _between(plan: ResizePlan, *, large: bool) -> Cost:
+def _between(plan: ResamplingPlan, *, large: bool) -> Cost:
     """The cost of what is done between resamplings and convolution: on the large map as it is, or on the small ones."""
     scope, total = plan.scope, Cost()
     for group in plan.groups:
@@ -491,7 +495,7 @@ def _between(plan: ResizePlan, *, large: bool) -> Cost:
 # ---- what stands behind -------------------------------------------------------------------------------------------------
 
 
-def with_nodes_behind(plan: ResizePlan) -> ResizePlan:
+def with_nodes_behind(plan: ResamplingPlan) -> ResamplingPlan:
     """The plan with a BatchNormalization behind the convolution folded into it."""
     scope, leaf = plan.scope, plan.leaf
     if leaf.weight is None or not is_known(scope, leaf):
@@ -509,7 +513,7 @@ def with_nodes_behind(plan: ResizePlan) -> ResizePlan:
     return replace(plan, folded=index, leaf=leaf) if fits else plan
 
 
-def with_activations(plan: ResizePlan) -> ResizePlan:
+def with_activations(plan: ResamplingPlan) -> ResamplingPlan:
     """The plan with the activation behind it in front of what only moves elements."""
     scope = plan.scope
     if len(plan.groups) > 1 or plan.groups[0].form not in ("conv_first", "subpixel", "phases"):

@@ -46,12 +46,12 @@ from convpool.ir.edit import Edit
 from convpool.ir.index import Scope
 from convpool.ir.protos import attributes, is_op, stand_for
 from convpool.ir.schema import UPSAMPLING_OPSET
-from convpool.report import Log
+from convpool.report import OF_TARGET, Log
 from convpool.rules import convs
 from convpool.rules.base import Context, NodesPlan, Plan, Reject, reject, rejection
 from convpool.rules.linear import pad_numbers
 from convpool.rules.resampling import plans
-from convpool.rules.resampling.emit import MovingRule, ResizeEmitter, ResizeRule
+from convpool.rules.resampling.emit import MovingRule, ResamplingEmitter, ResamplingRule
 from convpool.rules.resampling.maps import Applied, Map, Part, Walk, inputs_of
 from convpool.rules.resampling.resize import Resample, first_apart, recognise
 
@@ -62,14 +62,14 @@ class UpsampleLast(MovingRule):
     names = ("upsample_last",)
     has_alternatives = True
 
-    def sites(self, scope: Scope, context: Context) -> Iterator[plans.ResizeSite]:
+    def sites(self, scope: Scope, context: Context) -> Iterator[plans.ResamplingSite]:
         """The convolutions of a scope; in a graph of PyTorch's 1x1 ones too."""
         for pointwise in (False, True) if context.options.for_torch else (False,):
-            yield from plans.resize_sites(scope, pointwise=pointwise)
+            yield from plans.resampling_sites(scope, pointwise=pointwise)
 
-    def check(self, site: plans.ResizeSite, context: Context) -> plans.ResizePlan | Reject | None:
+    def check(self, site: plans.ResamplingSite, context: Context) -> plans.ResamplingPlan | Reject | None:
         found = _exact(site, context)
-        if not isinstance(found, plans.ResizePlan):
+        if not isinstance(found, plans.ResamplingPlan):
             return found
         plan, refused = plans.with_nodes_behind(found), None
         options = context.options
@@ -79,24 +79,24 @@ class UpsampleLast(MovingRule):
             if refused is None:
                 return plans.as_operator(replace(plan, skip_is_node=_skip_is_node(plan, context)), plans.OPERATOR)
         formed = plans.with_forms(plan, context)
-        return plans.with_activations(formed) if isinstance(formed, plans.ResizePlan) else refused or formed
+        return plans.with_activations(formed) if isinstance(formed, plans.ResamplingPlan) else refused or formed
 
-    def alternatives(self, site: plans.ResizeSite, context: Context) -> dict[str, Plan]:
+    def alternatives(self, site: plans.ResamplingSite, context: Context) -> dict[str, Plan]:
         found: dict[str, Plan] = {}
         for form in FORMS:
             plan = self.check(site, replace(context, options=replace(context.options, upsampling=form)))
-            if isinstance(plan, plans.ResizePlan) and plan.lowering == form:
+            if isinstance(plan, plans.ResamplingPlan) and plan.lowering == form:
                 found[form] = plan
         return found
 
 
-def _exact(site: plans.ResizeSite, context: Context) -> plans.ResizePlan | Reject | None:
+def _exact(site: plans.ResamplingSite, context: Context) -> plans.ResamplingPlan | Reject | None:
     """The plan without forms: conditions (1) to (7)."""
     scope, leaf = site.scope, convs.conv_leaf(site.scope, site.root)
     if isinstance(leaf, Reject):
         return leaf
     rank = leaf.conv.rank
-    name, pads, passed = convs.zero_pads(scope, leaf.input, rank)
+    name, pads, dropped = convs.zero_pads(scope, leaf.input, rank)
     walk = Walk(scope, rank, whole_factors=True)
     found = walk.map(name)
     if not found.resampled and not any(leaf.conv.pads) and not any(pads):
@@ -118,7 +118,7 @@ def _exact(site: plans.ResizeSite, context: Context) -> plans.ResizePlan | Rejec
             return reject(scope, leaf.node, "dilations", list(conv.dilations), f"1, or multiples of {list(up.factors)}")
     if covers_zeros_only(conv):
         return reject(scope, site.root, "pads", list(conv.pads), f"less than the kernel's extent, {list(conv.extents)}")
-    return plans.planned(site, leaf, found, found.nodes | set(passed), context)
+    return plans.planned(site, leaf, found, found.nodes | set(dropped), context)
 
 
 def _edges(scope: Scope, name: str, rank: int, walk: Walk) -> tuple[Map, Ints] | Reject | None:
@@ -167,7 +167,7 @@ OPERATOR_CHANNELS, OPERATOR_MULTIPLE = 32, 8
 On an H100 its kernels are 1.13 to 2.5 times as fast as cuDNN's transposed convolution in fp16 (decision 033)."""
 
 
-def _against_operator(plan: plans.ResizePlan, context: Context) -> Reject | None:
+def _against_operator(plan: plans.ResamplingPlan, context: Context) -> Reject | None:
     """The reason why a convolution becomes no node of UpsampleConv.
 
     The plugin has a fast kernel for one upsampled map of two axes, one group, strides and dilations of 1, and at least
@@ -180,27 +180,27 @@ def _against_operator(plan: plans.ResizePlan, context: Context) -> Reject | None
     apart = sum(len(group.channels) for group in plan.groups) == plans.channels_in(leaf)
     if len(resampled) > 1 or not apart or len(plan.groups) > 1 and c < m:
         got = f"{len(resampled)} of {len(plan.groups)}, {c} to {m} channels"
-        expected = "one, as wide as the result where another map stands beside it, for this target"
+        expected = f"one, as wide as the result where another map stands beside it, {OF_TARGET}"
         return reject(scope, leaf.node, "upsampled maps", got, expected)
     if leaf.weight is None or not convs.is_known(scope, leaf):
         return reject(scope, leaf.node, "weights", "computed, or an input that a caller may override", "a constant")
     if leaf.weight.data_type not in convs.KERNEL_TYPES:
         return reject(scope, leaf.node, "type", TensorProto.DataType.Name(leaf.weight.data_type), "float16, bfloat16 or float32")
     if scope.opset < UPSAMPLING_OPSET:
-        return reject(scope, leaf.node, "opset", scope.opset, f"at least {UPSAMPLING_OPSET}, for this target")
+        return reject(scope, leaf.node, "opset", scope.opset, f"at least {UPSAMPLING_OPSET}, {OF_TARGET}")
     if (found := convs.against_node(scope, conv, context.main_opset)) is not None:
         return rejection(scope, leaf.node, found)
     if conv.rank != convs.RANK:
-        return reject(scope, leaf.node, "spatial axes", conv.rank, f"{convs.RANK}, for this target")
+        return reject(scope, leaf.node, "spatial axes", conv.rank, f"{convs.RANK}, {OF_TARGET}")
     if any(d != 1 for d in conv.dilations) or min(conv.pads) < 0:
         got = f"dilations {list(conv.dilations)}, pads {list(conv.pads)}"
-        return reject(scope, leaf.node, "window", got, "dilations of 1 and no crop, for this target")
+        return reject(scope, leaf.node, "window", got, f"dilations of 1 and no crop, {OF_TARGET}")
     assert resampled[0].resample is not None and resampled[0].resample.up is not None
     up = resampled[0].resample.up
     if max(up.factors) > MAX_UPSAMPLE or not has_fast_kernel(m, c):
         expected = f"factors up to {MAX_UPSAMPLE}, at least {OPERATOR_CHANNELS} channels in multiples of {OPERATOR_MULTIPLE}"
         got = f"factors {list(up.factors)}, {c} to {m} channels"
-        return reject(scope, leaf.node, "upsampled map", got, f"{expected}, for this target")
+        return reject(scope, leaf.node, "upsampled map", got, f"{expected}, {OF_TARGET}")
     return None
 
 
@@ -209,7 +209,7 @@ def has_fast_kernel(*channels: int) -> bool:
     return not any(n < OPERATOR_CHANNELS or n % OPERATOR_MULTIPLE for n in channels)
 
 
-def _skip_is_node(plan: plans.ResizePlan, context: Context) -> bool:
+def _skip_is_node(plan: plans.ResamplingPlan, context: Context) -> bool:
     """Return True if what stands beside an UpsampleConv is to be a ConvAvgPool: in a chain, with no Pad in front."""
     sources = [source for group in plan.groups if group.resample is None for _, _, found in group.ranges for source in found]
     channels = sum(len(group.channels) for group in plan.groups if group.resample is None)
@@ -223,10 +223,10 @@ class ResizeLast(MovingRule):
 
     names = ("resize_last",)
 
-    def sites(self, scope: Scope, context: Context) -> Iterator[plans.ResizeSite]:
-        return plans.resize_sites(scope, pointwise=True)
+    def sites(self, scope: Scope, context: Context) -> Iterator[plans.ResamplingSite]:
+        return plans.resampling_sites(scope, pointwise=True)
 
-    def check(self, site: plans.ResizeSite, context: Context) -> plans.ResizePlan | Reject | None:
+    def check(self, site: plans.ResamplingSite, context: Context) -> plans.ResamplingPlan | Reject | None:
         leaf = _pointwise(site.scope, site.root)
         if not isinstance(leaf, convs.ConvLeaf):
             return leaf
@@ -236,9 +236,9 @@ class ResizeLast(MovingRule):
             return next(iter(walk.rejects), None)
         picks = all(item.picks for item in found.resampled)
         plan = _infinite(site.scope, leaf, picks=picks) or plans.planned(site, leaf, found, found.nodes, context)
-        if isinstance(plan, plans.ResizePlan):
+        if isinstance(plan, plans.ResamplingPlan):
             plan = plans.with_forms(plans.with_nodes_behind(plan), context)
-        return plans.with_activations(plan) if isinstance(plan, plans.ResizePlan) else plan
+        return plans.with_activations(plan) if isinstance(plan, plans.ResamplingPlan) else plan
 
 
 def _pointwise(scope: Scope, index: int) -> convs.ConvLeaf | Reject:
@@ -273,21 +273,21 @@ class ShrinkPlan(NodesPlan):
         return (self.leaf.node,)
 
 
-class ResizeFirst(ResizeRule):
+class ResizeFirst(ResamplingRule):
     """Every 1x1 convolution whose result is only read to be made smaller."""
 
     names = ("resize_first",)
     needs = ("Resize", "Upsample")
     pattern = "conv_resize"
 
-    def sites(self, scope: Scope, context: Context) -> Iterator[plans.ResizeSite]:
+    def sites(self, scope: Scope, context: Context) -> Iterator[plans.ResamplingSite]:
         for index, node in enumerate(scope.nodes):
             if is_op(node, "Resize", "Upsample"):
                 conv = scope.made_by(node.input[0], "Conv")
                 if conv is not None and plans.is_pointwise(scope, conv):
-                    yield plans.ResizeSite(scope, conv, index)
+                    yield plans.ResamplingSite(scope, conv, index)
 
-    def check(self, site: plans.ResizeSite, context: Context) -> ShrinkPlan | Reject | None:
+    def check(self, site: plans.ResamplingSite, context: Context) -> ShrinkPlan | Reject | None:
         """A plan if it is exact and saves; None for a Resize that does not make the map smaller."""
         scope = site.scope
         leaf = _pointwise(scope, site.root)
@@ -309,14 +309,14 @@ class ResizeFirst(ResizeRule):
             got = f"{c} channels in place of {m}, {share:.2f} of the time by the cost model"
             return reject(scope, site.root, "resizing the convolution's input", got, f"at most {plans.ENOUGH:.0%} of the time")
         if "gpu" in context.options.devices and c * found.growth > m:
-            return reject(scope, site.root, "channels that are resized", c, f"at most {m / found.growth:.0f}, for this target")
+            return reject(scope, site.root, "channels that are resized", c, f"at most {m / found.growth:.0f}, {OF_TARGET}")
         counts = (before.macs, int(before.macs * found.growth)) if leaf.size is not None else (None, None)
         return ShrinkPlan(scope, (site.root, site.resize), leaf, found, *counts)
 
     def apply(self, plan: ShrinkPlan, edit: Edit) -> None:
         scope, leaf = plan.scope, plan.leaf
         old, resize = scope.nodes[leaf.node], scope.nodes[plan.resample.node]
-        emitter = ResizeEmitter(edit, leaf.conv.rank, resize.output[0], self.names[0])
+        emitter = ResamplingEmitter(edit, leaf.conv.rank, resize.output[0], self.names[0])
         small = emitter.resample(old.input[0], plan.resample)
         stand_for(emitter.nodes[-1], resize)
         conv = deepcopy(old)
