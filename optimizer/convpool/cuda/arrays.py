@@ -142,7 +142,13 @@ class _DLTensor(ctypes.Structure):
 
 
 _CUDA_DEVICES = (2, 13)  # kDLCUDA, kDLCUDAManaged
-_DL_TYPES = {(0, 8, 1): "int8", (2, 16, 1): "float16", (2, 32, 1): "float32", (4, 16, 1): "bfloat16", (10, 8, 1): "float8_e4m3fn"}
+_DL_TYPES = {
+    (0, 8, 1): "int8",
+    (2, 16, 1): "float16",
+    (2, 32, 1): "float32",
+    (4, 16, 1): "bfloat16",
+    (10, 8, 1): "float8_e4m3fn",
+}
 _CAI_TYPES = {"|i1": "int8", "<f2": "float16", "<f4": "float32"}
 _NO_TYPESTR = ("bfloat16", "float8_e4m3fn")  # ml_dtypes shows <V2 and |V1
 _NO_SYNC = -1  # the stream argument with which a producer waits for nothing
