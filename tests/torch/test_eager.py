@@ -18,7 +18,7 @@ import torch.nn.functional as F  # noqa: E402
 import convpool.torch  # noqa: E402
 from convpool.options import OptimizeOptions  # noqa: E402
 from convpool.torch import eager, kernels, upsampling  # noqa: E402
-from convpool.torch.backend import Captured, _planned, copied  # noqa: E402
+from convpool.torch.backend import Captured, _rewritten_or_none, copied  # noqa: E402
 from convpool.torch.pairs import convolved, pooled_conv_of  # noqa: E402
 from convpool.torch.upsampling import interpolated, upsample_conv_of  # noqa: E402
 from models import torch_discriminators as networks  # noqa: E402
@@ -195,8 +195,8 @@ def ready(targets, in_steps=True, second=False):
     second: with second derivatives of convpool's."""
 
     def backend(module, inputs):
-        graph, pairs = _planned(module.graph, OptimizeOptions(), Captured(""))
-        assert pairs
+        graph, rule_by_name = _rewritten_or_none(module.graph, OptimizeOptions(), Captured(""))
+        assert rule_by_name
         convolutions = {node.name for node in module.graph.nodes if node.target is torch.conv2d and second}
         run = eager.ready(module, graph, in_steps=convolutions if in_steps else None)
         targets.extend(node.target for node in run.__self__.graph.nodes if node.op == "call_function")

@@ -26,7 +26,7 @@ from convpool.report import Report
 from convpool.torch import eager, spectral
 from convpool.torch.changes import changed_inputs, is_of_module, value_of
 from convpool.torch.ended import warn
-from convpool.torch.plan import Unmapped, copied, plan
+from convpool.torch.rewriting import RuleByName, Unmapped, copied, rewritten_graph
 
 
 @dataclass
@@ -71,8 +71,8 @@ class Backend:
         """A function that runs the module's graph with its pairs rewritten, the graph itself where nothing changes.
 
         With gradients a GPU has two graphs: for captures, and for eager steps."""
-        graph, pairs = _planned(module.graph, self.options, seen)
-        if graph is None or not pairs:
+        graph, rule_by_name = _rewritten_or_none(module.graph, self.options, seen)
+        if graph is None or not rule_by_name:
             return module.forward
         place = eager.place_of_batch(module.graph)
         if place is None or not torch.is_grad_enabled():
@@ -80,18 +80,16 @@ class Backend:
         eager.give_derivatives(graph)
         prepared = eager.ready(module, graph)
         kept = copied(module.graph)  # TorchDynamo takes from its graph what it knows of the inputs
-        step_of = functools.partial(_eager_step, module, kept, pairs, self.options)
+        step_of = functools.partial(_eager_step, module, kept, rule_by_name, self.options)
         return _guarded(module, eager.by_stream(step_of, prepared, place))
 
 
 def _eager_step(
-    module: fx.GraphModule, graph: fx.Graph, pairs: dict[str, str], options: OptimizeOptions, scale: float
+    module: fx.GraphModule, graph: fx.Graph, rule_by_name: RuleByName, options: OptimizeOptions, scale: float
 ) -> Callable:
-    """A function that runs an eager step on a GPU, for a batch that is `scale` times the one that was captured.
-
-    pairs: the convolutions of the graph that can be rewritten, by their names, with the rules."""
-    taken, second = eager.gaining(graph, pairs, scale)
-    made = _planned(graph, options, Captured(""), pairs.keys() - taken)[0] if taken | second else copied(graph)
+    """A function that runs an eager step on a GPU, for a batch that is `scale` times the one that was captured."""
+    taken, second = eager.gaining(graph, rule_by_name, scale)
+    made = _rewritten_or_none(graph, options, Captured(""), rule_by_name.keys() - taken)[0] if taken | second else copied(graph)
     if made is None:
         return module.forward
     if taken | second and eager.may_have_penalty(made):
@@ -100,25 +98,25 @@ def _eager_step(
     return eager.ready(module, made, in_steps=second)
 
 
-def _planned(
+def _rewritten_or_none(
     graph: fx.Graph, options: OptimizeOptions, seen: Captured, stay: Collection[str] = ()
-) -> tuple[fx.Graph | None, dict[str, str]]:
-    """The rewritten graph, and the convolutions that were rewritten, with the rules; those of `stay` are not.
+) -> tuple[fx.Graph | None, RuleByName]:
+    """The rewritten graph, and the convolutions that were rewritten, but for those of `stay`; the report goes to `seen`.
 
-    None where the original is to run: whatever is wrong with the graph."""
+    None for the graph where the original is to run: whatever is wrong with the graph."""
     try:
-        made, report, pairs = plan(graph, options, stay)
+        made, report, rule_by_name = rewritten_graph(graph, options, stay)
     except (Unmapped, ModelError) as error:
         seen.errors.append(f"the graph stays as it is: {error}")
         return None, {}
     seen.reports.append(report)
-    return made, pairs
+    return made, rule_by_name
 
 
 def _rewrite_in_place(graph: fx.Graph, options: OptimizeOptions, seen: Captured) -> None:
     """Rewrite the pairs of a graph for a compiler.  Its inputs stay: TorchDynamo has attributes of its own on them."""
-    rewritten, pairs = _planned(graph, options, seen)
-    if rewritten is None or not pairs:
+    rewritten, rule_by_name = _rewritten_or_none(graph, options, seen)
+    if rewritten is None or not rule_by_name:
         return
     eager.run_by_library(rewritten)
     spectral.normalize_at_once(rewritten, torch.ops.convpool.normalized_weights.default)

@@ -13,7 +13,7 @@ PyTorch's operators: pooling first, in the original order, or one convolution by
 
 import math
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from convpool.torch.changes import contexts_of, is_of_module, value_of
 from convpool.torch.kernels import frozen
 from convpool.torch.pairs import POOLED_CONV, convolved, pooled_conv_of, suits
 from convpool.torch.plain import CONVS, POOLS, torch_pads
+from convpool.torch.rewriting import RuleByName
 from convpool.torch.upsampling import convolves_first, interpolated, upsample_conv_of
 
 # Microseconds of a training step on H100s (benchmarks/log.md), without and with a penalty; the host is a slow one.
@@ -198,11 +199,11 @@ def _second_us(positions: float, pixels: float, macs: float) -> float:
 # ---- a GPU: which convolutions are worth a node of Python ----
 
 
-def gaining(graph: fx.Graph, pairs: Mapping[str, str], scale: float = 1.0) -> tuple[set[str], set[str]]:
-    """The names of an original graph's convolutions that an eager training step on a GPU gains from: those of `pairs` as pairs,
-    and those with second derivatives of convpool's.
+def gaining(graph: fx.Graph, rule_by_name: RuleByName, scale: float = 1.0) -> tuple[set[str], set[str]]:
+    """The names of an original graph's convolutions that an eager training step on a GPU gains from: those that are to be
+    rewritten, and those with second derivatives of convpool's.
 
-    pairs: names with the rule that rewrites each.  scale: by how much the batch is larger than the one that was captured."""
+    scale: by how much the batch is larger than the one that was captured."""
     penalty = may_have_penalty(graph)
     operators: list[tuple[bool, float, float]] = []
     taken: tuple[set[str], set[str]] = set(), set()
@@ -219,19 +220,19 @@ def gaining(graph: fx.Graph, pairs: Mapping[str, str], scale: float = 1.0) -> tu
         macs = scale * y.element_size() / 2 * _macs(weight, y) / 1e9 if convolves else 0.0
         device = passes * _us(CONVOLUTION if convolves else OPERATOR, size, macs)
         swaps = convolves and max(weight.shape[2:]) == 1  # PyTorch's operators in the other order
-        by_operators = pairs.get(name) == "pool_first" and (swaps or _pools_weights(value_of(node.args[0]), weight))
+        by_operators = rule_by_name.get(name) == "pool_first" and (swaps or _pools_weights(value_of(node.args[0]), weight))
         if convolves and penalty:
             share = 4 if by_operators else 1  # of the positions, with a pooling of 2x2
             pixels = math.prod(plain.hints(y.shape)[2:])
             given = scale * plain.hints(y.shape)[0] * pixels, pixels, macs
             second = _second_us(*given)
-            if name not in pairs or by_operators:
+            if name not in rule_by_name or by_operators:
                 found.append((_second_us(*(n / share for n in given)), CONVOLUTION_US * recorded, place, name, taken[1]))
-        if pairs.get(name) == "pool_first":
+        if rule_by_name.get(name) == "pool_first":
             saved = second - _second_us(*(n / share for n in given)) if by_operators and penalty else second
             own = POOLED_US * penalty * (not swaps) if by_operators else PAIR_US[penalty]
             found.append((SAVED * device + saved, own * recorded, place, name, taken[0]))
-        elif name in pairs:
+        elif name in rule_by_name:
             written = WEIGHTS_US * weight.numel() * y.element_size() / 1e6
             gain = passes * (_us(UPSAMPLED, size * (1 + weight.shape[1] / weight.shape[0]), macs) - written) + second
             host = 0 if convolves_first(weight) else UPSAMPLED_US * recorded

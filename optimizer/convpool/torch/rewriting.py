@@ -29,6 +29,8 @@ from convpool.torch.pairs import arguments_of
 from convpool.torch.upsampling import upsample_conv_of
 
 POOLED_CONV, BOX_MEAN = torch.ops.convpool.pooled_conv, torch.ops.convpool.box_mean
+RuleByName = dict[str, str]
+"""Of convolutions of pairs, and of upsampled ones: the node's name, and the rule that rewrites it."""
 
 
 class Unmapped(Exception):
@@ -42,10 +44,10 @@ def copied(graph: fx.Graph) -> fx.Graph:
     return made
 
 
-def plan(graph: fx.Graph, options: OptimizeOptions, stay: Collection[str] = ()) -> tuple[fx.Graph, Report, dict[str, str]]:
-    """The graph once more, with its pairs rewritten; the report; and the convolutions that were, by name, with the rules.
+def rewritten_graph(graph: fx.Graph, options: OptimizeOptions, stay: Collection[str] = ()) -> tuple[fx.Graph, Report, RuleByName]:
+    """The graph as the rules make it; the report; and the convolutions that they have rewritten.
 
-    stay: names of those that are not.  Raises Unmapped, ModelError."""
+    stay: names of those that are not rewritten.  Raises Unmapped, ModelError."""
     graph = copied(graph)
     tensors = [value for node in graph.nodes if isinstance(value := value_of(node), Tensor)]
     if any(value.is_complex() for value in tensors):
