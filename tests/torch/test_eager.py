@@ -198,7 +198,7 @@ def ready(targets, in_steps=True, second=False):
         graph, rule_by_name = _rewritten_or_none(module.graph, OptimizeOptions(), Captured(""))
         assert rule_by_name
         convolutions = {node.name for node in module.graph.nodes if node.target is torch.conv2d and second}
-        run = eager.ready(module, graph, in_steps=convolutions if in_steps else None)
+        run = eager.ready(module, graph, with_derivatives=convolutions if in_steps else None)
         targets.extend(node.target for node in run.__self__.graph.nodes if node.op == "call_function")
         return run
 

@@ -88,14 +88,14 @@ def _eager_step(
     module: fx.GraphModule, graph: fx.Graph, rule_by_name: RuleByName, options: OptimizeOptions, scale: float
 ) -> Callable:
     """A function that runs an eager step on a GPU, for a batch that is `scale` times the one that was captured."""
-    taken, second = eager.gaining(graph, rule_by_name, scale)
-    made = _rewritten_or_none(graph, options, Captured(""), rule_by_name.keys() - taken)[0] if taken | second else copied(graph)
+    taken, with_derivatives = eager.gaining(graph, rule_by_name, scale)
+    made = _rewritten_or_none(graph, options, Captured(""), rule_by_name.keys() - taken)[0] if taken else copied(graph)
     if made is None:
         return module.forward
-    if taken | second and eager.may_have_penalty(made):
-        # for those that are asked for, and those that the rules have made of pairs
-        eager.give_derivatives(made, [node for node in made.nodes if node.name in second or "convolution" in node.meta])
-    return eager.ready(module, made, in_steps=second)
+    if eager.may_have_penalty(made):
+        nodes = [node for node in made.nodes if node.name in with_derivatives or "convolution" in node.meta]
+        eager.give_derivatives(made, nodes)  # of those that the rules have made, too
+    return eager.ready(module, made, with_derivatives=with_derivatives)
 
 
 def _rewritten_or_none(

@@ -62,13 +62,13 @@ def may_have_penalty(graph: fx.Graph) -> bool:
     return any(isinstance(value := value_of(node), Tensor) and value.requires_grad for node in inputs)
 
 
-def ready(module: fx.GraphModule, graph: fx.Graph, *, in_steps: Collection[str] | None = None) -> Callable:
+def ready(module: fx.GraphModule, graph: fx.Graph, *, with_derivatives: Collection[str] | None = None) -> Callable:
     """A function that runs the module's rewritten graph: pairs are PyTorch's operators on a CPU, and calls of kernels elsewhere.
 
-    In training with a penalty large ones on a CPU have derivatives of convpool's.  in_steps: names of the convolutions with such
-    in an eager step on a GPU.  PyTorch's operators run more of it: 1x1 kernels change places with poolings and upsamplings, and
-    pairs of larger ones on large maps are convolved by pooled ones."""
-    penalty, gpu_step = torch.is_grad_enabled() and may_have_penalty(graph), in_steps is not None
+    In training with a penalty large ones on a CPU have derivatives of convpool's.  with_derivatives: in an eager step on a GPU,
+    the names of convolutions with such.  PyTorch's operators run more of that: 1x1 kernels change places with poolings and
+    upsamplings, and pairs of larger ones on large maps are convolved by pooled ones."""
+    penalty, gpu_step = torch.is_grad_enabled() and may_have_penalty(graph), with_derivatives is not None
     for node in list(graph.nodes):
         operators: list[tuple] | None = None  # PyTorch's, one after the other: each with its arguments but the first
         if gpu_step and node.target is upsample_conv_of and convolves_first(value_of(node.args[1])):
@@ -85,7 +85,7 @@ def ready(module: fx.GraphModule, graph: fx.Graph, *, in_steps: Collection[str] 
             large = penalty and not gpu_step and _macs(weight, x) > SECOND_MACS * math.prod((*geometry[1], *geometry[4]))
             if operators is None:
                 node.target, node.args = pooled_conv_of, (tensors, geometry)
-            elif large or node.meta.get("convolution") in (in_steps or ()):
+            elif large or node.meta.get("convolution") in (with_derivatives or ()):
                 operators = [(convolved if f in CONVS.values() else f, *rest) for f, *rest in operators]
         if operators is None:
             continue
@@ -206,14 +206,14 @@ def gaining(graph: fx.Graph, rule_by_name: RuleByName, scale: float = 1.0) -> tu
     scale: by how much the batch is larger than the one that was captured."""
     penalty = may_have_penalty(graph)
     operators: list[tuple[bool, float, float]] = []
-    taken: tuple[set[str], set[str]] = set(), set()
+    taken, with_derivatives = set[str](), set[str]()
     found: list[tuple[float, float, int, str, set[str]]] = []
     normalized = {node for one in spectral.find(graph) for node in one.nodes}
     for node in graph.nodes:
         y, name = value_of(node), node.name
         if node.op not in ("call_function", "call_method") or not isinstance(y, Tensor) or node in normalized:
             continue
-        recorded, convolves, place, second = y.requires_grad, node.target in CONVS.values(), len(operators), 0.0
+        recorded, convolves, place, second_us = y.requires_grad, node.target in CONVS.values(), len(operators), 0.0
         passes = (PENALTY if penalty else 1) * (1 if recorded else SHARES[False][0])
         size = scale * y.element_size() * math.prod(plain.hints(y.shape)) / 1e6
         weight = value_of(node.args[1] if len(node.args) > 1 else node.kwargs.get("weight"))
@@ -225,19 +225,19 @@ def gaining(graph: fx.Graph, rule_by_name: RuleByName, scale: float = 1.0) -> tu
             share = 4 if by_operators else 1  # of the positions, with a pooling of 2x2
             pixels = math.prod(plain.hints(y.shape)[2:])
             given = scale * plain.hints(y.shape)[0] * pixels, pixels, macs
-            second = _second_us(*given)
+            second_us = _second_us(*given)
             if name not in rule_by_name or by_operators:
-                found.append((_second_us(*(n / share for n in given)), CONVOLUTION_US * recorded, place, name, taken[1]))
+                found.append((_second_us(*(n / share for n in given)), CONVOLUTION_US * recorded, place, name, with_derivatives))
         if rule_by_name.get(name) == "pool_first":
-            saved = second - _second_us(*(n / share for n in given)) if by_operators and penalty else second
+            saved = second_us - _second_us(*(n / share for n in given)) if by_operators and penalty else second_us
             own = POOLED_US * penalty * (not swaps) if by_operators else PAIR_US[penalty]
-            found.append((SAVED * device + saved, own * recorded, place, name, taken[0]))
+            found.append((SAVED * device + saved, own * recorded, place, name, taken))
         elif name in rule_by_name:
             written = WEIGHTS_US * weight.numel() * y.element_size() / 1e6
-            gain = passes * (_us(UPSAMPLED, size * (1 + weight.shape[1] / weight.shape[0]), macs) - written) + second
+            gain = passes * (_us(UPSAMPLED, size * (1 + weight.shape[1] / weight.shape[0]), macs) - written) + second_us
             host = 0 if convolves_first(weight) else UPSAMPLED_US * recorded
-            found.append((gain, host, place, name, taken[0]))
-        operators.append((recorded, HOST_US[penalty] if recorded else UNRECORDED_US, device + second))
+            found.append((gain, host, place, name, taken))
+        operators.append((recorded, HOST_US[penalty] if recorded else UNRECORDED_US, device + second_us))
     least = _step_us(operators, penalty)
     for gain, cost, place, name, chosen in sorted(found, key=lambda item: item[0], reverse=True):
         recorded, host, device = before = operators[place]
@@ -247,7 +247,7 @@ def gaining(graph: fx.Graph, rule_by_name: RuleByName, scale: float = 1.0) -> tu
             chosen.add(name)
         else:
             operators[place] = before
-    return taken
+    return taken, with_derivatives
 
 
 def _us(terms: tuple[float, float, float], size: float, macs: float) -> float:
@@ -321,11 +321,11 @@ def _convolutions(graph: fx.Graph) -> Iterator[tuple]:
         yield node, a["input"], a["weight"], a["bias"], (*numbers, a["groups"])
 
 
-def give_derivatives(graph: fx.Graph, asked: Collection[fx.Node] | None = None) -> None:
-    """Let convolutions of the graph be calls of `convolved`: those that are asked for, or all, with their ReLUs, for captures."""
-    contexts, captures = contexts_of(graph), asked is None
+def give_derivatives(graph: fx.Graph, nodes: Collection[fx.Node] | None = None) -> None:
+    """Let convolutions of the graph be calls of `convolved`: these nodes, or, for captures, all, with their ReLUs."""
+    contexts, captures = contexts_of(graph), nodes is None
     for node, *tensors, convolution in _convolutions(graph):
-        if asked is None or node in asked:
+        if nodes is None or node in nodes:
             kwargs = {"captures": captures, "relu": captures and _takes_relu(node, contexts)}
             node.target, node.args, node.kwargs = convolved, (*tensors, *convolution), kwargs
 
