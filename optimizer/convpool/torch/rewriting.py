@@ -149,7 +149,8 @@ class Rebuilding:
             raise Unmapped(f"a node {node.op_type}")
 
     def _give(self, node: NodeProto, function: Any, args: tuple) -> None:
-        """A new node.  It has a name that no node which stays has: names tell convolutions."""
+        """A new node.  It has a name that no node which stays has: names tell convolutions.  It alone has a "convolution" in its
+        meta: the name of the one that it stands for, or None."""
         made = self._graph.create_node("call_function", function, args, name=node.output[0])
         old = self._skeleton.labels.get(node.name)
         made.meta["convolution"] = None if old is None else old.name
