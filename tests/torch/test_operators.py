@@ -277,7 +277,7 @@ def test_a_module_is_made_told_copied_and_parametrized_as_a_convolution():
 def test_kernels_get_addresses_that_are_multiples_of_16(monkeypatch):
     """A kind of call whose launch notes what it is given, of one axis: the library's order of its weights is another."""
     monkeypatch.setattr(kernels, "raw_stream", lambda index: 0)
-    kind, seen, weight = object.__new__(kernels.Call), [], torch.arange(25.0)[1:].view(2, 3, 4)
+    kind, seen, weight = object.__new__(kernels.Planned), [], torch.arange(25.0)[1:].view(2, 3, 4)
     kind.formats, kind.device, kind.handle, kind.space = (torch.contiguous_format,) * 2, torch.device("cpu"), None, 0
     kind.y_shape = kind.y_strides = (1, 1, 1)
     kind.copies_others, kind.copies_weight = False, True
@@ -296,7 +296,7 @@ def test_kernels_get_no_bias_or_weight_that_does_not_fit_or_has_no_address(monke
     """They are told apart from those that a kind of call was planned for, which only launches."""
     planned = types.SimpleNamespace(plan=types.SimpleNamespace(tactic=types.SimpleNamespace(family="fused")))
     monkeypatch.setattr(kernels, "_calls", {})
-    monkeypatch.setattr(kernels, "Call", lambda *given: planned)
+    monkeypatch.setattr(kernels, "Planned", lambda *given: planned)
     given, find = (drawn(2, 4, 6, 8), drawn(3, 4, 3, 3), drawn(3)), functools.partial(kernels.find, kernels.frozen(PLAIN))
     x, weight, bias = (tensor.float() for tensor in given)
     assert find(x, weight, bias) is planned and find(x, weight, bias[:2]) is None

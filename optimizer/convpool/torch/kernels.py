@@ -38,7 +38,7 @@ Tensors = tuple[Tensor, Tensor, Any]
 """x, weight, bias."""
 _fp32_precision: Any = getattr(torch._C, "_get_fp32_precision_getter", None)  # what the attribute asks, in half the time
 _NEW: Any = object()
-_calls: dict[Any, Call | None] = {}
+_calls: dict[Any, Planned | None] = {}
 _boxes: dict[Any, Callable | None] = {}
 _weight_gradients: dict[Any, Callable | None] = {}
 
@@ -79,7 +79,7 @@ def library_is_there() -> bool:
     return True
 
 
-def find(geometry: tuple, x: Tensor, weight: Tensor, bias: Any) -> Call | None:
+def find(geometry: tuple, x: Tensor, weight: Tensor, bias: Any) -> Planned | None:
     """The call for these tensors, planned; None where the library has no kernel on tensor cores for it.
 
     geometry: the operator's arguments behind the tensors, as tuples; of an upsampled convolution the factors and the pads.  x's
@@ -90,7 +90,7 @@ def find(geometry: tuple, x: Tensor, weight: Tensor, bias: Any) -> Call | None:
     key = (x.shape, x.stride(), x.dtype, x.device, of_weight, of_bias, geometry, casts)
     call = _calls.get(key, _NEW)
     if call is _NEW:
-        made = Call((x, weight, bias), geometry) if x.dtype in NAMES and _fits((x, weight, bias), geometry) else None
+        made = Planned((x, weight, bias), geometry) if x.dtype in NAMES and _fits((x, weight, bias), geometry) else None
         call = _keep(_calls, key, made if made is not None and made.plan.tactic.family != "generic" else None)
     return call
 
@@ -123,7 +123,7 @@ def _fits(tensors: Tensors, geometry: tuple) -> bool:
     return min(plain.pooled_size(sizes, weight.shape[2:], *geometry[4:7])) > 0
 
 
-class Call:
+class Planned:
     """A kind of call, with its plan."""
 
     def __init__(self, tensors: Tensors, geometry: tuple) -> None:

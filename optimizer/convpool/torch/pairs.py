@@ -220,7 +220,7 @@ def _at_means(grad: Tensor, x: Tensor, weight: Tensor, geometry: tuple, needs: S
     window, (strides, pads, dilations, groups), rank = geometry[:4], geometry[4:8], x.dim() - 2
     z, even = x, pads[:rank] == pads[rank:]
     if not plain.is_single(*window[:3]):  # without the weight's gradient the shape and order alone count
-        z = _boxes(x if is_batched(x) else grad).box_mean(x, *window) if needs[1] else _fake_box_mean(x, *window)
+        z = _boxes(x if is_batched(x) else grad).box_mean(x, *window) if needs[1] else _empty_means(x, *window)
     if not even:
         z = F.pad(z, plain.torch_pads(pads))
     convolution = (strides, pads[:rank] if even else (0,) * rank, dilations, groups)
@@ -476,7 +476,7 @@ def _new(like: Tensor, shape: Sequence[Any], found: torch.memory_format) -> Tens
 
 
 @torch.library.register_fake("convpool::box_mean", lib=LIBRARY)
-def _fake_box_mean(x: Tensor, *window: Numbers) -> Tensor:
+def _empty_means(x: Tensor, *window: Numbers) -> Tensor:
     return _new(x, [*x.shape[:2], *plain.pooled_size(x.shape[2:], *window)], plain.memory_format(x))
 
 
