@@ -101,9 +101,8 @@ def _eager_step(
 def _rewritten_or_none(
     graph: fx.Graph, options: OptimizeOptions, seen: Captured, stay: Collection[str] = ()
 ) -> tuple[fx.Graph | None, RuleByName]:
-    """The rewritten graph, and the convolutions that were rewritten, but for those of `stay`; the report goes to `seen`.
-
-    None for the graph where the original is to run: whatever is wrong with the graph."""
+    """The rewritten graph, and the convolutions that were rewritten, but for those of `stay`; the report goes to `seen`.  None in
+    place of the graph where the original is to run: whatever is wrong with it."""
     try:
         made, report, rule_by_name = rewritten_graph(graph, options, stay)
     except (Unmapped, ModelError) as error:

@@ -25,7 +25,7 @@ from convpool.torch import kernels, kinds, plain, spectral
 from convpool.torch.changes import contexts_of, is_of_module, value_of
 from convpool.torch.kernels import frozen
 from convpool.torch.pairs import POOLED_CONV, convolved, pooled_conv_of, suits
-from convpool.torch.plain import CONVS, POOLS, torch_pads
+from convpool.torch.plain import CONVS, POOLS, RELU, Geometry, torch_pads
 from convpool.torch.rewriting import RuleByName
 from convpool.torch.upsampling import convolves_first, interpolated, upsample_conv_of
 
@@ -101,9 +101,9 @@ def ready(module: fx.GraphModule, graph: fx.Graph, *, with_derivatives: Collecti
     return fx.GraphModule(module, graph).forward
 
 
-def _operators(tensors: Sequence[Any], geometry: tuple, gpu_step: bool) -> list[tuple] | None:
+def _operators(tensors: Sequence[Any], geometry: Geometry, gpu_step: bool) -> list[tuple] | None:
     """PyTorch's operators that do it in turn, if any.  steps, zeros, spread: strides, pads and dilations of the convolution."""
-    (_, weight, bias), (kernel, strides, pads, dilations, steps, zeros, spread, groups) = tensors, geometry[:8]
+    (_, weight, bias), (kernel, strides, pads, dilations, steps, zeros, spread, groups) = tensors, geometry[:RELU]
     x, w, rank = value_of(tensors[0]), value_of(weight), len(kernel)
     swaps = gpu_step and isinstance(w, Tensor) and max(w.shape[2:]) == 1 and not any((*pads, *zeros))
     on_cpu = isinstance(x, Tensor) and x.device.type == "cpu"
@@ -124,9 +124,9 @@ def _pools_weights(x: Any, weight: Any) -> bool:
     return known and math.prod(plain.hints(x.shape)) >= 4 * weight.numel()
 
 
-def _by_pooled_weights(graph: fx.Graph, node: fx.Node, tensors: Sequence[Any], geometry: tuple) -> list[tuple] | None:
+def _by_pooled_weights(graph: fx.Graph, node: fx.Node, tensors: Sequence[Any], geometry: Geometry) -> list[tuple] | None:
     """A pair as one convolution of the strides of both, by the means of the weights over the pooling's windows."""
-    (_, weight, bias), (kernel, strides, pads, dilations, steps, zeros, spread, groups) = tensors, geometry[:8]
+    (_, weight, bias), (kernel, strides, pads, dilations, steps, zeros, spread, groups) = tensors, geometry[:RELU]
     ones, padding = all(n == 1 for n in (*strides, *dilations, *spread)), _padding(kernel, pads, zeros)
     if not ones or len(kernel) != 2 or padding is None:
         return None
@@ -145,9 +145,9 @@ def _padding(kernel: Sequence[int], pads: Sequence[int], zeros: Sequence[int]) -
     return tuple(both[:rank]) if taken and both[:rank] == both[rank:] else None
 
 
-def _fastest(graph: fx.Graph, node: fx.Node, operators: list[tuple], geometry: tuple) -> list[tuple]:
+def _fastest(graph: fx.Graph, node: fx.Node, operators: list[tuple], geometry: Geometry) -> list[tuple]:
     """The operators of a pair on a CPU: these, pooling first, or the original two, or one convolution by pooled weights."""
-    (x, weight, bias), (kernel, strides, pads, _, steps, zeros, spread, groups) = node.args[:3], geometry[:8]
+    (x, weight, bias), (kernel, strides, pads, _, steps, zeros, spread, groups) = node.args[:3], geometry[:RELU]
     given, w, padding, rank = value_of(x), value_of(weight), _padding(kernel, pads, zeros), len(kernel)
     known = isinstance(given, Tensor) and isinstance(w, Tensor) and not given.is_cuda and given.dtype in AVERAGE_MACS
     if not known or padding is None or groups > 1 and given.requires_grad:  # this gradient takes long in any other order
@@ -200,10 +200,8 @@ def _second_us(positions: float, pixels: float, macs: float) -> float:
 
 
 def gaining(graph: fx.Graph, rule_by_name: RuleByName, scale: float = 1.0) -> tuple[set[str], set[str]]:
-    """The names of an original graph's convolutions that an eager training step on a GPU gains from: those that are to be
-    rewritten, and those with second derivatives of convpool's.
-
-    scale: by how much the batch is larger than the one that was captured."""
+    """The names of an original graph's convolutions that an eager training step on a GPU gains from: those to rewrite,
+    and those with second derivatives of convpool's.  scale: by how much the batch is larger than the one that was captured."""
     penalty = may_have_penalty(graph)
     operators: list[tuple[bool, float, float]] = []
     taken, with_derivatives = set[str](), set[str]()

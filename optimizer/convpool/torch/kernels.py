@@ -27,7 +27,7 @@ from convpool.algebra.parts import MAX_UPSAMPLE
 from convpool.cuda import Plan, Problem, library, tactics, training
 from convpool.errors import NotBuiltError
 from convpool.torch import plain
-from convpool.torch.plain import Numbers
+from convpool.torch.plain import RELU, Geometry, Numbers
 
 KEPT = 4096
 NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
@@ -52,13 +52,13 @@ def pooled_conv(*inputs: Any) -> Tensor:
     return plain.pooled_conv(*inputs, mean=box_mean) if y is None else y
 
 
-def frozen(geometry: Sequence[Any]) -> tuple:
-    """The operator's arguments behind the tensors, hashable."""
+def frozen(geometry: Sequence[Any]) -> Geometry:
+    """A geometry from lists, hashable."""
     return (*map(tuple, geometry[:7]), *geometry[7:])
 
 
-def by_plan(tensors: Sequence[Any], geometry: tuple) -> Tensor | None:
-    """A call by one plan of the library on x's device, or None; geometry as `find` takes it."""
+def by_plan(tensors: Sequence[Any], geometry: Geometry) -> Tensor | None:
+    """A call by one plan of the library on x's device, or None; geometry: hashable."""
     if not library_is_there():
         return None
     device = tensors[0].get_device()
@@ -79,12 +79,10 @@ def library_is_there() -> bool:
     return True
 
 
-def find(geometry: tuple, x: Tensor, weight: Tensor, bias: Any) -> Planned | None:
+def find(geometry: Geometry, x: Tensor, weight: Tensor, bias: Any) -> Planned | None:
     """The call for these tensors, planned; None where the library has no kernel on tensor cores for it.
 
-    geometry: the operator's arguments behind the tensors, as tuples; of an upsampled convolution the factors and the pads.  x's
-    device is the current one.
-    """
+    geometry: hashable.  x's device is the current one."""
     of_bias = bias is None or (bias.shape, bias.stride(), bias.dtype, bias.device)
     of_weight, casts = (weight.shape, weight.stride(), weight.dtype, weight.device), x.dtype == torch.float32 and allows_tf32()
     key = (x.shape, x.stride(), x.dtype, x.device, of_weight, of_bias, geometry, casts)
@@ -107,7 +105,7 @@ def allows_tf32() -> bool:
     return _fp32_precision("cuda", "conv") == "tf32" if _fp32_precision is not None else torch.backends.cudnn.allow_tf32
 
 
-def _fits(tensors: Tensors, geometry: tuple) -> bool:
+def _fits(tensors: Tensors, geometry: Geometry) -> bool:
     """True where the library may be asked: PyTorch's operators refuse the rest, or do it."""
     x, weight, bias = tensors
     groups, rank = geometry[7] if len(geometry) > 2 else 1, x.dim() - 2
@@ -117,7 +115,7 @@ def _fits(tensors: Tensors, geometry: tuple) -> bool:
         return False
     if bias is not None and bias.shape != weight.shape[:1]:
         return False
-    if len(geometry) == 2:
+    if len(geometry) == 2:  # an upsampled convolution's
         return max(geometry[0]) <= MAX_UPSAMPLE
     sizes = plain.pooled_size(x.shape[2:], *geometry[:4])
     return min(plain.pooled_size(sizes, weight.shape[2:], *geometry[4:7])) > 0
@@ -126,7 +124,7 @@ def _fits(tensors: Tensors, geometry: tuple) -> bool:
 class Planned:
     """A kind of call, with its plan."""
 
-    def __init__(self, tensors: Tensors, geometry: tuple) -> None:
+    def __init__(self, tensors: Tensors, geometry: Geometry) -> None:
         x, weight, bias = tensors
         self.formats = plain.memory_format(x), plain.result_format(x, weight)
         problem = problem_of(tensors, geometry, *(found != torch.contiguous_format for found in self.formats))
@@ -161,15 +159,15 @@ class Planned:
         return y
 
 
-def problem_of(tensors: Tensors, geometry: tuple, x_last: bool, y_last: bool) -> Problem:
+def problem_of(tensors: Tensors, geometry: Geometry, x_last: bool, y_last: bool) -> Problem:
     x, weight, bias = tensors
     common: dict[str, Any] = {"n": x.shape[0], "c": x.shape[1], "m": weight.shape[0], "spatial": tuple(x.shape[2:])}
     common |= {"kernel_shape": tuple(weight.shape[2:]), "dtype": NAMES[x.dtype], "bias": bias is not None}
     layout, y_layout = ("channels_last" if last else "channels_first" for last in (x_last, y_last))
     common |= {"layout": layout, "y_layout": y_layout, "allow_tf32": allows_tf32()}
-    if len(geometry) == 2:
+    if len(geometry) == 2:  # an upsampled convolution's
         return Problem(**common, pool_kernel_shape=1, upsample=geometry[0], pads=geometry[1])
-    return Problem(**common, activation="relu" if geometry[8] else None, **dict(zip(_NAMES, geometry, strict=False)))
+    return Problem(**common, activation="relu" if geometry[RELU] else None, **dict(zip(_NAMES, geometry, strict=False)))
 
 
 def _fastest(problem: Problem) -> Plan:

@@ -29,10 +29,10 @@ from torch.autograd import forward_ad
 from convpool.algebra.geometry import ConvSpec, Ints, PoolSpec, pool_first
 from convpool.cuda.training import MAX_FILTER
 from convpool.torch import ended, kernels, plain
-from convpool.torch.plain import Numbers
+from convpool.torch.plain import RELU, Geometry, Numbers
 
 Convolution = tuple[Any, Any, Any, int]
-"""Strides, padding, dilations and groups, as torch.convolution takes them.  A geometry: what pooled_conv takes after tensors."""
+"""Strides, padding, dilations and groups, as torch.convolution takes them."""
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 """The gradients at input, weight and bias; None for those that are not asked for."""
 LIBRARY = torch.library.Library("convpool", "DEF")
@@ -57,7 +57,7 @@ _TYPES = (Tensor, torch.nn.Parameter)
 # ---- calls ----
 
 
-def pooled_conv_of(tensors: tuple, geometry: tuple) -> Tensor:
+def pooled_conv_of(tensors: tuple, geometry: Geometry) -> Tensor:
     """pooled_conv of x, weight and bias, and of the other arguments as tuples and numbers.
 
     PyTorch takes some 20 microseconds to bring a call from Python to an operator of torch.library and back to Python.  An eager
@@ -75,7 +75,7 @@ def _needs_gradients(tensors: Sequence[Any]) -> bool:
     return torch.is_grad_enabled() and any([t is not None and t.requires_grad for t in tensors])
 
 
-def _run(tensors: Any, geometry: tuple) -> Tensor:
+def _run(tensors: Any, geometry: Geometry) -> Tensor:
     """The operator without derivatives."""
     (x, weight, bias), home = tensors, _home(tensors[0])
     if home is not None and type(weight) in _TYPES and (bias is None or type(bias) in _TYPES):  # kernels take addresses
@@ -117,8 +117,8 @@ def _with_autograd(*inputs: Any) -> Tensor:
     tensors, geometry = inputs[:3], kernels.frozen(inputs[3:])
     if not _needs_gradients(tensors):
         return _run(tensors, geometry)
-    y = _apply(*tensors, (*geometry[:8], False), _run)
-    return torch.relu(y) if geometry[8] else y  # a compiler sees PyTorch's
+    y = _apply(*tensors, (*geometry[:RELU], False), _run)
+    return torch.relu(y) if geometry[RELU] else y  # a compiler sees PyTorch's
 
 
 LIBRARY.impl("pooled_conv", _with_autograd, "Autograd")
@@ -133,15 +133,14 @@ def pooled_conv(*inputs: Any) -> Tensor:
     return pooled_conv_of(inputs[:3], kernels.frozen(inputs[3:]))
 
 
-def pair_of(conv: ConvSpec, pool: Ints, strides: Ints) -> tuple:
-    """The arguments of `pooled_conv` behind its tensors: window, convolution, no ReLU."""
-    return arguments_of(*pool_first.__wrapped__(conv, PoolSpec(pool, strides, (0, 0) * len(pool), (1,) * len(pool))))
+def pair_of(conv: ConvSpec, pool: Ints, strides: Ints) -> Geometry:
+    """The geometry of a pair without a ReLU."""
+    return geometry_of(*pool_first.__wrapped__(conv, PoolSpec(pool, strides, (0, 0) * len(pool), (1,) * len(pool))))
 
 
-def arguments_of(box: PoolSpec, conv: ConvSpec) -> tuple:
+def geometry_of(box: PoolSpec, conv: ConvSpec) -> Geometry:
     """The same, of the box means and the convolution behind them."""
-    window = (box.kernel_shape, box.strides, box.pads, box.dilations)
-    return (*window, conv.strides, conv.pads, conv.dilations, conv.group, False)
+    return (box.kernel_shape, box.strides, box.pads, box.dilations, conv.strides, conv.pads, conv.dilations, conv.group, False)
 
 
 # ---- a pair, and its gradients ----
@@ -151,10 +150,10 @@ class _Pair(torch.autograd.Function):
     """A pair, or one with a ReLU.  run: what computes it."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Any, geometry: tuple, run: Callable) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Any, geometry: Geometry, run: Callable) -> Tensor:
         y = run((x, weight, bias), geometry)
-        ctx.save_for_backward(x, weight, *([y] if geometry[8] else ()))
-        ctx.are_tensors, ctx.geometry = (True, True, bias is not None), (*geometry[:8], False)
+        ctx.save_for_backward(x, weight, *([y] if geometry[RELU] else ()))
+        ctx.are_tensors, ctx.geometry = (True, True, bias is not None), (*geometry[:RELU], False)
         return y
 
     @staticmethod
@@ -170,7 +169,7 @@ class _Gradient(torch.autograd.Function):
     like: of the result's shape, type and memory order; its values do not matter."""
 
     @staticmethod
-    def forward(ctx: Any, grad: Tensor, other: Tensor, like: Tensor, geometry: tuple, number: int) -> Tensor:
+    def forward(ctx: Any, grad: Tensor, other: Tensor, like: Tensor, geometry: Geometry, number: int) -> Tensor:
         ctx.save_for_backward(grad, other)
         ctx.number, ctx.geometry = number, geometry
         x, weight = (other, like) if number else (like, other)
@@ -193,7 +192,7 @@ class _Gradient(torch.autograd.Function):
 _apply, _gradient = (super(torch.autograd.Function, function).apply for function in (_Pair, _Gradient))
 
 
-def pair_gradients(grad: Tensor, x: Tensor, weight: Tensor, geometry: tuple, needs: Sequence[bool]) -> Gradients:
+def pair_gradients(grad: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, needs: Sequence[bool]) -> Gradients:
     """The gradients of a pair; differentiable."""
     records, is_single = torch.is_grad_enabled(), plain.is_single(*geometry[:3])
     if not is_batched(grad):
@@ -202,7 +201,7 @@ def pair_gradients(grad: Tensor, x: Tensor, weight: Tensor, geometry: tuple, nee
         # AOTAutograd follows, for torch.compile.  A compiler fuses the bias's sums with what is around them; with those of few
         # channels they cost nothing.
         together = needs[1] and needs[2] and has_few_channels(weight, True)
-        d_z, d_weight, d_bias = _ops.pooled_conv_gradients(grad, x, weight, *geometry[:8], needs[0], needs[1], together)
+        d_z, d_weight, d_bias = _ops.pooled_conv_gradients(grad, x, weight, *geometry[:RELU], needs[0], needs[1], together)
         d_x = d_z if is_single or not needs[0] else _fusible_adjoint(d_z, x, *geometry[:4])
         alone = channel_sums(grad) if needs[2] and not together else None
         return d_x if needs[0] else None, d_weight if needs[1] else None, d_bias if together else alone
@@ -215,7 +214,7 @@ def pair_gradients(grad: Tensor, x: Tensor, weight: Tensor, geometry: tuple, nee
     return d_x, d_weight, d_bias
 
 
-def _at_means(grad: Tensor, x: Tensor, weight: Tensor, geometry: tuple, needs: Sequence[bool]) -> Gradients:
+def _at_means(grad: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, needs: Sequence[bool]) -> Gradients:
     """The gradients at the box means in place of the input, the weight and the bias."""
     window, (strides, pads, dilations, groups), rank = geometry[:4], geometry[4:8], x.dim() - 2
     z, even = x, pads[:rank] == pads[rank:]
@@ -233,7 +232,7 @@ def _boxes(grad: Tensor) -> Any:
     return not torch.is_grad_enabled() and _home(grad) or _ops
 
 
-def _by_torch(tensors: Any, geometry: tuple) -> Tensor:
+def _by_torch(tensors: Any, geometry: Geometry) -> Tensor:
     """A pair without derivatives: the box means, then PyTorch's convolution."""
     with torch._C._ExcludeDispatchKeyGuard(AUTOCAST):
         return plain.pooled_conv(*tensors, *geometry, mean=_boxes(tensors[0]).box_mean)

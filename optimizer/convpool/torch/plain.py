@@ -19,6 +19,10 @@ from convpool.errors import OptionError
 
 Numbers = Sequence[int]
 Sizes = int | Sequence[int]
+Geometry = tuple[Any, ...]
+"""What pooled_conv takes behind tensors: kernel, strides, pads and dilations of the pooling, [:4]; strides, pads, dilations and
+groups of the convolution, [4:8]; a ReLU or none, [RELU].  Of an upsampled convolution `kernels` takes two: factors and pads."""
+RELU = 8
 
 CONVS = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
 HALF_TYPES = (torch.float16, torch.bfloat16)
@@ -177,4 +181,4 @@ def pooled_conv(x: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Any, 
     """The operator convpool::pooled_conv: box mean by `mean`, then PyTorch's convolution."""
     z = x if is_single(*geometry[:3]) else mean(x, *geometry[:4])
     y = convolve(z, weight, bias, *geometry[4:8])
-    return laid_out(torch.relu(y) if geometry[8] else y, result_format(x, weight))
+    return laid_out(torch.relu(y) if geometry[RELU] else y, result_format(x, weight))

@@ -25,7 +25,7 @@ from convpool.report import Report
 from convpool.torch import plain
 from convpool.torch.changes import Context, changes, held_by_changes, value_of
 from convpool.torch.kinds import DOMAIN, RESULT, Skeleton, translate_call
-from convpool.torch.pairs import arguments_of
+from convpool.torch.pairs import geometry_of
 from convpool.torch.upsampling import upsample_conv_of
 
 POOLED_CONV, BOX_MEAN = torch.ops.convpool.pooled_conv, torch.ops.convpool.box_mean
@@ -120,7 +120,7 @@ class Rebuilding:
         if schema.is_operator(node):
             pool, conv = schema.specs_of(values)
             assert isinstance(pool, PoolSpec)
-            self._give(node, POOLED_CONV, (*self._tensors(node), *arguments_of(pool, conv)))
+            self._give(node, POOLED_CONV, (*self._tensors(node), *geometry_of(pool, conv)))
         elif is_op(node, "Transpose") and not node.name:
             self._weights[node.output[0]] = node.input[0]
         elif is_op(node, "Conv"):

@@ -23,7 +23,7 @@ from torch import Tensor
 from convpool.algebra.geometry import ConvSpec, Ints
 from convpool.errors import OptionError
 from convpool.torch import kernels, pairs, plain
-from convpool.torch.plain import Sizes, conv_pads, sizes
+from convpool.torch.plain import Geometry, Sizes, conv_pads, sizes
 
 _TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 SUM_MACS = {"cpu": 320, "cuda": 640}
@@ -100,8 +100,8 @@ _apply = super(torch.autograd.Function, _UpsampleConv).apply  # without PyTorch'
 
 
 @functools.lru_cache(4096)
-def _gradient_pair(kernel: Ints, scales: Ints, pads: Ints) -> tuple:
-    """The pair that makes the gradient at x."""
+def _gradient_pair(kernel: Ints, scales: Ints, pads: Ints) -> Geometry:
+    """The geometry of the pair that makes the gradient at x."""
     ones = (1,) * len(scales)
     return pairs.pair_of(ConvSpec(kernel, ones, _around(kernel, pads), ones, 1), scales, scales)
 
