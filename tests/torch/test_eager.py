@@ -124,8 +124,8 @@ def gaining(net, shape, pairs=None, scale=1.0, rule="pool_first"):
 
     def backend(graph, inputs):
         convs = [node for node in graph.graph.nodes if node.target is torch.conv2d]
-        taken, second = eager.gaining(graph.graph, dict.fromkeys([node.name for node in convs[:pairs]], rule), scale)
-        found.extend(node.name in taken | second for node in convs)
+        taken, with_derivatives = eager.gaining(graph.graph, dict.fromkeys([node.name for node in convs[:pairs]], rule), scale)
+        found.extend(node.name in taken | with_derivatives for node in convs)
         return graph.forward
 
     torch._dynamo.reset()

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A backend of torch.compile that does average poolings before the convolutions in front of them.
+"""A backend of torch.compile that convolves on the smaller map, before nearest upsampling and behind average pooling.
 
     model = torch.compile(model, backend="convpool")
     model = torch.compile(model, backend="convpool", options={"inner": "inductor"})
 
-TorchDynamo captures forward and watches what the capture depends on.  The backend rewrites the pairs of its graph and gives back
-a function that runs under PyTorch's own autograd: hooks, autocast, second derivatives and wrappers of modules are PyTorch's.
+TorchDynamo captures forward and watches what the capture depends on.  The backend rewrites its graph and gives back a function
+that runs under PyTorch's own autograd: hooks, autocast, second derivatives and wrappers of modules are PyTorch's.
 """
 
 import functools
@@ -50,7 +50,7 @@ class Backend:
         self.captured: list[Captured] = []
 
     def __call__(self, module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable:
-        """A function that runs the graph with its pairs rewritten, the graph itself where nothing changes."""
+        """A function that runs the graph rewritten, or the graph itself where nothing changes."""
         reason = getattr(module, "compile_subgraph_reason", None)
         seen = Captured(_described(module.graph), _where(reason) if getattr(reason, "graph_break", False) else "")
         self.captured.append(seen)
@@ -64,11 +64,11 @@ class Backend:
             _keep_checkpoints(body)
             _keep_derivatives(body)
         for body in bodies[1:]:
-            body.forward = self._rewritten(body, seen)
-        return self._rewritten(module, seen)
+            body.forward = self._runner(body, seen)
+        return self._runner(module, seen)
 
-    def _rewritten(self, module: fx.GraphModule, seen: Captured) -> Callable:
-        """A function that runs the module's graph with its pairs rewritten, the graph itself where nothing changes.
+    def _runner(self, module: fx.GraphModule, seen: Captured) -> Callable:
+        """A function that runs the module's graph rewritten, or as it is where nothing changes.
 
         With gradients a GPU has two graphs: for captures, and for eager steps."""
         graph, rule_by_name = _rewritten_or_none(module.graph, self.options, seen)
@@ -113,7 +113,7 @@ def _rewritten_or_none(
 
 
 def _rewrite_in_place(graph: fx.Graph, options: OptimizeOptions, seen: Captured) -> None:
-    """Rewrite the pairs of a graph for a compiler.  Its inputs stay: TorchDynamo has attributes of its own on them."""
+    """Rewrite a graph for a compiler.  Its inputs stay: TorchDynamo has attributes of its own on them."""
     rewritten, rule_by_name = _rewritten_or_none(graph, options, seen)
     if rewritten is None or not rule_by_name:
         return
@@ -238,7 +238,7 @@ class InductorPass(CustomGraphPass):
     """A pass of inductor over a graph before autograd."""
 
     def __call__(self, graph: fx.Graph) -> None:
-        """Rewrite the pairs of the graph."""
+        """Rewrite the graph."""
         _rewrite_in_place(graph, OptimizeOptions(), Captured(""))
 
     def uuid(self) -> Any:
