@@ -60,8 +60,8 @@ Times = dict[str, float] | None
 Found = tuple[Rule, Plan, Times]
 Kept = tuple[Rule, Site, Reject | None, Times]
 """A plan of a round, and a site that stays, with what their reports need."""
-Stays = tuple[tuple[PairSite, Reject], ...]
-Reached = tuple[LoadedModel, Stays]
+KeptPairs = tuple[tuple[PairSite, Reject], ...]
+Reached = tuple[LoadedModel, KeptPairs]
 """A model to start from; and sites of other forms of it, and why no pair appears there."""
 
 
@@ -79,7 +79,7 @@ def _without_calls(model: LoadedModel, options: OptimizeOptions) -> Reached:
     """Without the calls that have a part of a pair, or a pair that only the call's attributes make known.  First all calls are
     replaced, to see which pairs appear, then those that these need, until no fewer will do."""
     wanted: frozenset[Call] | None = None
-    stays: Stays = ()
+    stays: KeptPairs = ()
     before: frozenset[tuple[str, str]] = frozenset()
     while 0 < model.expanded <= MAX_NODES and wanted != frozenset() and (found := inlined(model.proto, wanted)) is not None:
         result = replace(model, proto=found.model, inferred=infer_shapes(found.model), source=None)
@@ -118,7 +118,7 @@ def _without_transposes(model: LoadedModel, options: OptimizeOptions) -> Reached
     return moved if _planned(before) < _planned(found) else model, stays
 
 
-def _pairs_of(model: LoadedModel, options: OptimizeOptions) -> tuple[list[PairPlan], Stays]:
+def _pairs_of(model: LoadedModel, options: OptimizeOptions) -> tuple[list[PairPlan], KeptPairs]:
     """The pairs that would be rewritten, and the sites that would stay."""
     return Pipeline(model, model.inferred, options).first_look(PoolFirst())
 
@@ -171,7 +171,7 @@ def rewrite(
     return OptimizeResult(result.proto, report, run.changed, result, run.editor.new_constants, seen)
 
 
-def _with_clearer_reasons(log: Log, stays: Stays) -> list[SiteReport]:
+def _with_clearer_reasons(log: Log, stays: KeptPairs) -> list[SiteReport]:
     """The reports, with those of sites that another form of the model shows, or tells more of."""
     clearer, sites = Log(log.made), log.reports()
     for site, why in stays:

@@ -97,7 +97,7 @@ public:
     // Plans a run and keeps it.  Its kernels are loaded, so that the first launch may lie in a graph capture.  Takes memory
     // for weights that are the same in every run.  A tactic that cannot run this very problem gives way to the default one.
     Run &keep(const Tensors &tensors, const convpool_problem &problem, const Request &request, bool constant_weights);
-    // Does as much of it as can be done before the tensors are known.
+    // Loads the kernels of the plan that `keep` would make, and takes memory for weights; the plan itself goes.
     void load(const convpool_problem &problem, const Request &request, bool constant_weights);
     void forget() { runs_.clear(); }
 

@@ -415,7 +415,7 @@ class Obstacles:
 
 
 def lower(layer: Layer, pool: PoolSpec | None, name: str, obstacles: Obstacles) -> Lowered | Refusal:
-    """`layer` behind the window `pool` (None: the feature map, of unknown size) in the lowering named, or why not."""
+    """`layer` with the window `pool` behind it (None: the feature map, of unknown size) in the lowering named, or why not."""
     conv = layer.conv
     whole = conv.is_pointwise and not any(conv.pads) and all(s == 1 for s in conv.strides)
     if pool is None:

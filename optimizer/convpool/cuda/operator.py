@@ -223,14 +223,14 @@ def _plan(call: _Call) -> _Planned:
         _check_own_memory(call)
     if planned is not None:
         return planned
-    of_x, tactic = arrays.maker(call.operands[_X]), call.options[-1]
+    maker, tactic = arrays.maker(call.operands[_X]), call.options[-1]
     # CuPy and PyTorch free memory in the order of the stream; pycuda waits for the device instead.
-    bounded = tactic is None and (call.space is not None or of_x not in ("cupy", "torch"))
+    bounded = tactic is None and (call.space is not None or maker not in ("cupy", "torch"))
     most = call.space_bytes if bounded else None
     plan = Plan(problem, tactic=tactic, max_workspace_bytes=most, unaligned=tactic is None and call.bits != 0)
     _expect_current_device(call.kinds[_X][2], plan.device)
-    make_out = arrays.allocator(of_x, plan.y_shape, plan.problem.dtypes[2])
-    planned = _Planned(plan, make_out, arrays.allocator(of_x, (plan.workspace_bytes,), "uint8"))
+    make_out = arrays.allocator(maker, plan.y_shape, plan.problem.dtypes[2])
+    planned = _Planned(plan, make_out, arrays.allocator(maker, (plan.workspace_bytes,), "uint8"))
     with _adding:
         if len(_plans) >= CACHED_PLANS:
             del _plans[next(iter(_plans))]
@@ -258,8 +258,8 @@ def _check_call(call: _Call) -> Problem:
     _expect_current_device(of_x, library.current_ordinal())
     problem = _describe(call)
     _expect_device("w", call.kinds[_W][2], of_x)
-    x, known = call.operands[_X], arrays.maker(call.operands[_X])
-    if call.kinds[_OUT] is None and not known:
+    x, maker = call.operands[_X], arrays.maker(call.operands[_X])
+    if call.kinds[_OUT] is None and not maker:
         raise ArrayError(f"out: missing; got None, expected an array, since {type(x).__name__} is of no known library")
     expected = shapes_and_types(problem)
     like = ", the type of out" if problem.dtypes[1] in library.EIGHT_BIT else ", the type of w"
@@ -280,7 +280,7 @@ def _check_call(call: _Call) -> Problem:
     if tactic is not None and (needed := problem.workspace_bytes(tactic)) > call.space_bytes:
         if call.weights_prepared:
             raise ProblemError(f"weights_prepared: no workspace of this tactic; got {call.space_bytes} bytes, expected {needed}")
-        if not known:
+        if not maker:
             raise ProblemError(f"workspace: too small; got {call.space_bytes} bytes, expected {needed} for this tactic")
     return problem
 

@@ -63,7 +63,7 @@ class Edit:
         self.store(array, name)
         return name
 
-    def shared(self, key: tuple, make: Callable[[], np.ndarray], wanted: str) -> str:
+    def common(self, key: tuple, make: Callable[[], np.ndarray], wanted: str) -> str:
         """A constant that `make` gives, made once for all of the scope's plans that ask with the same key."""
         if key not in self._shared:
             count = len(self.nodes)

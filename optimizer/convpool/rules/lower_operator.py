@@ -182,7 +182,7 @@ class _Writer:
             x = self._add("AveragePool", [x], "pooled", count_include_pad=1, **windows)
         if isinstance(up := self._plan.before, UpsampleSpec):
             scales, name = np.array(schema.scales_of(up), np.float32), f"{self._old.output[0]}_scales"
-            name = self._edit.shared(("scales", *up.factors), lambda: scales, name)
+            name = self._edit.common(("scales", *up.factors), lambda: scales, name)
             x = self._add("Resize", [x, "", name], "upsampled", **schema.NEAREST)
         inputs = [x, self._weight(), *((names["B"],) if names.get("B") else ())]
         y = self._add("Conv", inputs, "convolved", **asdict(self._plan.lowering.conv))
@@ -209,9 +209,9 @@ class _Writer:
     def _normalized(self, x: str, shift: str) -> str:
         """Write mean 0 and variance 1 in groups of channels like the operator's function; shift tells the type."""
         groups, dtype = self._plan.parts.norm_groups, helper.tensor_dtype_to_np_dtype(self._plan.scope.info(shift).elem_type)
-        shape = self._edit.shared(("groups", groups), lambda: np.array([0, groups, -1]), f"{self._old.output[0]}_groups")
-        ones = self._edit.shared(("ones", dtype, groups), lambda: np.ones(groups, dtype), f"{shift}_ones")
-        zeros = self._edit.shared(("zeros", dtype, groups), lambda: np.zeros(groups, dtype), f"{shift}_zeros")
+        shape = self._edit.common(("groups", groups), lambda: np.array([0, groups, -1]), f"{self._old.output[0]}_groups")
+        ones = self._edit.common(("ones", dtype, groups), lambda: np.ones(groups, dtype), f"{shift}_ones")
+        zeros = self._edit.common(("zeros", dtype, groups), lambda: np.zeros(groups, dtype), f"{shift}_zeros")
         inputs = [self._add("Reshape", [x, shape], "grouped"), ones, zeros]
         normal = self._add("InstanceNormalization", inputs, "normal", epsilon=self._plan.parts.epsilon)
         return self._add("Reshape", [normal, self._add("Shape", [x], "shape")], "normalized")
@@ -221,8 +221,8 @@ class _Writer:
         info = self._plan.scope.info(shift)
         assert info.shape is not None and isinstance(info.shape[0], int)
         count, dtype = info.shape[0], helper.tensor_dtype_to_np_dtype(info.elem_type)
-        mean = self._edit.shared(("mean", dtype, count), lambda: np.zeros(count, dtype), f"{shift}_mean")
-        variance = self._edit.shared(("variance", dtype, count), lambda: np.ones(count, dtype), f"{shift}_variance")
+        mean = self._edit.common(("mean", dtype, count), lambda: np.zeros(count, dtype), f"{shift}_mean")
+        variance = self._edit.common(("variance", dtype, count), lambda: np.ones(count, dtype), f"{shift}_variance")
         return self._add("BatchNormalization", [x, scale, shift, mean, variance], "scaled", epsilon=0.0)
 
     def _weight(self) -> str:
@@ -232,10 +232,10 @@ class _Writer:
             return self._add("Transpose", [name], "weight", perm=to_channels_first(plan.conv.rank))
         weight = plan.weight
         if plan.lowering.name != "fused":
-            return self._edit.shared((name,), lambda: np.moveaxis(weight.array(), -1, 1), f"{name}_channels_first")
+            return self._edit.common((name,), lambda: np.moveaxis(weight.array(), -1, 1), f"{name}_channels_first")
         assert plan.box is not None
         box, dtype = plan.box, helper.tensor_dtype_to_np_dtype(weight.data_type)
-        return self._edit.shared(
+        return self._edit.common(
             (name, plan.conv, plan.before),
             lambda: geometry.fuse_kernel(np.moveaxis(weight.array(), -1, 1), *box).astype(dtype),
             f"{name}_fused",

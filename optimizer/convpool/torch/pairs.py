@@ -92,7 +92,7 @@ def _home(t: Tensor) -> Any:
 
 
 def unwatched(x: Any, weight: Any, device: str) -> bool:
-    """Whether the tensors are plain ones, and nothing intercepts operators."""
+    """Return True if the tensors are plain, and nothing intercepts operators.  device: "meta" if autocast does not matter."""
     c = torch._C
     if type(x) not in _TYPES or type(weight) not in _TYPES or torch.compiler.is_compiling() or c._len_torch_dispatch_stack():
         return False
@@ -251,11 +251,11 @@ def wanted(ctx: Any, are_tensors: Sequence[bool]) -> list[bool]:
     needs = []
     for number, (required, is_tensor) in enumerate(zip(ctx.needs_input_grad, are_tensors, strict=False)):
         node = next(edges)[0] if is_tensor else None
-        needs.append(required and (node is None or _runs(node, number > 0)))
+        needs.append(required and (node is None or _is_reached(node, number > 0)))
     return needs
 
 
-def _runs(node: Any, is_parameter: bool) -> bool:
+def _is_reached(node: Any, is_parameter: bool) -> bool:
     """Return True if this pass runs a node.
 
     PyTorch answers by an exception, which takes as long as a launch of several kernels, for leaves that torch.autograd.grad was

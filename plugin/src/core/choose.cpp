@@ -109,11 +109,11 @@ const File &file() {
 TunedRow key_of(const Problem &p, const Device &device) {
     const int32_t prologue = p.prologue_form() == PrologueForm::kGeneral ? 3 : p.prologue_affine ? 1 : p.has_prologue() ? 2 : 0;
     auto narrow = [](int64_t value) { return value > INT32_MAX ? -1 : static_cast<int32_t>(value); };
-    const bool lowered = (p.w_dtype == CONVPOOL_F32 && p.allow_tf32) || p.allow_packed;
+    const bool less_exact = (p.w_dtype == CONVPOOL_F32 && p.allow_tf32) || p.allow_packed;
     TunedRow row{};
     auto out = row.begin();
     for (int64_t value :
-         std::initializer_list<int64_t>{device.cc, device.multiprocessors, 0, p.w_dtype, lowered, p.x_channels_last,
+         std::initializer_list<int64_t>{device.cc, device.multiprocessors, 0, p.w_dtype, less_exact, p.x_channels_last,
                                         p.y_channels_last, p.has_residual, prologue, p.group, p.n, p.c, p.m, p.rank})
         *out++ = narrow(value);
     for (int i = kRank - p.rank; i < kRank; ++i) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A plan: a problem worked out for one tactic on one device, with everything that a launch needs but pointers.
+// A plan: a problem worked out for one tactic on one device, with everything that a launch needs but pointers; kernels, tensor maps.
 #pragma once
 
 #include <cuda.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The families, their tactics and plans, and the devices that run them (core/tactic.h).
+// The families, their tactics, plans and reasons, and the devices that run them (core/tactic.h, core/plan.h).
 
 #include <algorithm>
 #include <cstdlib>

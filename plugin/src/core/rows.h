@@ -83,7 +83,7 @@ template <class Rows> constexpr bool has_precision(const Rows &rows, Precision p
 }
 
 // The kernel of a row of this precision: the family's `Instances`, by a file that CMake makes of families/instance.cu.in.
-// `variant` is the family's: whether the kernel applies a prologue, or which.
+// `variant` is the family's: whether the kernel applies a prologue, which, or how X is padded.
 template <const auto &kRows, Precision kPrecision> const void *kernel_of_precision(size_t row, int variant);
 
 template <const auto &kRows> const void *kernel_of_row(size_t row, int variant = 0) {

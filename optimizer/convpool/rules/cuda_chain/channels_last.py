@@ -185,7 +185,7 @@ class Turner:
         sizes = [shape[axis] for axis in (range(len(shape)) if back else perm)]
         if layouts.same_in_memory(self._scope, name, self._to) and all(isinstance(size, int) for size in sizes[1:]):
             wanted = np.array([0, *sizes[1:]], np.int64)
-            constant = self._edit.shared(("shape", *wanted.tolist()), lambda: wanted, f"{target}_shape")
+            constant = self._edit.common(("shape", *wanted.tolist()), lambda: wanted, f"{target}_shape")
             self._edit.nodes.append(helper.make_node("Reshape", [source, constant], [target]))
         else:
             self._edit.nodes.append(helper.make_node("Transpose", [source], [target], perm=perm))

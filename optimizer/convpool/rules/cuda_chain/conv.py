@@ -114,8 +114,8 @@ class ChainPool(Rule):
         dtype = helper.tensor_dtype_to_np_dtype(plan.elem_type)
         key, shape = (plan.elem_type, channels), (channels, *(1,) * convs.RANK, channels)
         wanted = f"{old.output[0]}_identity"
-        identity = edit.shared(("identity", *key), lambda: np.eye(channels, dtype=dtype).reshape(shape), wanted)
-        zeros = edit.shared(("zeros", *key), lambda: np.zeros(channels, dtype), f"{old.output[0]}_bias")
+        identity = edit.common(("identity", *key), lambda: np.eye(channels, dtype=dtype).reshape(shape), wanted)
+        zeros = edit.common(("zeros", *key), lambda: np.zeros(channels, dtype), f"{old.output[0]}_bias")
         edit.nodes.append(schema.make_node([old.input[0], identity, zeros], old.output[0], plan.window, convs.POINT))
         stand_for(edit.nodes[-1], old)
         edit.replace(plan.node, plan.own)
@@ -177,9 +177,9 @@ class ChainUpsample(Rule):
         assert leaf.weight is not None
         weight, m = leaf.weight, leaf.weight_shape[0]
         dtype = helper.tensor_dtype_to_np_dtype(weight.data_type)
-        w = edit.shared((old.input[1],), lambda: np.moveaxis(weight.array(), 1, -1), f"{old.input[1]}_channels_last")
+        w = edit.common((old.input[1],), lambda: np.moveaxis(weight.array(), 1, -1), f"{old.input[1]}_channels_last")
         b = old.input[2] if leaf.bias is not None else ""
-        b = b or edit.shared(("zeros", weight.data_type, m), lambda: np.zeros(m, dtype), f"{output}_bias")
+        b = b or edit.common(("zeros", weight.data_type, m), lambda: np.zeros(m, dtype), f"{output}_bias")
         edit.nodes.append(schema.make_node([leaf.input, w, b], output, plan.up, leaf.conv))
         stand_for(edit.nodes[-1], old)
         edit.replace(plan.node, plan.own)

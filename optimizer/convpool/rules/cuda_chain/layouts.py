@@ -193,7 +193,7 @@ def _sum(edit: Edit, node: NodeProto, axes: tuple[int, ...]) -> None:
         give(node, {"axes": axes})
     else:
         name = node.input[1]
-        node.input[1] = edit.shared((name, axes), lambda: np.array(axes, np.int64), f"{name}_channels_last")
+        node.input[1] = edit.common((name, axes), lambda: np.array(axes, np.int64), f"{name}_channels_last")
 
 
 def _pad(edit: Edit, node: NodeProto, pads: Sequence[int], to: To) -> None:
@@ -204,7 +204,7 @@ def _pad(edit: Edit, node: NodeProto, pads: Sequence[int], to: To) -> None:
         give(node, {"pads": moved})
         return
     name = node.input[1]
-    node.input[1] = edit.shared((name, moved), lambda: np.array(moved, np.int64), f"{name}_moved")
+    node.input[1] = edit.common((name, moved), lambda: np.array(moved, np.int64), f"{name}_moved")
     del node.input[3:]
 
 
@@ -214,7 +214,7 @@ def _mean(edit: Edit, node: NodeProto, rank: int) -> NodeProto:
     if edit.scope.opset < 18:
         give(mean, {"axes": axes})
     else:
-        mean.input.append(edit.shared(("axes", axes), lambda: np.array(axes, np.int64), f"{node.output[0]}_axes"))
+        mean.input.append(edit.common(("axes", axes), lambda: np.array(axes, np.int64), f"{node.output[0]}_axes"))
     return mean
 
 
@@ -237,7 +237,7 @@ def _constant(edit: Edit, name: str, rank: int, to: To) -> str:
         array = constant.array()
         return np.transpose(array.reshape((1,) * (rank - array.ndim) + array.shape), to(rank - 2))
 
-    return edit.shared((name, rank), make, f"{name}_{to.__name__[3:]}")
+    return edit.common((name, rank), make, f"{name}_{to.__name__[3:]}")
 
 
 NOMINAL_BATCH, NOMINAL_SIZE = 8, 32

@@ -205,7 +205,7 @@ def _fused_node(plan: FusionPlan, edit: Edit) -> None:
     dtype = helper.tensor_dtype_to_np_dtype(plan.elem_type)
 
     def constant(key: tuple, array: np.ndarray, wanted: str) -> str:
-        return edit.shared(key, partial(np.asarray, array, dtype), wanted)
+        return edit.common(key, partial(np.asarray, array, dtype), wanted)
 
     if plan.weights is not None:
         new, old = plan.weights, given.get("B", "")
@@ -242,9 +242,9 @@ def _scaled_node(weights: Weights, edit: Edit) -> None:
     node = deepcopy(before)
     old = node.input[2] if len(node.input) > 2 else ""
     del node.input[2:]
-    node.input[1] = edit.shared(("W", weights.node), lambda: weights.weight, f"{node.input[1]}_scaled")
+    node.input[1] = edit.common(("W", weights.node), lambda: weights.weight, f"{node.input[1]}_scaled")
     if old or weights.bias.any():
-        node.input.append(edit.shared(("B", weights.node), lambda: weights.bias, f"{old or node.output[0] + '_bias'}_scaled"))
+        node.input.append(edit.common(("B", weights.node), lambda: weights.bias, f"{old or node.output[0] + '_bias'}_scaled"))
     node.input.extend(before.input[3:])
     edit.nodes.append(node)
 

@@ -360,7 +360,7 @@ class PairEmitter:
         if leaf.affine is IDENTITY:
             if lowering.name == "fused":
                 key = (weight, leaf.conv, self._pooling.spec)
-                weight = self._edit.shared(key, lambda: self._fuse(leaf, convs.folded_weights(leaf)[0]), f"{weight}_fused")
+                weight = self._edit.common(key, lambda: self._fuse(leaf, convs.folded_weights(leaf)[0]), f"{weight}_fused")
             elif lowering.name == "convavgpool":
                 weight = self._channels_last(leaf, weight)
             return weight, bias
@@ -380,12 +380,12 @@ class PairEmitter:
         if info.shape is None or not isinstance(info.shape[0], int) or not info.elem_type:
             return ""
         zeros = np.zeros(info.shape[0], helper.tensor_dtype_to_np_dtype(info.elem_type))
-        return self._edit.shared(("zeros", info.elem_type, info.shape[0]), lambda: zeros, f"{old.output[0]}_bias")
+        return self._edit.common(("zeros", info.elem_type, info.shape[0]), lambda: zeros, f"{old.output[0]}_bias")
 
     def _channels_last(self, leaf: convs.ConvLeaf, weight: str) -> str:
         if leaf.weight is not None:
             value = leaf.weight
-            return self._edit.shared((weight,), lambda: np.moveaxis(value.array(), 1, -1), f"{weight}_channels_last")
+            return self._edit.common((weight,), lambda: np.moveaxis(value.array(), 1, -1), f"{weight}_channels_last")
         return self._edit.add("Transpose", [weight], f"{weight}_channels_last", perm=to_channels_last(leaf.conv.rank))
 
     def _fuse(self, leaf: convs.ConvLeaf, array: np.ndarray) -> np.ndarray:

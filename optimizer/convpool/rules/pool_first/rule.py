@@ -128,12 +128,12 @@ def _against_opaque(scope: Scope, tree: convs.Tree, pooling: convs.Pooling, cont
         if max(pool.dilations) > 1 and scope.opset < POOL_DILATIONS_OPSET:
             expected = f"1 on every axis before opset {POOL_DILATIONS_OPSET}"
             return reject(scope, pooling.root, f"dilations of the average of '{leaf}'", list(pool.dilations), expected)
-        _, pads, nodes = convs.zero_pads(scope, leaf, pool.rank)
+        _, pads, passed = convs.zero_pads(scope, leaf, pool.rank)
         if any(pad >= k for pad, k in zip(pads, pool.kernel_shape * 2, strict=True)):
             expected = f"less than {list(pool.kernel_shape)}, as onnxruntime demands"
-            return reject(scope, nodes[-1], "Pad that the pooling would follow", list(pads), expected)
+            return reject(scope, passed[-1], "Pad that the pooling would follow", list(pads), expected)
         if scope.opset >= POOL_DILATIONS_OPSET and miscounts(pads):
-            return reject(scope, nodes[-1], "Pad that the pooling would follow", list(pads), COUNTED)
+            return reject(scope, passed[-1], "Pad that the pooling would follow", list(pads), COUNTED)
     return None
 
 
@@ -159,7 +159,7 @@ ENOUGH = 0.75
 @dataclass(frozen=True)
 class Attempt:
     """Lowerings to try for every convolution: the operator, else the first admitted, or the cheapest; without `direct` where no
-    kernel is fast: on three axes for TensorRT alone, which loses by it."""
+    kernel is fast; on three axes without groups TensorRT alone loses by it."""
 
     names: tuple[str, ...]
     by_cost: bool = False

@@ -218,7 +218,7 @@ def planned(
         return reject(scope, leaf.node, "group of a convolution of several maps", leaf.conv.group, 1)
     plan = ResamplingPlan(scope, leaf, groups, dropped)
     if context.options.for_torch:
-        return _against_node(site, leaf, groups, one) or plan
+        return _against_torch_node(site, leaf, groups, one) or plan
     if not one or not is_conv_first(plan):  # else the weights need not be known: that form is the cheapest by far
         if not is_known(scope, leaf) or leaf.weight is None:
             return reject(scope, leaf.node, "weights", "computed, or an input that a caller may override", "a constant")
@@ -228,7 +228,7 @@ def planned(
     return plan
 
 
-def _against_node(site: ResamplingSite, leaf: ConvLeaf, groups: tuple[Group, ...], one: bool) -> Reject | None:
+def _against_torch_node(site: ResamplingSite, leaf: ConvLeaf, groups: tuple[Group, ...], one: bool) -> Reject | None:
     """The reason why no single node stands for a convolution and what is in front of it."""
     scope, conv = site.scope, leaf.conv
     sources = [source for group in groups for _, _, found in group.ranges for source in found]
@@ -268,7 +268,7 @@ def with_forms(plan: ResamplingPlan, context: Context) -> ResamplingPlan | Rejec
         return unknown
     m, large = channels_out(leaf), _large(plan)
     out = m * math.prod(conv.output_size(large))
-    groups, after, many = [], expand.pass_cost(-out, expand.PASS_WEIGHT), None
+    groups, after, too_many = [], expand.pass_cost(-out, expand.PASS_WEIGHT), None  # n results take n - 1 Adds
     for group in plan.groups:
         whole = expand.dense_cost(conv, m, len(group.channels), large)
         if group.resample is None:
@@ -283,7 +283,7 @@ def with_forms(plan: ResamplingPlan, context: Context) -> ResamplingPlan | Rejec
         if not found:
             if (why := against_merged_weights(scope, group.resample.input)) is not None:
                 return rejection(scope, leaf.node, why)
-            many = refuse("factors", list(work.up.factors), "smaller ones, for so few pixels or so many weights")
+            too_many = refuse("factors", list(work.up.factors), "smaller ones, for so few pixels or so many weights")
             groups.append(group)
             after += kept
             continue
@@ -294,8 +294,8 @@ def with_forms(plan: ResamplingPlan, context: Context) -> ResamplingPlan | Rejec
         keeps_size = len(plan.groups) > 1 and best != options.upsampling and kept.time <= moved.time
         groups.append(group if keeps_size else replace(group, form=best))
         after += kept if keeps_size else moved
-    if many is not None and not any(group.form for group in groups):
-        return rejection(scope, leaf.node, many)
+    if too_many is not None and not any(group.form for group in groups):
+        return rejection(scope, leaf.node, too_many)
     if any(not group.form for group in groups):
         after += expand.pass_cost(out, expand.PASS_WEIGHT)
     before = expand.dense_cost(conv, m, channels_in(leaf), large) + _between(plan, large=True)

@@ -96,7 +96,7 @@ def _exact(site: plans.ResamplingSite, context: Context) -> plans.ResamplingPlan
     if isinstance(leaf, Reject):
         return leaf
     rank = leaf.conv.rank
-    name, pads, dropped = convs.zero_pads(scope, leaf.input, rank)
+    name, pads, passed = convs.zero_pads(scope, leaf.input, rank)
     walk = Walk(scope, rank, whole_factors=True)
     found = walk.map(name)
     if not found.resampled and not any(leaf.conv.pads) and not any(pads):
@@ -118,7 +118,7 @@ def _exact(site: plans.ResamplingSite, context: Context) -> plans.ResamplingPlan
             return reject(scope, leaf.node, "dilations", list(conv.dilations), f"1, or multiples of {list(up.factors)}")
     if covers_zeros_only(conv):
         return reject(scope, site.root, "pads", list(conv.pads), f"less than the kernel's extent, {list(conv.extents)}")
-    return plans.planned(site, leaf, found, found.nodes | set(dropped), context)
+    return plans.planned(site, leaf, found, found.nodes | set(passed), context)
 
 
 def _edges(scope: Scope, name: str, rank: int, walk: Walk) -> tuple[Map, Ints] | Reject | None:
