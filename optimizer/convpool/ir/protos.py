@@ -39,7 +39,7 @@ def ops_of(nodes: Iterable[NodeProto], *op_types: str) -> list[NodeProto]:
 
 def takes_more(starts: Iterable[int], ends: Iterable[int], axes: Iterable[int], steps: Iterable[int]) -> bool:
     """Return True if a Slice goes back to the first element in onnxruntime, but may take none by onnx: up to INT_MAX, or from
-    where a short axis has none."""
+    where a short axis has none.  Its inputs behind the map, in their order; the axes do not matter."""
     slices = zip(starts, ends, steps, strict=False)
     return any(step < 0 and (start < -1 or end in (2**31 - 1, 2**63 - 1)) for start, end, step in slices)
 

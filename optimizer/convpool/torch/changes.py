@@ -43,7 +43,7 @@ def value_of(node: Any) -> Any:
 
 
 def is_of_module(node: fx.Node) -> bool:
-    """Whether an input of a graph of TorchDynamo's is a parameter or buffer."""
+    """Return True if an input of a graph of TorchDynamo's is a parameter or buffer."""
     source = getattr(node.meta.get("grapharg"), "source", None)
     name = getattr(source, "name", "")
     return any(f".{kind}[" in (name() if callable(name) else name) for kind in ("_parameters", "_buffers"))

@@ -71,7 +71,7 @@ def by_plan(tensors: Sequence[Any], geometry: Geometry) -> Tensor | None:
 
 @functools.cache
 def library_is_there() -> bool:
-    """Whether libconvpool.so is installed; LibraryError if it is, but of no use."""
+    """Return True if libconvpool.so is installed; LibraryError if it is, but of no use."""
     try:
         library.load()
     except NotBuiltError:
@@ -199,13 +199,13 @@ def library_weight(weight: Tensor) -> Tensor:
 
 
 def box_mean(x: Tensor, *window: Numbers) -> Tensor:
-    """As `plain.box_mean`, by one kernel of the library."""
+    """The result of `plain.box_mean`, by one kernel of the library."""
     found = _box(False, x, x.shape[2:], window)
     return plain.box_mean(x, *window) if found is None else found(x)
 
 
 def box_mean_adjoint(grad: Tensor, size: Numbers, *window: Numbers) -> Tensor:
-    """As `plain.box_mean_adjoint`, by one kernel of the library."""
+    """The result of `plain.box_mean_adjoint`, by one kernel of the library."""
     found = _box(True, grad, size, window)
     return plain.box_mean_adjoint(grad, size, *window) if found is None else found(grad)
 

@@ -357,7 +357,7 @@ def compiled(backend: Callable) -> Callable:
 
 
 def _is_followed() -> bool:
-    """Whether something follows the call that wants to see forward itself: a tracer, a transform, a mode, global hooks."""
+    """Return True if something follows the call that wants to see forward itself: a tracer, a transform, a mode, global hooks."""
     c = torch._C
     if torch.compiler.is_compiling() or c._get_tracing_state() is not None or c._are_functorch_transforms_active():
         return True

@@ -102,12 +102,12 @@ def unwatched(x: Any, weight: Any, device: str) -> bool:
 
 
 def are_transforms_active() -> bool:
-    """Whether a transform of torch.func or forward-mode differentiation follows operators."""
+    """Return True if a transform of torch.func or forward-mode differentiation follows operators."""
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def is_exporting() -> bool:
-    """Whether torch.export follows the call."""
+    """Return True if torch.export follows the call."""
     # Not by torch.compiler.is_exporting(), which PyTorch 2.11 takes for true under torch.compile as well.
     return getattr(torch.compiler, "_is_exporting_flag", False)
 

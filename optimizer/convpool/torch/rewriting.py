@@ -30,7 +30,7 @@ from convpool.torch.upsampling import upsample_conv_of
 
 POOLED_CONV, BOX_MEAN = torch.ops.convpool.pooled_conv, torch.ops.convpool.box_mean
 RuleByName = dict[str, str]
-"""Of convolutions of pairs, and of upsampled ones: the node's name, and the rule that rewrites it."""
+"""The rule that rewrites a convolution of a pair, or an upsampled one, by the name of its node."""
 
 
 class Unmapped(Exception):
