@@ -20,8 +20,8 @@ from convpool.errors import OptionError
 Numbers = Sequence[int]
 Sizes = int | Sequence[int]
 Geometry = tuple[Any, ...]
-"""The numbers of pooled_conv behind its tensors: kernel, strides, pads and dilations of the pooling, [:4]; strides, pads, dilations
-and groups of the convolution, [4:8]; a ReLU or none, [RELU].  Of an upsampled convolution `kernels` takes two: factors and pads."""
+"""The numbers of pooled_conv behind tensors: kernel, strides, pads, dilations of the pooling, [:4]; strides, pads, dilations and
+groups of the convolution, [4:8]; a ReLU or none, [RELU].  Of an upsampled convolution `kernels` takes two: factors and pads."""
 RELU = 8
 
 CONVS = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
