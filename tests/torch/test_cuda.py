@@ -129,7 +129,7 @@ def test_a_convolution_beside_pairs(relu, options, last, dtype):
     x = on_gpu((4, options["in_channels"], 12, 11), dtype, last, grad=True)
     x64 = x.detach().double().requires_grad_()
     geometry = (module.stride, module.padding, module.dilation, module.groups)
-    y, expected = convolved(x, module.weight, module.bias, *geometry, captures=True, relu=relu), exact(x64)
+    y, expected = convolved(x, module.weight, module.bias, *geometry, cuda_graph=True, relu=relu), exact(x64)
     expected = expected * (y > 0) if relu else expected  # one that is rounded to zero has no gradient
     assert y.stride() == module(x).stride()
     assert_with_derivatives_near(y, [x, *module.parameters()], expected, [x64, *exact.parameters()])

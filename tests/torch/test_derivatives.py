@@ -131,7 +131,7 @@ def test_while_a_graph_is_captured_only_gradients_that_are_asked_for_are_made(ca
         return asked[-1]
 
     monkeypatch.setattr(pairs, "wanted", wanted)
-    monkeypatch.setattr(pairs, "_is_capturing", lambda: captures)
+    monkeypatch.setattr(pairs, "_is_cuda_graph_captured", lambda: captures)
     x, weight = torch.randn(2, 3, 5, 5), torch.randn(3, 3, 1, 1)
     weights, biases = zip(*((weight.clone().requires_grad_(), torch.randn(3).requires_grad_()) for _ in range(3)), strict=True)
     y = x

@@ -190,7 +190,7 @@ def test_a_step_of_a_network_with_normalised_weights_stays(monkeypatch):
 
 
 def ready(targets, in_steps=True, second=False):
-    """A backend that runs a rewritten graph as `eager.ready` makes it, and notes the functions that are called.
+    """A backend that runs a rewritten graph as `eager.runnable` makes it, and notes the functions that are called.
 
     second: with second derivatives of convpool's."""
 
@@ -198,7 +198,7 @@ def ready(targets, in_steps=True, second=False):
         graph, rule_by_name = _rewritten_or_none(module.graph, OptimizeOptions(), Captured(""))
         assert rule_by_name
         convolutions = {node.name for node in module.graph.nodes if node.target is torch.conv2d and second}
-        run = eager.ready(module, graph, with_derivatives=convolutions if in_steps else None)
+        run = eager.runnable(module, graph, with_derivatives=convolutions if in_steps else None)
         targets.extend(node.target for node in run.__self__.graph.nodes if node.op == "call_function")
         return run
 

@@ -35,7 +35,7 @@ if [*map(int, torch.__version__.split(".")[:2])] < [2, 7]:
 
 # ruff: noqa: E402
 from convpool.torch.backend import compile_options
-from convpool.torch.ended import constant_weights
+from convpool.torch.deprecated import constant_weights
 from convpool.torch.modules import (
     ConvAvgPool1d,
     ConvAvgPool2d,

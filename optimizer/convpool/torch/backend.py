@@ -25,8 +25,28 @@ from convpool.options import OptimizeOptions, options_for
 from convpool.report import Report
 from convpool.torch import eager, spectral
 from convpool.torch.changes import changed_inputs, is_of_module, value_of
-from convpool.torch.ended import warn
+from convpool.torch.deprecated import warn
 from convpool.torch.rewriting import RuleByName, Unmapped, copied, rewritten_graph
+
+
+def convpool(
+    module: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
+) -> Callable:
+    """The backend that torch.compile knows by this name.
+
+    mode: inductor's, which then compiles the rewritten graph.  options: "inner": "inductor" for its default mode; "exclude" as
+    `optimize` takes it; others are inductor's.
+    """
+    given = dict(options or {})
+    if given.pop("accumulation", None) is not None:
+        warn("accumulation", "convpool.torch sums in float32; leave it out")
+    inner, exclude = given.pop("inner", "inductor" if mode else None), given.pop("exclude", ())
+    if inner not in (None, "inductor"):
+        raise OptionError(f"inner: got {inner!r}, expected None or 'inductor'")
+    if given and inner is None:
+        raise OptionError(f"options: got {', '.join(given)}, expected 'inner': 'inductor' with them")
+    compiler = torch._TorchCompileInductorWrapper(mode, given, None) if inner else None
+    return Backend(options_for(exclude=exclude), compiler)(module, example_inputs)
 
 
 @dataclass
@@ -70,15 +90,15 @@ class Backend:
     def _runner(self, module: fx.GraphModule, seen: Captured) -> Callable:
         """A function that runs the module's graph rewritten, or as it is where nothing changes.
 
-        With gradients a GPU has two graphs: for captures, and for eager steps."""
+        With gradients a GPU has two graphs: for CUDA graphs, and for eager steps."""
         graph, rule_by_name = _rewritten_or_none(module.graph, self.options, seen)
         if graph is None or not rule_by_name:
             return module.forward
         place = eager.place_of_batch(module.graph)
         if place is None or not torch.is_grad_enabled():
-            return _guarded(module, eager.ready(module, graph))
+            return _guarded(module, eager.runnable(module, graph))
         eager.give_derivatives(graph)
-        prepared = eager.ready(module, graph)
+        prepared = eager.runnable(module, graph)
         kept = copied(module.graph)  # TorchDynamo takes from its graph what it knows of the inputs
         step_of = functools.partial(_eager_step, module, kept, rule_by_name, self.options)
         return _guarded(module, eager.by_stream(step_of, prepared, place))
@@ -87,7 +107,7 @@ class Backend:
 def _eager_step(
     module: fx.GraphModule, graph: fx.Graph, rule_by_name: RuleByName, options: OptimizeOptions, scale: float
 ) -> Callable:
-    """A function that runs an eager step on a GPU, for a batch that is `scale` times the one that was captured."""
+    """A function that runs an eager step on a GPU, for a batch that is `scale` times the one that TorchDynamo captured."""
     taken, with_derivatives = eager.gaining(graph, rule_by_name, scale)
     made = _rewritten_or_none(graph, options, Captured(""), rule_by_name.keys() - taken)[0] if taken else copied(graph)
     if made is None:
@@ -95,7 +115,7 @@ def _eager_step(
     if eager.may_have_penalty(made):
         nodes = [node for node in made.nodes if node.name in with_derivatives or "convolution" in node.meta]
         eager.give_derivatives(made, nodes)  # of those that the rules have made, too
-    return eager.ready(module, made, with_derivatives=with_derivatives)
+    return eager.runnable(module, made, with_derivatives=with_derivatives)
 
 
 def _rewritten_or_none(
@@ -211,27 +231,7 @@ def _where(reason: Any) -> str:
     return f"{Path(name).name}:{line}: {linecache.getline(name, line).strip()}"
 
 
-# ---- as torch.compile's ----
-
-
-def convpool(
-    module: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
-) -> Callable:
-    """The backend that torch.compile knows by this name.
-
-    mode: inductor's, which then compiles the rewritten graph.  options: "inner": "inductor" for its default mode; "exclude" as
-    `optimize` takes it; others are inductor's.
-    """
-    given = dict(options or {})
-    if given.pop("accumulation", None) is not None:
-        warn("accumulation", "convpool.torch sums in float32; leave it out")
-    inner, exclude = given.pop("inner", "inductor" if mode else None), given.pop("exclude", ())
-    if inner not in (None, "inductor"):
-        raise OptionError(f"inner: got {inner!r}, expected None or 'inductor'")
-    if given and inner is None:
-        raise OptionError(f"options: got {', '.join(given)}, expected 'inner': 'inductor' with them")
-    compiler = torch._TorchCompileInductorWrapper(mode, given, None) if inner else None
-    return Backend(options_for(exclude=exclude), compiler)(module, example_inputs)
+# ---- as a pass of inductor ----
 
 
 class InductorPass(CustomGraphPass):

@@ -109,7 +109,7 @@ def _parameters(function: object) -> tuple[str, ...]:
     return code.co_varnames[: code.co_argcount] if code is not None else ()
 
 
-def held_by_changes(graph: fx.Graph) -> dict[fx.Node, Refusal]:
+def pinned_by_changes(graph: fx.Graph) -> dict[fx.Node, Refusal]:
     """The nodes that must stay because of what is changed in place, with the reason.
 
     Readers behind a node that changes a tensor are made to read its result, where it is the same tensor.
@@ -126,17 +126,17 @@ def held_by_changes(graph: fx.Graph) -> dict[fx.Node, Refusal]:
             targets[0].replace_all_uses_with(node, lambda user, after=order[node]: order[user] > after)
     if not changed:
         return {}
-    held: dict[fx.Node, Refusal] = {}
+    pinned: dict[fx.Node, Refusal] = {}
     for members in _groups(nodes, changed):
         names = [node.name for node in members if node in changed]
         if not names:
             continue
         why = refuse("tensor changed in place", f"by {names[0]}", "one that nothing else reads")
         if not all(list(a.users) == [b] for a, b in zip(members, members[1:], strict=False)):
-            held |= {node: why for member in members for node in (member, *member.users)}
+            pinned |= {node: why for member in members for node in (member, *member.users)}
         elif members[0].op in ("placeholder", "get_attr"):
-            held |= dict.fromkeys(members, why)  # whoever called sees the change
-    return held
+            pinned |= dict.fromkeys(members, why)  # whoever called sees the change
+    return pinned
 
 
 def changed_inputs(graph: fx.Graph) -> set[fx.Node]:

@@ -7,7 +7,7 @@ pairs that save the GPU most are rewritten, as long as that makes the step no lo
 same holds for second derivatives of convolutions, which a penalty asks for where the network's input needs a gradient: PyTorch
 computes the weights' part by kernels as large as the images.
 
-In a CUDA graph the host does not count.  There, and in the steps before a capture, all pairs run by kernels.  On a CPU pairs are
+In a CUDA graph the host does not count.  There, and in the steps before it, all pairs run by kernels.  On a CPU pairs are
 PyTorch's operators: pooling first, in the original order, or one convolution by pooled weights, whichever an estimate prefers.
 """
 
@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from convpool.errors import OptionError
-from convpool.torch import kernels, kinds, plain, spectral
+from convpool.torch import kernels, plain, skeleton, spectral
 from convpool.torch.changes import contexts_of, is_of_module, value_of
 from convpool.torch.kernels import frozen
 from convpool.torch.pairs import POOLED_CONV, convolved, pooled_conv_of, suits
@@ -62,7 +62,7 @@ def may_have_penalty(graph: fx.Graph) -> bool:
     return any(isinstance(value := value_of(node), Tensor) and value.requires_grad for node in inputs)
 
 
-def ready(module: fx.GraphModule, graph: fx.Graph, *, with_derivatives: Collection[str] | None = None) -> Callable:
+def runnable(module: fx.GraphModule, graph: fx.Graph, *, with_derivatives: Collection[str] | None = None) -> Callable:
     """A function that runs the module's rewritten graph: pairs are PyTorch's operators on a CPU, and calls of kernels elsewhere.
 
     In training with a penalty large ones on a CPU have derivatives of convpool's.  with_derivatives: in an eager step on a GPU,
@@ -201,7 +201,7 @@ def _second_us(positions: float, pixels: float, macs: float) -> float:
 
 def gaining(graph: fx.Graph, rule_by_name: RuleByName, scale: float = 1.0) -> tuple[set[str], set[str]]:
     """The names of an original graph's convolutions that an eager training step on a GPU gains from: those to rewrite,
-    and those with second derivatives of convpool's.  scale: by how much the batch is larger than the one that was captured."""
+    and those with second derivatives of convpool's.  scale: how many times the batch is as large as TorchDynamo's."""
     penalty = may_have_penalty(graph)
     operators: list[tuple[bool, float, float]] = []
     taken, with_derivatives = set[str](), set[str]()
@@ -264,7 +264,7 @@ def _step_us(operators: Sequence[tuple[bool, float, float]], penalty: bool) -> f
 
 
 def place_of_batch(graph: fx.Graph) -> tuple[int, int] | None:
-    """Which input of a graph on a GPU has the batch, and its size when it was captured; None on a CPU."""
+    """Which input of a graph on a GPU has the batch, and its size when TorchDynamo captured it; None on a CPU."""
     inputs = [(is_of_module(node), place, value_of(node)) for place, node in enumerate(graph.find_nodes(op="placeholder"))]
     found = [item for item in inputs if isinstance(item[2], Tensor) and item[2].is_cuda and item[2].dim()]
     if not found:
@@ -278,14 +278,14 @@ def by_stream(step_of: Callable[[float], Callable], prepared: Callable, batch: t
 
     That is in a CUDA graph and the steps before it, which run on a stream of their own, as PyTorch's manual asks, and make ready
     what the graph needs.  batch: as `place_of_batch` gives it."""
-    (place, captured), ran = batch, list[bool]()
-    by_size = {captured.bit_length(): step_of(1.0)}
+    (place, known), ran = batch, list[bool]()
+    by_size = {known.bit_length(): step_of(1.0)}
 
     def eagerly(*inputs: Any) -> Any:
         size = inputs[place].shape[0]
         run = by_size.get(size.bit_length())
         if run is None:
-            run = by_size[size.bit_length()] = step_of(size / captured)
+            run = by_size[size.bit_length()] = step_of(size / known)
         return run(*inputs)
 
     def run(*inputs: Any) -> Any:
@@ -307,7 +307,7 @@ def by_stream(step_of: Callable[[float], Callable], prepared: Callable, batch: t
 def _convolutions(graph: fx.Graph) -> Iterator[tuple]:
     """The nodes that are convolutions with numbers as padding: each with input, weight, bias and convolution."""
     for node in list(graph.nodes):
-        a = kinds.arguments(node) if node.target in CONVS.values() else None
+        a = skeleton.arguments(node) if node.target in CONVS.values() else None
         value = value_of(a["input"]) if a is not None else None
         if a is None or not isinstance(value, Tensor) or not value.is_cuda:
             continue
@@ -320,11 +320,11 @@ def _convolutions(graph: fx.Graph) -> Iterator[tuple]:
 
 
 def give_derivatives(graph: fx.Graph, nodes: Collection[fx.Node] | None = None) -> None:
-    """Let convolutions of the graph be calls of `convolved`: these nodes, or, for captures, all, with their ReLUs."""
-    contexts, captures = contexts_of(graph), nodes is None
+    """Let convolutions of the graph be calls of `convolved`: these nodes, or, for a CUDA graph, all, with their ReLUs."""
+    contexts, cuda_graph = contexts_of(graph), nodes is None
     for node, *tensors, convolution in _convolutions(graph):
         if nodes is None or node in nodes:
-            kwargs = {"captures": captures, "relu": captures and _takes_relu(node, contexts)}
+            kwargs = {"cuda_graph": cuda_graph, "relu": cuda_graph and _takes_relu(node, contexts)}
             node.target, node.args, node.kwargs = convolved, (*tensors, *convolution), kwargs
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from convpool.algebra.geometry import MAX_KERNEL_WINDOW, ConvSpec, Ints, Refusal, pad_behind
 from convpool.errors import OptionError
 from convpool.torch import plain
-from convpool.torch.ended import without_accumulation
+from convpool.torch.deprecated import without_accumulation
 from convpool.torch.pairs import is_exporting, pair_of, pooled_conv_of
 from convpool.torch.plain import Sizes, conv_pads, sizes
 from convpool.torch.upsampling import upsample_conv2d

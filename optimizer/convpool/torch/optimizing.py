@@ -34,7 +34,7 @@ from convpool.ir.model import load
 from convpool.options import OptimizeOptions, check_arguments, options_for, unmatched
 from convpool.report import Report, SiteReport, Summary
 from convpool.torch.backend import Backend, Captured
-from convpool.torch.ended import without_accumulation
+from convpool.torch.deprecated import without_accumulation
 
 Inputs: TypeAlias = Tensor | Sequence[Any] | Mapping[str, Any] | None
 _NAME, _IGNORED = "_convpool", "__jit_ignored_attributes__"
@@ -258,7 +258,7 @@ class Calls:
         handles = RemovableHandle.next_id  # counts every hook that anything gets
         places = [(place, kind, m) for place, m in enumerate(self.module.modules()) for kind in _HOOKS if m.__dict__.get(kind)]
         self._held = tuple((m.__dict__[kind], len(m.__dict__[kind])) for _, kind, m in places)
-        hooks = [(place, kind, _described(m, kind)) for place, kind, m in places]
+        hooks = [(place, kind, _hooks_of(m, kind)) for place, kind, m in places]
         run = next((run for kept, run in self._runs if kept == hooks), None)
         if run is None and len(self.backend.captured) < LIMIT:
             calls: Any = weakref.ref(self)  # PyTorch keeps every backend
@@ -335,7 +335,7 @@ def _restored(module: nn.Module, options: OptimizeOptions) -> Calls:
     return made
 
 
-def _described(module: nn.Module, kind: str) -> list:
+def _hooks_of(module: nn.Module, kind: str) -> list:
     """A module's hooks of a kind, each with how it is called."""
     own = module.__dict__
     hooks = [(hook, *(number in own.get(flag, ()) for flag in _FLAGS)) for number, hook in own[kind].items()]

@@ -28,7 +28,7 @@ from torch.autograd import forward_ad
 
 from convpool.algebra.geometry import ConvSpec, Ints, PoolSpec, pool_first
 from convpool.cuda.training import MAX_FILTER
-from convpool.torch import ended, kernels, plain
+from convpool.torch import deprecated, kernels, plain
 from convpool.torch.plain import RELU, Geometry, Numbers
 
 Convolution = tuple[Any, Any, Any, int]
@@ -127,7 +127,7 @@ LIBRARY.impl("pooled_conv", _with_autograd, "Autograd")
 def pooled_conv(*inputs: Any) -> Tensor:
     """torch.ops.convpool.pooled_conv, with the same arguments, also under torch.func's transforms."""
     if len(inputs) > 12:  # of 0.2: a number of the epilogue, a slope, perhaps an accumulation
-        ended.warn("an epilogue of pooled_conv", "the last argument says whether a ReLU follows")
+        deprecated.warn("an epilogue of pooled_conv", "the last argument says whether a ReLU follows")
         y = pooled_conv(*inputs[:11], inputs[11] == 1)
         return torch.nn.functional.leaky_relu(y, inputs[12]) if inputs[11] == 2 else y
     return pooled_conv_of(inputs[:3], kernels.frozen(inputs[3:]))
@@ -264,7 +264,7 @@ def _is_reached(node: Any, is_parameter: bool) -> bool:
     """
     global _pass_of_parameters
     is_parameter = is_parameter and type(node) is _LEAF
-    if is_parameter and torch._C._current_graph_task_id() == _pass_of_parameters and not _is_capturing():
+    if is_parameter and torch._C._current_graph_task_id() == _pass_of_parameters and not _is_cuda_graph_captured():
         return True
     try:
         return torch._C._will_engine_execute_node(node)
@@ -278,7 +278,7 @@ def of_convolution(grad: Tensor, z: Tensor, weight: Tensor, convolution: Convolu
     """The gradients of a convolution, by one call where that is possible.
 
     Of what is not asked for, z or the weight, the shape, type and memory order count alone."""
-    if needs[0] and (needs[1] or needs[2]) and is_captured(grad):
+    if needs[0] and (needs[1] or needs[2]) and is_in_cuda_graph(grad):
         found, d_z = side_by_side(
             grad,
             lambda: of_convolution(grad, z, weight, convolution, (False, *needs[1:]))[1:],
@@ -312,7 +312,7 @@ def takes_kernels(t: Tensor) -> bool:
 
 
 MANY = 1 << 21
-"""Numbers of a gradient from which on its columns are summed as a product; outside of a capture four times as many, as the
+"""Numbers of a gradient from which on its columns are summed as a product; outside of a CUDA graph four times as many, as the
 product takes the host 40 microseconds more."""
 _products = threading.local()
 """A place for each thread that runs backward passes: `started` once it has multiplied matrices, so that cuBLAS is there."""
@@ -337,10 +337,10 @@ def _sums_by_product(grad: Tensor) -> bool:
     if not grad.is_cuda or grad.element_size() != 2 or is_batched(grad) or plain.memory_format(grad) == torch.contiguous_format:
         return False
     started = getattr(_products, "started", False)
-    least = 4 * MANY if started and not is_captured(grad) else MANY
+    least = 4 * MANY if started and not is_in_cuda_graph(grad) else MANY
     if type(grad) is not Tensor or torch.is_grad_enabled() or grad.numel() < least:
         return False
-    if not started and _is_capturing():
+    if not started and _is_cuda_graph_captured():
         return False
     return not torch.are_deterministic_algorithms_enabled() and hasattr(torch.ops.aten.mm, "dtype")
 
@@ -350,7 +350,7 @@ def side_by_side(grad: Tensor, first: Callable[[], Sequence[Any]], second: Calla
 
     While a CUDA graph is captured they are two branches of it, which the GPU may run at the same time.
     """
-    if not is_captured(grad):
+    if not is_in_cuda_graph(grad):
         return first(), second()
     main = torch.cuda.current_stream()
     key = main.device, main.cuda_stream
@@ -368,13 +368,13 @@ def side_by_side(grad: Tensor, first: Callable[[], Sequence[Any]], second: Calla
     return made, other
 
 
-def is_captured(grad: Tensor) -> bool:
+def is_in_cuda_graph(grad: Tensor) -> bool:
     """Return True while a CUDA graph is captured, of a backward pass without derivatives of its own."""
     plain_tensor = type(grad) is Tensor and grad.is_cuda
     return plain_tensor and not torch.is_grad_enabled() and torch.cuda.is_current_stream_capturing()
 
 
-def _is_capturing() -> bool:
+def _is_cuda_graph_captured() -> bool:
     """Return True while a CUDA graph is captured, in a PyTorch without CUDA too."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
@@ -387,13 +387,13 @@ def is_batched(grad: Tensor) -> bool:
 # ---- convolutions of no pair ----
 
 
-def convolved(x: Tensor, weight: Tensor, bias: Any, *convolution: Any, captures: bool = False, relu: bool = False) -> Tensor:
+def convolved(x: Tensor, weight: Tensor, bias: Any, *convolution: Any, cuda_graph: bool = False, relu: bool = False) -> Tensor:
     """A convolution with fast second derivatives, and a ReLU behind it.
 
-    captures: in a CUDA graph, or before, so that the library may add the bias and compute the ReLU."""
+    cuda_graph: in one, or before it, so that the library may add the bias and compute the ReLU."""
     if not unwatched(x, weight, x.device.type) or x.dim() != weight.dim():
         y = plain.CONVS[weight.dim() - 2](x, weight, bias, *convolution)  # which autocast knows on a CPU, too
-    elif captures and bias is not None and suits(x, weight):
+    elif cuda_graph and bias is not None and suits(x, weight):
         return pooled_conv_of((x, weight, bias), (*plain.single(*convolution), relu))
     else:
         y = conv_with_derivatives(x, weight, bias, convolution)

@@ -23,12 +23,11 @@ from convpool.ir.protos import attributes, is_op
 from convpool.options import OptimizeOptions
 from convpool.report import Report
 from convpool.torch import plain
-from convpool.torch.changes import Context, changes, held_by_changes, value_of
-from convpool.torch.kinds import DOMAIN, RESULT, Skeleton, translate_call
-from convpool.torch.pairs import geometry_of
+from convpool.torch.changes import Context, changes, pinned_by_changes, value_of
+from convpool.torch.pairs import POOLED_CONV, geometry_of
+from convpool.torch.skeleton import DOMAIN, RESULT, Skeleton, translate_call
 from convpool.torch.upsampling import upsample_conv_of
 
-POOLED_CONV, BOX_MEAN = torch.ops.convpool.pooled_conv, torch.ops.convpool.box_mean
 RuleByName = dict[str, str]
 """The rule that rewrites a convolution of a pair, or an upsampled one, by the name of its node."""
 
@@ -52,7 +51,7 @@ def rewritten_graph(graph: fx.Graph, options: OptimizeOptions, stay: Collection[
     tensors = [value for node in graph.nodes if isinstance(value := value_of(node), Tensor)]
     if any(value.is_complex() for value in tensors):
         raise Unmapped("complex numbers")
-    held = held_by_changes(graph)
+    changed = pinned_by_changes(graph)
     skeleton = Skeleton(graph)
     for node in graph.nodes:
         if node.op in ("placeholder", "get_attr"):
@@ -60,7 +59,7 @@ def rewritten_graph(graph: fx.Graph, options: OptimizeOptions, stay: Collection[
         elif node.op != "output":
             label = skeleton.label(node)
             skeleton.add(node, label, translate_call(skeleton, label, node))
-            skeleton.pin(label, held.get(node) or (refuse("time", "the host's", "the GPU's") if node.name in stay else None))
+            skeleton.pin(label, changed.get(node) or (refuse("time", "the host's", "the GPU's") if node.name in stay else None))
     model = skeleton.model(next(node for node in graph.nodes if node.op == "output").all_input_nodes)
     # All shapes are TorchDynamo's: `load` would doubt those behind operators that ONNX does not have.
     given = LoadedModel(model, None, model.ByteSize(), inferred=onnx.shape_inference.infer_shapes(model))
@@ -157,6 +156,7 @@ class Rebuilding:
         self._became(node.output[0], made)
 
     def _became(self, name: str, made: fx.Node) -> None:
+        """Let a node give the tensor of this name from here on."""
         old = self._old.get(name)
         if old is None:
             self._moved[made] = self._context
@@ -240,4 +240,4 @@ class Rebuilding:
         kernel, strides, pads, dilations = map(list, (spec.kernel_shape, spec.strides, spec.pads, spec.dilations))
         if plain.pools_rightly(value_of(x), kernel, pads, dilations):
             return plain.POOLS[rank], (x, kernel, strides, pads[:rank], False, True)
-        return BOX_MEAN, (x, kernel, strides, pads, dilations)
+        return torch.ops.convpool.box_mean, (x, kernel, strides, pads, dilations)

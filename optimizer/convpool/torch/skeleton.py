@@ -275,7 +275,7 @@ def adaptive_average(rank: int, s: Skeleton, label: str, node: fx.Node, a: Argum
     return one("AveragePool", node, a["input"], kernel_shape=kernel, strides=kernel)
 
 
-def plain(op_type: str, s: Skeleton, label: str, node: fx.Node, a: Arguments) -> NodeProto:
+def unary(op_type: str, s: Skeleton, label: str, node: fx.Node, a: Arguments) -> NodeProto:
     """An operator of one tensor, of which the rules need not know more: a node that moves keeps its arguments."""
     need(node.all_input_nodes == [a["input"]])
     return one(op_type, node, a["input"])
@@ -341,7 +341,7 @@ def interpolate(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> NodePro
 
 
 def same(s: Skeleton, label: str, node: fx.Node, a: Arguments) -> NodeProto:
-    """A call that changes no number, but the type of floats or the order in memory, which `plan` gives the result."""
+    """A call that changes no number, but the type of floats or the order in memory, which `Rebuilding` gives the result."""
     x, y, others = value_of(a["input"]), value_of(node), node.all_input_nodes[1:]
     need(isinstance(x, Tensor) and isinstance(y, Tensor) and x.device == y.device)
     if x.dtype == y.dtype:
@@ -397,13 +397,13 @@ _LINES: list[tuple[str, str, Callable]] = [
     *((f"avg_pool{r}d", _POOL, partial(average, r)) for r in (1, 2, 3)),
     *((f"adaptive_avg_pool{r}d", "input, output_size", partial(adaptive_average, r)) for r in (1, 2, 3)),
     *(
-        (f"{name} {name}_".lower(), "input, inplace=False", partial(plain, name))
+        (f"{name} {name}_".lower(), "input, inplace=False", partial(unary, name))
         for name in ("Relu", "Sigmoid", "Tanh", "Selu", "HardSwish", "Mish", "Softsign", "Abs", "Neg", "Exp", "Sqrt")
     ),
-    ("leaky_relu leaky_relu_", "input, negative_slope=0.01, inplace=False", partial(plain, "LeakyRelu")),
-    ("elu", "input, alpha=1.0, inplace=False", partial(plain, "Elu")),
-    ("gelu", "input, *, approximate='none'", partial(plain, "Gelu")),
-    ("softplus", "input, beta=1, threshold=20", partial(plain, "Softplus")),
+    ("leaky_relu leaky_relu_", "input, negative_slope=0.01, inplace=False", partial(unary, "LeakyRelu")),
+    ("elu", "input, alpha=1.0, inplace=False", partial(unary, "Elu")),
+    ("gelu", "input, *, approximate='none'", partial(unary, "Gelu")),
+    ("softplus", "input, beta=1, threshold=20", partial(unary, "Softplus")),
     ("dropout dropout1d dropout2d dropout3d alpha_dropout", "input, p=0.5, training=True, inplace=False", dropout),
     ("batch_norm", _NORM, batch_norm),
     ("add iadd add_", _BINARY, partial(binary, "Add")),
