@@ -106,24 +106,24 @@ def optimize(
     if check or arrays is not None or autotune:
         prepare()
     original = load(model, None if base_dir is None else Path(base_dir))
-    loaded, shapes = with_fixed(original, fix_shapes or {}, input_shapes or {})
+    fixed, shapes = with_fixed(original, fix_shapes or {}, input_shapes or {})
     given = Given(max(check, 1), arrays, shapes, seed, rtol, atol, progress)
-    given.maker(loaded.proto)  # before any work too
+    given.maker(fixed.proto)  # before any work too
     options = replace(options, accumulation=accumulation, upsampling=upsampling)
     sized = autotune or "plain_conv" in options.rules or "tensorrt" in options.devices
-    known = tensor_shapes(loaded, shapes, evaluate) if sized else {}
-    reached = in_reach(loaded, options)  # a form of the model in which more pairs are seen, if there is one
-    result = rewrite(loaded, options, reached, known, Tuner(seed, progress) if autotune else None)
+    known = tensor_shapes(fixed, shapes, evaluate) if sized else {}
+    reached = in_reach(fixed, options)  # a form of the model in which more pairs are seen, if there is one
+    result = rewrite(fixed, options, reached, known, Tuner(seed, progress) if autotune else None)
     report = result.report
     report.options |= {"target": target, "seed": seed, "fix_shapes": {n: list(s) for n, s in (fix_shapes or {}).items()}}
-    report.changed = result.changed = result.changed or loaded is not original
+    report.changed = result.changed = result.changed or fixed is not original
     if check or arrays is not None:
         report.verification = verified(original, result.loaded if result.changed else None, given)
     passed = report.verification is None or report.verification.passed
     recount(report, original, result.loaded, shapes)
     if (autotune if time is None else time) and result.changed and passed:
         time_models(report, original, result.loaded, given)
-    report.hints += _next_steps(result, loaded, options, report.checked_shapes or shapes) if passed else []
+    report.hints += _next_steps(result, fixed, options, report.checked_shapes or shapes) if passed else []
     report.summary = replace(report.summary, bytes_before=original.size_bytes, seconds=perf_counter() - started)
     if report.verification is not None and not passed:
         left = "" if report.verification.differs else ", or leave the check out with --no-check"

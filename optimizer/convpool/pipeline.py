@@ -59,7 +59,7 @@ Times = dict[str, float] | None
 """Median microseconds by alternative; None where nothing was timed."""
 Found = tuple[Rule, Plan, Times]
 Kept = tuple[Rule, Site, Reject | None, Times]
-"""A plan of a round, and a site that stays, with what their reports need."""
+"""A plan of a round, and a site that stays, with what their reports need.  No Reject: it is excluded by name."""
 KeptPairs = tuple[tuple[PairSite, Reject], ...]
 Reached = tuple[LoadedModel, KeptPairs]
 """A model to start from; and sites of other forms of it, and why no pair appears there."""
@@ -129,16 +129,16 @@ def _planned(plans: Iterable[PairPlan]) -> frozenset[tuple[str, str]]:
 
 
 def rewrite(
-    original: LoadedModel,
+    model: LoadedModel,
     options: OptimizeOptions,
     reached: Reached | None = None,
     shapes: Mapping[str, tuple] | None = None,
     tuner: Tuner | None = None,
 ) -> OptimizeResult:
-    """`optimize` without its check.  reached: where it starts, of `in_reach`; default the original.  shapes: see `Context`."""
-    start, stays = reached or (original, ())
-    result = LoadedModel(deepcopy(start.proto), original.base_dir, 0, path=original.path, data_files=original.data_files)
-    renamed = options.lowering != "convavgpool" and schema.move_back(result.proto)
+    """`optimize` without its check.  reached: where it starts, of `in_reach`; default the model.  shapes: see `Context`."""
+    start, stays = reached or (model, ())
+    result = LoadedModel(deepcopy(start.proto), model.base_dir, path=model.path, data_files=model.data_files)
+    moved_back = options.lowering != "convavgpool" and schema.move_back(result.proto)
     run = Pipeline(result, start.inferred, options, shapes=shapes, tuner=tuner)
     scopes = run.scopes()
     before, seen = count(scopes), survey(scopes)
@@ -147,14 +147,14 @@ def rewrite(
     after = count(run.scopes()) if run.changed else before
     run.finish()
     if not run.changed:
-        result.source = original.source
-        if renamed or start is not original:
-            result.proto.CopyFrom(original.proto)
-    nodes = [model_nodes(model.proto, without=schema.DOMAIN) for model in (original, result)]
-    dense = len(sparse_values(original.proto)) - len(sparse_values(result.proto))
-    if run.changed:  # every check that the original passes
-        check_model(result, "the result", passes_full_check(original), original.inferred, run.inferred)
-    summary = with_macs(totals((original, result), nodes, sites, run.log, seen), sites, before, after, {})
+        result.source = model.source
+        if moved_back or start is not model:
+            result.proto.CopyFrom(model.proto)
+    nodes = [model_nodes(one.proto, without=schema.DOMAIN) for one in (model, result)]
+    dense = len(sparse_values(model.proto)) - len(sparse_values(result.proto))
+    if run.changed:  # every check that the model passes
+        check_model(result, "the result", passes_full_check(model), model.inferred, run.inferred)
+    summary = with_macs(totals((model, result), nodes, sites, run.log, seen), sites, before, after, {})
     report = Report(sites, summary, notes=notes(seen, sites, run.int8), changed=run.changed)
     report.options |= {"lowering": options.lowering, "accumulation": options.accumulation, "rules": sorted(options.rules)}
     report.warnings += unmatched(options.exclude, run.matched)
@@ -162,7 +162,7 @@ def rewrite(
         report.warnings.append("autotune: timed on this machine's CPU, which says little of a GPU")
     if dense > 0:
         report.warnings.append(f"sparse constants: {dense} dense in the result, since the rewrite changes their numbers")
-    old, new = (misread(held, opset_of(original.proto.opset_import)) for held in nodes)
+    old, new = (misread(held, opset_of(model.proto.opset_import)) for held in nodes)
     for name in sorted(new - old):
         text = "its pads are misread by onnxruntime 1.24 and earlier at opset 19 and later; run the result in 1.25 or later"
         report.warnings.append(f"AveragePool of {name!r}: {text}")
@@ -271,15 +271,15 @@ class Pipeline:
         """A rule's plans for the model as it is, and its sites that would stay, each with the reason."""
         kept: list[Kept] = []
         plans = [plan for scope in self.scopes() for _, plan, _ in self._plans(scope, [rule], kept)]
-        return plans, tuple((site, verdict) for _, site, verdict, _ in kept if verdict is not None)
+        return plans, tuple((site, why) for _, site, why, _ in kept if why is not None)
 
     def _round(self, stage: Stage, rules: list[Rule]) -> bool:
         """One look at every site; whether any was rewritten.  Sites that stay are reported only by the last round."""
         kept: list[Kept] = []
         found = [(scope, plans) for scope in self.scopes() if (plans := self._plans(scope, rules, kept))]
         if not (found and stage.repeats):
-            for rule, site, verdict, times in kept:
-                rule.kept(site, verdict, times, self.log)
+            for rule, site, why, times in kept:
+                rule.kept(site, why, times, self.log)
         if found:
             self._apply(found)
             self._update_index([scope for scope, _ in found], adds_tensors=stage.adds_tensors)
@@ -365,10 +365,10 @@ class Tuner:
             return plan, None
         try:
             cut = _cut_out(plan.scope, *plan.timed, context)
-            runners = {"original": OnnxruntimeRunner(LoadedModel(cut, None, 0), "the site", optimize=True, spin=True)}
+            runners = {"original": OnnxruntimeRunner(LoadedModel(cut), "the site", optimize=True, spin=True)}
             arrays, _ = InputMaker(cut, None, {}, self._seed).runnable(0, runners["original"].values)
             for name in candidates:
-                lowered = LoadedModel(_lowered(cut, rule, name), None, 0)
+                lowered = LoadedModel(_lowered(cut, rule, name))
                 runners[name] = OnnxruntimeRunner(lowered, "the site", optimize=True, spin=True)
                 runners[name].values(arrays)
             times = time_sessions({name: runner.session for name, runner in runners.items()}, arrays, ROUNDS, BUDGET_S)
@@ -405,7 +405,7 @@ def _cut_out(scope: Scope, indices: frozenset[int], result: str, context: Contex
 
 def _lowered(model: ModelProto, rule: Rule, lowering: str) -> ModelProto:
     """A copy of a cut-out site in the lowering, or the form of an upsampling, asked for."""
-    result = LoadedModel(deepcopy(model), None, 0)
+    result = LoadedModel(deepcopy(model))
     options = OptimizeOptions(
         rules=frozenset(rule.names),
         lowering=lowering if lowering in LOWERINGS else "auto",

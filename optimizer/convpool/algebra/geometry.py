@@ -122,8 +122,8 @@ class PoolSpec(Windows):
 
 
 def windows(values: Mapping[str, Any], rank: int) -> PoolSpec | Refusal:
-    """The windows that a node's attributes `values` give on `rank` axes, which onnx's checker does not look at; no pads where
-    `auto_pad` adds them."""
+    """The windows that a node's attributes `values` give on `rank` axes, a Conv's too; onnx's checker does not look at them.  No
+    pads where `auto_pad` adds them."""
     for name, count, least in (("kernel_shape", rank, 1), ("strides", rank, 1), ("dilations", rank, 1), ("pads", 2 * rank, 0)):
         if (got := values.get(name)) and (len(got) != count or min(got) < least):
             return refuse(name, list(got), f"{count} numbers of at least {least}")

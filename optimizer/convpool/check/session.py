@@ -123,7 +123,7 @@ def fitted(inputs: Mapping[str, str], arrays: Arrays) -> Arrays:
 
 def evaluate(model: ModelProto, name: str) -> np.ndarray:
     """The value of one tensor of a model without inputs, for `convpool.ir.index`.  Raises what `Session` does."""
-    (result,) = Session(LoadedModel(model, None, 0), optimize=False).run([name], {})
+    (result,) = Session(LoadedModel(model), optimize=False).run([name], {})
     return result
 
 
@@ -232,7 +232,7 @@ def open_model(model: LoadedModel, what: str = "the model", *, layers: bool = Fa
     """A runner of a model, in float32 where onnxruntime has no kernels for its types.  layers: with inner tensors as outputs."""
     types = model.float_types
     precision = precision_of(map(helper.tensor_dtype_to_np_dtype, types))
-    given = with_layers(model) if layers else LoadedModel(model.proto, model.base_dir, 0)
+    given = with_layers(model) if layers else LoadedModel(model.proto, model.base_dir)
     runner = OnnxruntimeRunner(given, what, precision=precision)
     if runner.error and types - {TensorProto.FLOAT}:
         runner = runner.in_float32()

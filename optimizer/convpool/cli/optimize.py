@@ -18,7 +18,7 @@ from convpool.cli.group import SHAPE, NamedShape
 from convpool.cli.table import make_console, show
 from convpool.errors import OptionError, OutputError, VerificationError
 from convpool.ir import schema
-from convpool.ir.files import LAYOUTS, check_model_output, check_output, referred, told
+from convpool.ir.files import LAYOUTS, check_model_output, check_output, locations_in, output_errors
 from convpool.options import OF_OPERATORS, RULE_TEXTS, TARGETS
 from convpool.types import Layout, Lowering, Target
 
@@ -198,8 +198,8 @@ def command(
         check_model_output(out, read)
     if report_path and report_path != "-":
         models = [Path(path) for path in (model, out) if path and path != "-"]
-        replaced = {"weights of the model that would be replaced": [out.parent / name for name in referred(out)] if out else []}
-        check_output(Path(report_path), {"a model's name": models, **read, **replaced})
+        lost = {"weights of the model that would be replaced": [out.parent / name for name in locations_in(out)] if out else []}
+        check_output(Path(report_path), {"a model's name": models, **read, **lost})
     console = make_console(stderr=out is None or report_path == "-")
     try:
         with group.StepBar(*group.STEPS, hidden=quiet) as progress:
@@ -277,7 +277,7 @@ def _write(result: OptimizeResult, out: Path | None, external_data: Layout) -> l
     if out is not None:
         return result.save(out, external_data=external_data)
     data = result.to_bytes()
-    with told("stdout:"), open(sys.stdout.fileno(), "wb", closefd=False) as stdout:  # sys.stdout may write a part
+    with output_errors("stdout:"), open(sys.stdout.fileno(), "wb", closefd=False) as stdout:  # sys.stdout may write a part
         stdout.write(data)
     return []
 

@@ -14,7 +14,7 @@ from convpool.check.verify import compare_runners
 from convpool.cli.group import DATA, SHAPE, SectionedCommand, comparison_options, complete_file, load_model, run, write_report
 from convpool.cli.table import make_console, show_verification
 from convpool.errors import OptionError, VerificationError
-from convpool.ir.files import check_output, referred
+from convpool.ir.files import check_output, locations_in
 from convpool.onnxruntime.session import CudaRunner
 from convpool.report import json_text
 from convpool.tensorrt import PRECISIONS
@@ -84,7 +84,7 @@ def verify_command(
       2  unusable file, option or installation
     """
     if report_path and report_path != "-":
-        read = [Path(path).parent / name for path in (first, second) for name in (Path(path).name, *referred(Path(path)))]
+        read = [Path(path).parent / name for path in (first, second) for name in (Path(path).name, *locations_in(Path(path)))]
         check_output(Path(report_path), {"compared here": read, "--data": [Path(data)] if data else []})
     prepare()
     runners = open_runner(first, layers=layers), open_runner(second, provider, layers=layers)

@@ -30,7 +30,7 @@ class Edit:
         self.new_nodes: list[NodeProto] = []
         self.removed: set[int] = set()
         self.inserted: dict[int, list[NodeProto]] = {}
-        self.inputs: dict[int, list[str]] = {}
+        self.new_inputs: dict[int, list[str]] = {}
         """Other inputs of nodes that stay."""
         self._unread: set[int] = set()
         self._shared: dict[tuple, str] = {}
@@ -77,12 +77,12 @@ class Edit:
         """The nodes of `drop_unread` that nothing reads any more."""
         scope = self.scope
         read = {name for nodes in self.inserted.values() for node in nodes for name in node.input}
-        read |= scope.outputs | {name for names in self.inputs.values() for name in names}
+        read |= scope.outputs | {name for names in self.new_inputs.values() for name in names}
         bodies = [(child.owner, child.free_names()) for child in scope.children]
         found: set[int] = set()
         for index in sorted(self._unread, reverse=True):  # readers stand behind what they read
             given = scope.nodes[index].output
-            readers = {i for name in given for i in scope.readers.get(name, ()) if name in self.inputs.get(i, (name,))}
+            readers = {i for name in given for i in scope.readers.get(name, ()) if name in self.new_inputs.get(i, (name,))}
             readers |= {owner for owner, names in bodies if not names.isdisjoint(given)}
             if readers <= self.removed | found and not read & set(scope.nodes[index].output):
                 found.add(index)
@@ -96,9 +96,9 @@ class Editor:
         """names: whether new nodes get names, in a model whose nodes have some."""
         self._model, self._gives_names = model, names
         self._names = value_names(model)
-        self._nodes: set[str] = set()
+        self._node_names: set[str] = set()
         for node in model_nodes(model):
-            self._nodes.add(node.name)
+            self._node_names.add(node.name)
         self._annotated = any(len(graph.value_info) for graph in graphs_within(model.graph))
         self._maybe_dead: set[str] = set()
         self._fresh: set[str] = set()
@@ -116,9 +116,9 @@ class Editor:
     def commit(self, edit: Edit) -> None:
         """Make the changes.  The scope's index is stale afterwards."""
         scope, removed = edit.scope, edit.removed | edit.dead()
-        for index, names in edit.inputs.items():
+        for index, names in edit.new_inputs.items():
             scope.nodes[index].input[:] = names
-        for node in (*sum(edit.inserted.values(), []), *(scope.nodes[index] for index in edit.inputs)):
+        for node in (*sum(edit.inserted.values(), []), *(scope.nodes[index] for index in edit.new_inputs)):
             for specs in (devices.sharding_spec for devices in node.device_configurations):
                 gone = {spec.tensor_name for spec in specs} - {*node.input, *node.output}
                 _drop_by_name(specs, gone, lambda spec: spec.tensor_name)
@@ -128,11 +128,11 @@ class Editor:
         gone = {name for index in removed for name in scope.nodes[index].output} - kept
         self.operator_used = self.operator_used or any(schema.is_operator(scope.nodes[index]) for index in removed)
         self._maybe_dead |= {name for index in removed for name in scope.nodes[index].input} - gone
-        named = self._gives_names and bool(self._nodes - {""})
+        named = self._gives_names and bool(self._node_names - {""})
         for node in sum(edit.inserted.values(), []):
             if named and not node.name:  # tools make names of these, and onnxruntime refuses two of one name
-                node.name = fresh_name(next(filter(None, node.output)), self._nodes)
-            self._nodes.add(node.name)
+                node.name = fresh_name(next(filter(None, node.output)), self._node_names)
+            self._node_names.add(node.name)
         nodes: list[NodeProto] = []
         for index, node in enumerate(scope.nodes):
             nodes.extend(edit.inserted.get(index, ()))

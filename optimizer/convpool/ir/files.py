@@ -124,7 +124,7 @@ def replacing(out: Path) -> Iterator[NewFile]:
 
 
 @contextmanager
-def told(what: str) -> Iterator[None]:
+def output_errors(what: str) -> Iterator[None]:
     """Raise OutputError for OSError.  what: begins the message."""
     try:
         yield
@@ -134,7 +134,7 @@ def told(what: str) -> Iterator[None]:
 
 def write_atomically(out: str | os.PathLike[str], data: bytes, what: str = "") -> None:
     """Write a file, whole or not at all, or a device or pipe.  what: begins messages.  Raises OutputError."""
-    with told(f"{what}{os.fspath(out)}: cannot be written;"), replacing(Path(out)) as new:
+    with output_errors(f"{what}{os.fspath(out)}: cannot be written;"), replacing(Path(out)) as new:
         new.file.write(data)
         new.settle(Path(out))
 
@@ -142,7 +142,7 @@ def write_atomically(out: str | os.PathLike[str], data: bytes, what: str = "") -
 @contextmanager
 def written_with(out: Path, data: bytes) -> Iterator[None]:
     """`write_atomically`, once the body has passed, else not at all; its name is taken from the start.  Raises OutputError."""
-    with told(f"{out}: cannot be written;"), replacing(out) as new, ExitStack() as stack:
+    with output_errors(f"{out}: cannot be written;"), replacing(out) as new, ExitStack() as stack:
         new.file.write(data)
         new.file.flush()
         with suppress(FileExistsError):
@@ -366,7 +366,7 @@ def save(model: LoadedModel, out: Path, new_constants: Iterable[str] = (), layou
     sources = {location: (base_dir / location).resolve() for location in _locations(proto)} if base_dir is not None else {}
     place = os.path.realpath(out.parent), out.name
     in_place = model.path is not None and place == (os.path.realpath(model.path.parent), model.path.name)
-    with told(f"{out}: cannot be written;"):
+    with output_errors(f"{out}: cannot be written;"):
         may_stay = layout != "one" and (in_place or not sources)
         if may_stay and (unchanged := model.unchanged_bytes()) is not None:
             write_atomically(out, unchanged)
@@ -384,7 +384,7 @@ def save(model: LoadedModel, out: Path, new_constants: Iterable[str] = (), layou
     return _needed(proto, out)
 
 
-def referred(path: Path) -> set[str]:
+def locations_in(path: Path) -> set[str]:
     """The locations that the model in a file refers to; none where it holds no model."""
     model = ModelProto()
     try:
@@ -434,7 +434,7 @@ class _Placer:
 
     @cached_property
     def _known(self) -> set[str]:
-        return referred(self._out)
+        return locations_in(self._out)
 
     def copy_files(self, proto: ModelProto, sources: dict[str, Path]) -> None:
         """Copy the data files `sources` beside the model, and refer to the copies."""

@@ -165,11 +165,11 @@ TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "output_datatype")
 
 @dataclass
 class LoadedModel:
-    """A model with the folder its external data lies in (None: it has none) and the bytes of all its files."""
+    """A model with the folder its external data lies in (None: it has none) and the bytes of all its files (0: nobody asks)."""
 
     proto: ModelProto
-    base_dir: Path | None
-    size_bytes: int
+    base_dir: Path | None = None
+    size_bytes: int = 0
     inferred: ModelProto | None = None
     """The model as it was loaded, after shape inference."""
     source: Path | bytes | None = None
@@ -231,7 +231,7 @@ class LoadedModel:
         for attribute in attributes:
             if attribute.name in names and attribute.type == AttributeProto.INT and attribute.i in OTHER_FLOATS:
                 attribute.i = TensorProto.FLOAT
-        return LoadedModel(result, self.base_dir, 0)
+        return LoadedModel(result, self.base_dir)
 
     @property
     def float_types(self) -> set[int]:
@@ -251,7 +251,7 @@ def load(source: object, base_dir: Path | None = None) -> LoadedModel:
     if isinstance(source, LoadedModel):
         return source
     if isinstance(source, ModelProto):
-        model = LoadedModel(source, base_dir, 0)
+        model = LoadedModel(source, base_dir)
     elif isinstance(source, bytes):
         model = LoadedModel(_parse(source, "the bytes given"), base_dir, len(source), source=source)
     elif isinstance(source, (str, os.PathLike)):
@@ -261,7 +261,7 @@ def load(source: object, base_dir: Path | None = None) -> LoadedModel:
         graphsurgeon = sys.modules.get("onnx_graphsurgeon")  # whoever holds a gs.Graph has imported it
         if graphsurgeon is None or not isinstance(source, graphsurgeon.Graph):
             raise ModelError(f"model: got {type(source).__name__}, expected a path, bytes, ModelProto or gs.Graph")
-        model = LoadedModel(graphsurgeon.export_onnx(source), base_dir, 0)
+        model = LoadedModel(graphsurgeon.export_onnx(source), base_dir)
     model.size_bytes = model.size_bytes or len(serialize(model.proto))
     check_strings(model.proto)
     model.proto = protos.in_default_domain(model.proto)

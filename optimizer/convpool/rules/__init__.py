@@ -44,7 +44,7 @@ _ORDER = {
 
 
 def _rules(stage: str) -> tuple[Rule, ...]:
-    """The rules of a stage, each once, in the order of their entries; the stage of pairs has `fold` too, of constants."""
+    """The rules of a stage, each once and in order; that of pairs has `fold` too: one may make the sizes of another known."""
     stages = ("constants", stage) if stage == "pairs" else (stage,)
     places = dict.fromkeys(entry.where for entry in RULES if entry.stage in stages)
     return tuple(resolve_name(f"{__name__}.{place}")() for place in places)

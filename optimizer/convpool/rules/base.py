@@ -58,36 +58,36 @@ def rejection(scope: Scope, node: int, refusal: Refusal) -> Reject:
     return reject(scope, node, refusal.condition, refusal.got, refusal.expected)
 
 
-def verdict_of(verdict: Reject | None) -> dict[str, str]:
-    """Status and reason of a site that stays, as its report has them.  verdict: None for one that is excluded."""
-    if verdict is None:
+def reason_fields(why: Reject | None) -> dict[str, str]:
+    """Status and reason of a site that stays, as its report has them.  why: None for one that is excluded by name."""
+    if why is None:
         return {"status": "excluded", "reason": "excluded by name"}
-    return {"status": "rejected", "reason": str(verdict), "obstacle": in_short(verdict), "in_words": in_words(verdict)}
+    return {"status": "rejected", "reason": str(why), "obstacle": in_short(why), "in_words": in_words(why)}
 
 
-def in_short(verdict: Reject) -> str:
+def in_short(why: Reject) -> str:
     """The obstacle in a few words."""
-    condition = verdict.condition
+    condition = why.condition
     if condition == BETWEEN:
-        return f"{verdict.got} between"
+        return f"{why.got} between"
     if condition.startswith("output '"):
         return "read by something else too"
     for beginning, words in (("saves too little", "saves too little"), ("Pad '", "a Pad in front")):
         if condition.startswith(beginning):
             return words
-    if verdict.got == "a computed tensor":
+    if why.got == "a computed tensor":
         return f"{condition} not constant"
-    return f"{condition}: unknown" if "unknown" in verdict.got else condition
+    return f"{condition}: unknown" if "unknown" in why.got else condition
 
 
-def in_words(verdict: Reject) -> str:
+def in_words(why: Reject) -> str:
     """The reason as a sentence, where `in_short` has words of its own for it; else in full."""
-    if verdict.condition == BETWEEN:
-        article = "an" if verdict.got[:1] in "AEIOU" else "a"
-        return f"{article} {verdict.got} stands between: {verdict.node}"
-    if verdict.condition.startswith("output '"):
-        return f"read by something else too: {verdict.condition}"
-    return str(verdict)
+    if why.condition == BETWEEN:
+        article = "an" if why.got[:1] in "AEIOU" else "a"
+        return f"{article} {why.got} stands between: {why.node}"
+    if why.condition.startswith("output '"):
+        return f"read by something else too: {why.condition}"
+    return str(why)
 
 
 def spatial_size(scope: Scope, tensor: str, rank: int, first_axis: int = 2) -> Ints | None:
@@ -248,8 +248,8 @@ class Rule(ABC):
         """Report a plan that was applied.  outputs: of the operator's nodes that it made; times: by alternative."""
         return
 
-    def kept(self, site: Any, verdict: Reject | None, times: dict[str, float] | None, log: Log) -> None:
-        """Report a site that stays: rejected, or excluded by name (no verdict)."""
+    def kept(self, site: Any, why: Reject | None, times: dict[str, float] | None, log: Log) -> None:
+        """Report a site that stays.  why: None for one that is excluded by name."""
         return
 
     def site_report(self, scope: Scope, pattern: str, lowering: str | None, **values: Any) -> SiteReport:

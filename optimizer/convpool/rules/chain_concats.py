@@ -61,7 +61,7 @@ class ChainConcats(Rule):
         return ConcatPlan(site.scope, (site.root,), site.inputs)
 
     def apply(self, plan: ConcatPlan, edit: Edit) -> None:
-        edit.inputs[plan.node] = list(plan.inputs)
+        edit.new_inputs[plan.node] = list(plan.inputs)
 
     def rewritten(self, plan: ConcatPlan, outputs: list[str], times: dict[str, float] | None, log: Log) -> None:
         log.concats += 1

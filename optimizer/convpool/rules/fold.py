@@ -80,7 +80,7 @@ class Fold(Rule):
 
     def apply(self, plan: FoldPlan, edit: Edit) -> None:
         if plan.inputs:
-            edit.inputs[plan.node] = list(plan.inputs)
+            edit.new_inputs[plan.node] = list(plan.inputs)
         else:
             for name, array in plan.values:
                 edit.store(array, name)

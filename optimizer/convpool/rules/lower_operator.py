@@ -26,7 +26,7 @@ from convpool.ir.edit import Edit
 from convpool.ir.index import Constant, Scope
 from convpool.ir.protos import attributes, label, stand_for
 from convpool.report import Log
-from convpool.rules.base import Context, NodesPlan, Reject, Rule, Site, reject, rejection, spatial_size, verdict_of
+from convpool.rules.base import Context, NodesPlan, Reject, Rule, Site, reason_fields, reject, rejection, spatial_size
 from convpool.rules.convs import against_merged_weights
 from convpool.rules.pool_first.rule import ENOUGH
 
@@ -95,8 +95,8 @@ class LowerOperator(Rule):
         name = label(plan.scope.nodes[plan.node])
         log.rewritten(self.site_report(plan.scope, PATTERN, found.name, conv=name, **values), None)
 
-    def kept(self, site: Site, verdict: Reject | None, times: dict[str, float] | None, log: Log) -> None:
-        log.kept(self.site_report(site.scope, PATTERN, None, conv=label(site.scope.nodes[site.root]), **verdict_of(verdict)))
+    def kept(self, site: Site, why: Reject | None, times: dict[str, float] | None, log: Log) -> None:
+        log.kept(self.site_report(site.scope, PATTERN, None, conv=label(site.scope.nodes[site.root]), **reason_fields(why)))
 
 
 def _layer(plan: LowerPlan, conv: ConvSpec) -> Layer:

@@ -79,10 +79,10 @@ class ChannelsLast(Rule):
     def rewritten(self, plan: LayoutPlan, outputs: list[str], times: dict[str, float] | None, log: Log) -> None:
         log.channels_last += len(plan.nodes)
 
-    def kept(self, site: Site, verdict: Reject | None, times: dict[str, float] | None, log: Log) -> None:
+    def kept(self, site: Site, why: Reject | None, times: dict[str, float] | None, log: Log) -> None:
         """Add the reason to the report of the scope's first node."""
-        if verdict is not None:
-            log.beside(site.scope.path, site.scope.nodes[site.root].output[0], (verdict,))
+        if why is not None:
+            log.beside(site.scope.path, site.scope.nodes[site.root].output[0], (why,))
 
 
 def plan_of(scope: Scope, ports: Collection[int], tensors: frozenset[str], to: layouts.To = to_channels_last) -> LayoutPlan:

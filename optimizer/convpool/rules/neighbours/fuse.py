@@ -158,10 +158,10 @@ class FusionRule(Rule):
         before, behind = (list(map(named, map(plan.scope.nodes.__getitem__, i))) for i in (plan.upstream[::-1], plan.downstream))
         log.fused(found, node.output[0], plan.output, before, behind, plan.saved_bytes)
 
-    def kept(self, site: Site, verdict: Reject | None, times: dict[str, float] | None, log: Log) -> None:
+    def kept(self, site: Site, why: Reject | None, times: dict[str, float] | None, log: Log) -> None:
         """Add the reasons why nodes beside it stay to the report of the node."""
-        if verdict is not None:
-            log.beside(site.scope.path, site.scope.nodes[site.root].output[0], (verdict, *verdict.others))
+        if why is not None:
+            log.beside(site.scope.path, site.scope.nodes[site.root].output[0], (why, *why.others))
 
 
 def map_step(scope: Scope, index: int, rank: int) -> Step | Reject | None:
@@ -416,7 +416,7 @@ class FusePrologue(FusionRule):
         x, parts, affine = plan.x, plan.parts, IDENTITY
         upstream: list[int] = []
         mapped, modulation = False, None
-        passes = not options.for_torch and not plain  # condition (6); a pooling and an upsampling have a pass already
+        may_have_pass = not options.for_torch and not plain  # condition (6); a pooling and an upsampling have a pass already
         while (index := scope.producer.get(x)) is not None:
             node = scope.nodes[index]
             if not patterns.may_fuse(scope, index):
@@ -425,8 +425,8 @@ class FusePrologue(FusionRule):
                 others = f"output '{x}' {scope.other_readers(x)}"
                 draft.rejects.append(reject(scope, index, others, "other readers", "only the convolution"))
                 break
-            silu = patterns.silu_of(scope, index) if passes else None
-            modulated = patterns.modulated_by(scope, index, draft.rank, plan.channels[1]) if passes else None
+            silu = patterns.silu_of(scope, index) if may_have_pass else None
+            modulated = patterns.modulated_by(scope, index, draft.rank, plan.channels[1]) if may_have_pass else None
             if silu is not None:
                 if parts.prologue or mapped:
                     break
@@ -459,7 +459,7 @@ class FusePrologue(FusionRule):
                 by_image = None if modulation is None else replace(modulation, affine=affine)
                 found = affine if mapped else None
                 draft.plan = replace(plan, x=x, affine=found, modulation=by_image, parts=parts, upstream=(*upstream,))
-        _end_prologue(draft, plan, passes)
+        _end_prologue(draft, plan, may_have_pass)
 
 
 def _normalize(draft: Draft) -> None:
@@ -476,11 +476,11 @@ def _normalize(draft: Draft) -> None:
     draft.plan = replace(plan, x=found.x, affine=affine, parts=parts, upstream=(*plan.upstream, *found.nodes))
 
 
-def _end_prologue(draft: Draft, before: FusionPlan, passes: bool) -> None:
+def _end_prologue(draft: Draft, before: FusionPlan, may_have_pass: bool) -> None:
     """Condition (7), then back to the plan before where condition (4) fails or the type has not the numbers.
 
-    passes: the node may have a pass of its own."""
-    if passes:
+    may_have_pass: the node may have a pass of its own in front."""
+    if may_have_pass:
         _normalize(draft)
     scope, plan = before.scope, draft.plan
     free = plan.upstream and plan.modulation is None and not plan.parts.normalized

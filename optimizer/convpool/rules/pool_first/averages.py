@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Averages over windows, however a model writes them: `SPELLINGS` has a line for each way, and each a recogniser of its own.
+"""Averages over windows, however a model writes them: `SPELLINGS`, at the end, has a line for each, with a recogniser.
 
 | written as | window |
 |---|---|
@@ -68,9 +68,9 @@ class Spelling:
 
 @dataclass(frozen=True)
 class PossibleAverage:
-    """A possible average of the tensor `input`, written as `way` says and ended by node `root`."""
+    """A possible average of the tensor `input`, written as `spelling` says and ended by node `root`."""
 
-    way: Spelling
+    spelling: Spelling
     root: int
     input: str
 
@@ -79,9 +79,9 @@ def possible_averages(scope: Scope) -> Iterator[tuple[PossibleAverage, ...]]:
     """Yield possible averages by their ends, each with those right before it, last first."""
     found: dict[int, PossibleAverage] = {}
     for index, node in enumerate(scope.nodes):
-        for way in SPELLINGS_OF.get(node.op_type, ()) if node.domain in STANDARD_DOMAINS else ():
-            if (tensor := way.may_be(scope, index)) is not None:
-                found[index] = PossibleAverage(way, index, tensor)
+        for spelling in SPELLINGS_OF.get(node.op_type, ()) if node.domain in STANDARD_DOMAINS else ():
+            if (tensor := spelling.may_be(scope, index)) is not None:
+                found[index] = PossibleAverage(spelling, index, tensor)
                 break
     before = {index: producer for index, item in found.items() if (producer := _before(scope, item)) in found}
     for index in sorted(found.keys() - set(before.values())):
@@ -98,7 +98,7 @@ def _before(scope: Scope, item: PossibleAverage) -> int | None:
         return None
     readers = scope.readers.get(item.input, ())
     alone = scope.other_readers(item.input) is None
-    slices = item.way.kind == "slice_mean" and all(is_op(scope.nodes[reader], "Slice") for reader in readers)
+    slices = item.spelling.kind == "slice_mean" and all(is_op(scope.nodes[reader], "Slice") for reader in readers)
     return producer if alone or slices else None
 
 
@@ -123,7 +123,7 @@ def recognise(scope: Scope, chain: Sequence[PossibleAverage], rank: int) -> Pool
 
 
 def _single(scope: Scope, item: PossibleAverage, rank: int, size: Ints | None) -> Pooling | Reject | None:
-    found = item.way.recognise(scope, item.root, rank, size)
+    found = item.spelling.recognise(scope, item.root, rank, size)
     if isinstance(found, Pooling) and found.factor != 1:
         elem_type = scope.info(found.input).elem_type
         if elem_type not in FLOATS:
@@ -316,5 +316,5 @@ SPELLINGS = (
     Spelling("global", ("Squeeze", *means.REDUCTIONS), means.may_be_reduction, means.recognise_reduction),
     Spelling("resize", ("Resize",), may_be_half, recognise_half),
 )
-SPELLINGS_OF = {op: tuple(way for way in SPELLINGS if op in way.ops) for way in SPELLINGS for op in way.ops}
+SPELLINGS_OF = {op: tuple(one for one in SPELLINGS if op in one.ops) for spelling in SPELLINGS for op in spelling.ops}
 """The spellings that end in an operator."""

@@ -43,7 +43,7 @@ from convpool.ir.index import FOLDABLE, Dim, Scope
 from convpool.ir.protos import attributes, give, is_op, label, stand_for
 from convpool.report import Log
 from convpool.rules import convs
-from convpool.rules.base import BETWEEN, Plan, Reject, Rule, Site, reject, rejection, verdict_of
+from convpool.rules.base import BETWEEN, Plan, Reject, Rule, Site, reason_fields, reject, rejection
 from convpool.rules.linear import JOINS, NONLINEAR, Step, linear_step, op_of
 from convpool.rules.pool_first.averages import PossibleAverage
 from convpool.rules.sizes import same_size
@@ -248,12 +248,12 @@ class PairPlan(Plan):
     lowerings: tuple[Lowered, ...] = ()
     fallback: Reject | None = None
     """Why a convolution does not become the operator that is asked for."""
-    shapes: ShapeNodes = ShapeNodes()
+    shape_nodes: ShapeNodes = ShapeNodes()
 
     @cached_property
     def own(self) -> frozenset[int]:
         """The average, the convolutions and everything between, with what reads their shapes."""
-        return frozenset((*self.pooling.nodes, *convs.tree_nodes(self.tree), *self.shapes.nodes))
+        return frozenset((*self.pooling.nodes, *convs.tree_nodes(self.tree), *self.shape_nodes.nodes))
 
     @property
     def operator_version(self) -> int:
@@ -280,7 +280,7 @@ class PairRule(Rule):
         PairEmitter(edit, plan.pooling, plan.lowerings).run(plan.tree)
         gone = {*plan.pooling.nodes, *convs.tree_nodes(plan.tree)}
         edit.replace(max(plan.pooling.root, *convs.tree_nodes(plan.tree)), gone)
-        rewire(plan.shapes, edit)
+        rewire(plan.shape_nodes, edit)
         edit.drop_unread(index for leaf in plan.leaves for index in leaf.passed)
 
     def rewritten(self, plan: PairPlan, outputs: list[str], times: dict[str, float] | None, log: Log) -> None:
@@ -295,13 +295,13 @@ class PairRule(Rule):
             site = self.site_report(scope, plan.pattern, lowering.name, conv=name, pool=pool, **values)
             log.rewritten(site, next(made) if as_operator else None)
 
-    def kept(self, site: PairSite, verdict: Reject | None, times: dict[str, float] | None, log: Log) -> None:
+    def kept(self, site: PairSite, why: Reject | None, times: dict[str, float] | None, log: Log) -> None:
         """One report with the reason, unless the site is of nodes that an earlier round made."""
         if log.made(site.scope.nodes[site.root].output[0]):
             return
         conv, pool, *_ = site.names
         count = convs.macs(site.scope, site.conv)
-        values = {"macs_before": count, "macs_after": count, "times_us": times, **verdict_of(verdict)}
+        values = {"macs_before": count, "macs_after": count, "times_us": times, **reason_fields(why)}
         log.kept(self.site_report(site.scope, site.pattern, None, conv=conv, pool=pool, **values))
 
 
@@ -441,9 +441,9 @@ class PairEmitter:
         return output
 
 
-def rewire(shapes: ShapeNodes, edit: Edit) -> None:
+def rewire(found: ShapeNodes, edit: Edit) -> None:
     """Let the Shapes that stay give the same without the tensor that goes, and drop the others."""
-    for item in shapes.kept:
+    for item in found.kept:
         output = edit.scope.nodes[item.node].output[0]
         if item.batch is None:
             known = edit.constant(np.array(item.sizes, np.int64), f"{output}/sizes")
@@ -456,7 +456,7 @@ def rewire(shapes: ShapeNodes, edit: Edit) -> None:
             edit.nodes.append(helper.make_node("Slice", [whole, zero, one, zero], [first]))
             edit.nodes.append(helper.make_node("Concat", [first, rest], [output], axis=0))
         edit.replace(item.node, {item.node})
-    edit.drop_unread(shapes.dying)
+    edit.drop_unread(found.dying)
 
 
 def node_plan(scope: Scope, pooling: convs.Pooling, leaf: convs.ConvLeaf) -> PairPlan:

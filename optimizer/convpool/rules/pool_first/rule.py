@@ -45,13 +45,13 @@ class PoolFirst(PairRule):
         return pair_sites(scope)
 
     def check(self, site: PairSite, context: Context) -> PairPlan | Reject | None:
-        found = _traced(site, context)
+        found = _average_and_tree(site, context)
         if not isinstance(found, tuple):
             return found
         scope, (pooling, tree) = site.scope, found
-        shapes = shape_nodes_of(scope, pooling, tree)
-        if isinstance(shapes, Reject):
-            return shapes
+        shape_nodes = shape_nodes_of(scope, pooling, tree)
+        if isinstance(shape_nodes, Reject):
+            return shape_nodes
         leaves = convs.conv_leaves(tree)
         for leaf in leaves:
             if leaf.weight is not None and np.isinf(leaf.weight.array()).any():
@@ -67,7 +67,7 @@ class PoolFirst(PairRule):
             return reject(scope, pooling.root, "window", list(pooling.spec.kernel_shape), "a feature map with elements")
         middle = ("concat_" if is_op(scope.nodes[tree.node], "Concat") else "add_") if isinstance(tree, convs.JoinTree) else ""
         pattern = f"conv_{middle}{SUFFIXES.get(pooling.kind, pooling.kind)}"
-        return choose(PairPlan(scope, pattern, pooling, tree, shapes=shapes), context)
+        return choose(PairPlan(scope, pattern, pooling, tree, shape_nodes=shape_nodes), context)
 
     def alternatives(self, site: PairSite, context: Context) -> dict[str, Plan]:
         """A plan for each lowering of the request; none for "direct" beside "convavgpool", the same nodes once inlined."""
@@ -86,20 +86,20 @@ def pair_sites(scope: Scope) -> Iterator[PairSite]:
     for chain in possible_averages(scope):
         conv = conv_upstream(scope, chain[-1].input)
         if conv is not None:
-            kind = chain[0].way.kind
+            kind = chain[0].spelling.kind
             yield PairSite(scope, chain[0].root, chain[-1].input, conv, f"conv_{SUFFIXES.get(kind, kind)}", chain)
 
 
 def moved_convolutions(site: PairSite, context: Context) -> set[int]:
     """The convolutions that a rewrite of the site would move, whether it pays or not; none where it is not exact."""
     try:
-        found = _traced(site, context)
+        found = _average_and_tree(site, context)
     except AttributeReference:
         return set()
     return {leaf.node for leaf in convs.conv_leaves(found[1])} if isinstance(found, tuple) else set()
 
 
-def _traced(site: PairSite, context: Context) -> tuple[convs.Pooling, convs.Tree] | Reject | None:
+def _average_and_tree(site: PairSite, context: Context) -> tuple[convs.Pooling, convs.Tree] | Reject | None:
     """The average and the convolutions that it could stand before: conditions (2) and (3)."""
     scope = site.scope
     rank = convs.conv_rank(scope, site.conv)
@@ -158,8 +158,8 @@ ENOUGH = 0.75
 
 @dataclass(frozen=True)
 class Attempt:
-    """Lowerings to try for every convolution: the operator, else the first admitted, or the cheapest; without `direct` where no
-    kernel is fast; on three axes without groups TensorRT alone loses by it."""
+    """Lowerings to try for every convolution of a plan, the first that is admitted.  by_cost: the cheapest, but for the operator.
+    direct_needs_kernel: no `direct` without a fast kernel; on three axes without groups TensorRT alone loses by it."""
 
     names: tuple[str, ...]
     by_cost: bool = False

@@ -18,7 +18,7 @@ from convpool.ir.edit import Edit
 from convpool.ir.index import Scope
 from convpool.ir.protos import attributes, is_op, label, stand_for
 from convpool.report import Log, SiteReport
-from convpool.rules.base import Reject, Rule, verdict_of
+from convpool.rules.base import Reject, Rule, reason_fields
 from convpool.rules.convs import WINDOW, folded_weights, is_known, macs
 from convpool.rules.linear import WHOLE_AXIS
 from convpool.rules.resampling import plans
@@ -39,7 +39,7 @@ class ResamplingRule(Rule):
         names = {"conv": label(scope.nodes[conv]), "pool": label(scope.nodes[resize])}
         return self.site_report(scope, self.pattern, lowering, **names, **values)
 
-    def kept(self, site: plans.ResamplingSite, verdict: Reject | None, times: dict[str, float] | None, log: Log) -> None:
+    def kept(self, site: plans.ResamplingSite, why: Reject | None, times: dict[str, float] | None, log: Log) -> None:
         """One report with the reason, unless the site is of nodes that an earlier round made."""
         scope = site.scope
         nodes = (scope.nodes[site.root], scope.nodes[site.resize])
@@ -47,7 +47,7 @@ class ResamplingRule(Rule):
             return
         count = macs(scope, site.root)
         counts: dict[str, Any] = {"macs_before": count, "macs_after": count, "times_us": times}
-        log.kept(self.report(scope, site.root, site.resize, None, **counts, **verdict_of(verdict)))
+        log.kept(self.report(scope, site.root, site.resize, None, **counts, **reason_fields(why)))
 
 
 class MovingRule(ResamplingRule):
