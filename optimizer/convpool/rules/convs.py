@@ -160,9 +160,9 @@ def obstacles_of(scope: Scope, conv: ConvSpec, context: Context, pool: PoolSpec 
 
 RANK = 2
 """Spatial axes of an image, or plain convolution, that becomes a node of the operator."""
-WINDOW = PoolSpec((1,) * RANK, (1,) * RANK, (0,) * (2 * RANK), (1,) * RANK)
+NO_POOLING = PoolSpec((1,) * RANK, (1,) * RANK, (0,) * (2 * RANK), (1,) * RANK)
 """A pooling of one element."""
-POINT = ConvSpec(WINDOW.kernel_shape, WINDOW.strides, WINDOW.pads, WINDOW.dilations)
+POINT = ConvSpec(NO_POOLING.kernel_shape, NO_POOLING.strides, NO_POOLING.pads, NO_POOLING.dilations)
 """A convolution of one element."""
 KERNEL_TYPES = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT)
 """The types that the plugin's kernels have."""

@@ -160,7 +160,7 @@ def alone(scope: Scope, leaf: convs.ConvLeaf, pattern: str) -> PairPlan | Reject
         condition = f"Pad '{label(where.nodes[pad])}' in front"
         return reject(scope, leaf.node, condition, "pads that the convolution cannot take", "none")
     output = scope.nodes[leaf.node].output[0]
-    return node_plan(scope, convs.Pooling(leaf.node, (), leaf.input, output, pattern, convs.WINDOW), leaf)
+    return node_plan(scope, convs.Pooling(leaf.node, (), leaf.input, output, pattern, convs.NO_POOLING), leaf)
 
 
 def _kind(scope: Scope, node: NodeProto, context: Context) -> str:

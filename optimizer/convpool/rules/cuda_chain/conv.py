@@ -327,7 +327,7 @@ class ChainHead(Rule):
         if size is None or linear is None:
             return None
         weight, bias = linear
-        window = replace(convs.WINDOW, kernel_shape=size)
+        window = replace(convs.NO_POOLING, kernel_shape=size)
         refusal = convs.against_node(scope, convs.POINT, context.main_opset, window)
         if refusal is not None or weight.shape[1] % chunk(scope.info(x).elem_type):
             return None

@@ -19,7 +19,7 @@ from convpool.ir.index import Scope
 from convpool.ir.protos import attributes, is_op, label, stand_for
 from convpool.report import Log, SiteReport
 from convpool.rules.base import Reject, Rule, reason_fields
-from convpool.rules.convs import WINDOW, folded_weights, is_known, macs
+from convpool.rules.convs import NO_POOLING, folded_weights, is_known, macs
 from convpool.rules.linear import WHOLE_AXIS
 from convpool.rules.resampling import plans
 from convpool.rules.resampling.maps import Applied, Source, source_of
@@ -35,19 +35,19 @@ class ResamplingRule(Rule):
     needs: ClassVar[Collection[str]] = plans.RESAMPLING_OPS
     pattern: ClassVar[str] = "resize_conv"
 
-    def report(self, scope: Scope, conv: int, resize: int, lowering: str | None, **values: Any) -> SiteReport:
-        names = {"conv": label(scope.nodes[conv]), "pool": label(scope.nodes[resize])}
+    def report(self, scope: Scope, conv: int, resampler: int, lowering: str | None, **values: Any) -> SiteReport:
+        names = {"conv": label(scope.nodes[conv]), "pool": label(scope.nodes[resampler])}
         return self.site_report(scope, self.pattern, lowering, **names, **values)
 
     def kept(self, site: plans.ResamplingSite, why: Reject | None, times: dict[str, float] | None, log: Log) -> None:
         """One report with the reason, unless the site is of nodes that an earlier round made."""
         scope = site.scope
-        nodes = (scope.nodes[site.root], scope.nodes[site.resize])
+        nodes = (scope.nodes[site.root], scope.nodes[site.resampler])
         if any(log.made(name) for node in nodes for name in (*node.input, node.output[0])):
             return
         count = macs(scope, site.root)
         counts: dict[str, Any] = {"macs_before": count, "macs_after": count, "times_us": times}
-        log.kept(self.report(scope, site.root, site.resize, None, **counts, **reason_fields(why)))
+        log.kept(self.report(scope, site.root, site.resampler, None, **counts, **reason_fields(why)))
 
 
 class MovingRule(ResamplingRule):
@@ -60,8 +60,8 @@ class MovingRule(ResamplingRule):
             edit, leaf.conv.rank, plan.output, self.names[0], [scope.nodes[index] for index in plan.behind]
         )
         results: list[str] = []
-        for group, weight, bias in self._weights(plan):
-            maps = [emitter.joined("Add", [emitter.source(source) for source in sources]) for _, _, sources in group.ranges]
+        for group, weight, bias in self._in_order(plan):
+            maps = [emitter.joined("Add", [emitter.tensor(source) for source in sources]) for _, _, sources in group.ranges]
             x = emitter.joined("Concat", maps)
             if group.form == plans.OPERATOR and weight is not None:
                 results = [emitter.operator(x, weight, bias, leaf.conv, group.resample, *results)]
@@ -71,11 +71,11 @@ class MovingRule(ResamplingRule):
         last = next(node for node in reversed(emitter.nodes) if name in node.output)
         last.output[0] = plan.output
         made = [node for node in emitter.nodes if is_op(node, "Conv", "ConvTranspose") or node.domain]
-        stand_for(made[-1] if made[-1].domain else made[0], old)  # by `_weights` the operator comes last, what moved first
+        stand_for(made[-1] if made[-1].domain else made[0], old)  # by `_in_order` the operator comes last, what moved first
         edit.replace(leaf.node, plan.own)
         edit.drop_unread(plan.dropped)
 
-    def _weights(self, plan: plans.ResamplingPlan) -> Iterator[tuple[plans.Group, np.ndarray | None, np.ndarray | None]]:
+    def _in_order(self, plan: plans.ResamplingPlan) -> Iterator[tuple[plans.Group, np.ndarray | None, np.ndarray | None]]:
         """The weights and the bias of each group; None for weights that stay, and where there is no bias."""
         leaf = plan.leaf
         if not is_known(plan.scope, leaf) or plan.lowering == plans.TORCH_NODE:
@@ -95,7 +95,7 @@ class MovingRule(ResamplingRule):
     def rewritten(self, plan: plans.ResamplingPlan, outputs: list[str], times: dict[str, float] | None, log: Log) -> None:
         counts: dict[str, Any] = {"macs_before": plan.macs_before, "macs_after": plan.macs_after, "times_us": times}
         operator = UPSAMPLING_OP_TYPE if plan.operator_version else None
-        found = self.report(plan.scope, plan.leaf.node, plan.resize, plan.lowering, operator=operator, **counts)
+        found = self.report(plan.scope, plan.leaf.node, plan.resampler, plan.lowering, operator=operator, **counts)
         log.rewritten(found, outputs[-1] if operator else None)
 
 
@@ -114,10 +114,10 @@ def _at_full_size(group: plans.Group, scope: Scope) -> Iterator[tuple[int, int, 
 class ResamplingEmitter:
     """New nodes for one scope, inputs first."""
 
-    def __init__(self, edit: Edit, rank: int, prefix: str, owner: str, behind: Sequence[NodeProto] = ()) -> None:
-        """prefix: begins the names of new tensors.  owner: whose plans share what they compute.  behind: elementwise nodes on the
+    def __init__(self, edit: Edit, rank: int, prefix: str, owner: str, activations: Sequence[NodeProto] = ()) -> None:
+        """prefix: begins the names of new tensors.  owner: whose plans share what they compute.  activations: nodes on the
         convolution's result, which go in front of what only moves elements."""
-        self._owner, self._elementwise, self.nodes = owner, behind, edit.nodes
+        self._owner, self._activations, self.nodes = owner, activations, edit.nodes
         self._edit, self._scope, self._rank, self._prefix = edit, edit.scope, rank, prefix
 
     def constant(self, array: np.ndarray, wanted: str) -> str:
@@ -128,18 +128,18 @@ class ResamplingEmitter:
 
     # ---- maps at their own size -----------------------------------------------------------------------------------------
 
-    def source(self, source: Source) -> str:
+    def tensor(self, source: Source) -> str:
         """The tensor that a source is; computed once for all plans of the scope that need it."""
         if isinstance(source, str):
             return source
         key = self._owner, source
         if key not in self._edit.computed:
-            self._edit.computed[key] = self._groups(source) if source.kind == "groups" else self._copy(source)
+            self._edit.computed[key] = self._normalised_groups(source) if source.kind == "groups" else self._applied(source)
         return self._edit.computed[key]
 
-    def _copy(self, source: Applied) -> str:
+    def _applied(self, source: Applied) -> str:
         old = self._scope.nodes[source.node]
-        operands = [None if item is None else self.source(item) for item in source.operands]
+        operands = [None if item is None else self.tensor(item) for item in source.operands]
         if source.kind == "edges" and operands[0] is not None:
             return self.pad(operands[0], source.pads, "edge")
         if source.resample is not None and operands[0] is not None:
@@ -148,9 +148,9 @@ class ResamplingEmitter:
         for number, name in enumerate(old.input):
             given = operands[number] if number < len(operands) else None
             inputs.append(self._operand(old, name, source.channels) if given is None else given)
-        return self._again(old, f"{old.output[0]}_small", dict(enumerate(inputs)))
+        return self._copied(old, f"{old.output[0]}_small", dict(enumerate(inputs)))
 
-    def _again(self, old: NodeProto, wanted: str, inputs: Mapping[int, str]) -> str:
+    def _copied(self, old: NodeProto, wanted: str, inputs: Mapping[int, str]) -> str:
         """A copy of a node with other inputs, by number; the name of its first output, the only one it keeps."""
         node = deepcopy(old)
         node.name = self._edit.fresh(f"{old.name}_moved") if old.name else ""
@@ -171,15 +171,15 @@ class ResamplingEmitter:
             return name
         return self.constant(np.take(array, range(first, first + count), axis), "channels")
 
-    def _groups(self, source: Applied) -> str:
+    def _normalised_groups(self, source: Applied) -> str:
         (operand,) = source.operands
         assert operand is not None
-        x = self.source(operand)
+        x = self.tensor(operand)
         old = self._scope.nodes[source.inner]
         groups = self._scope.info(old.input[0]).shape
         assert groups is not None
         shape = self.constant(np.array([0, groups[1], -1], np.int64), "groups")
-        y = self._again(old, f"{old.output[0]}_small", {0: self.add("Reshape", [x, shape], "grouped")})
+        y = self._copied(old, f"{old.output[0]}_small", {0: self.add("Reshape", [x, shape], "grouped")})
         return self.add("Reshape", [y, self.add("Shape", [x], "shape")], "normalised")
 
     def pad(self, x: str, pads: Ints, mode: str) -> str:
@@ -242,14 +242,14 @@ class ResamplingEmitter:
         if form == "subpixel":
             spec, crop = expand.subpixel(conv, up)
             y = self.conv([x, stored(expand.subpixel_kernel(array, conv, up), "subpixel"), *b], spec)
-            return self._crop(self._interleave(self._behind(y), up), crop)
+            return self._crop(self._interleave(self._activated(y), up), crop)
         if form == "phases":
             specs = expand.phase_specs(conv, up) or []
             kernels = expand.phase_kernels(array, conv, up, specs)
             parts = [
                 self.conv([x, stored(kernel, "phase"), *b], spec, "phase") for kernel, spec in zip(kernels, specs, strict=True)
             ]
-            return self._interleave(self._behind(self.joined("Concat", parts)), up)
+            return self._interleave(self._activated(self.joined("Concat", parts)), up)
         if form == "direct":
             spread, box = expand.direct_specs(conv, up)
             flipped = stored(expand.transpose_kernel(array, conv) * box.taps, "flipped")
@@ -264,22 +264,22 @@ class ResamplingEmitter:
     ) -> str:
         """A node of UpsampleConv, or of ConvAvgPool with a window of one element where nothing is resampled.  weight: [M,
         C/group, kernel...].  residual: what it adds, if anything.  It has a bias in any case."""
-        before = resample.up if resample is not None and resample.up is not None else WINDOW
+        before = resample.up if resample is not None and resample.up is not None else NO_POOLING
         given = np.zeros(len(weight)) if bias is None else bias
         stored = self.constant(np.moveaxis(weight, 1, -1), "weight"), self.constant(given.astype(weight.dtype), "bias")
-        output = self._edit.fresh(f"{self._prefix}_upsampled" if before is not WINDOW else f"{self._prefix}_skip")
+        output = self._edit.fresh(f"{self._prefix}_upsampled" if before is not NO_POOLING else f"{self._prefix}_skip")
         node = schema.make_node([x, *stored, *residual], output, before, conv)
-        schema.give_parts(node, Parts(residual=bool(residual), upsamples=before is not WINDOW))
+        schema.give_parts(node, Parts(residual=bool(residual), upsamples=before is not NO_POOLING))
         self.nodes.append(node)
         return output
 
     def conv_first(self, x: str, names: list[str], conv: ConvSpec, resample: Resample) -> str:
         """`form` "conv_first" with the weights and the bias as they are, by name."""
         spec, crop = (conv, ()) if resample.up is None else expand.conv_first(conv, resample.up)
-        return self._crop(self.resample(self._behind(self.conv([x, *names], spec)), resample), crop)
+        return self._crop(self.resample(self._activated(self.conv([x, *names], spec)), resample), crop)
 
-    def _behind(self, name: str) -> str:
-        for old in self._elementwise:
+    def _activated(self, name: str) -> str:
+        for old in self._activations:
             node = deepcopy(old)
             node.input[0] = name
             for position, bound in enumerate(old.input):
@@ -313,7 +313,7 @@ class ResamplingEmitter:
             return self._upsample(x, found.up)
         for old in (self._scope.nodes[index] for index in (*found.casts, found.node)):
             by_sizes = is_op(old, "Resize") and len(old.input) > 3 and old.input[3]
-            x = self._again(old, f"{self._prefix}_resized", {0: x, **({3: self._sizes(x, old)} if by_sizes else {})})
+            x = self._copied(old, f"{self._prefix}_resized", {0: x, **({3: self._sizes(x, old)} if by_sizes else {})})
         return x
 
     def _sizes(self, x: str, old: NodeProto) -> str:

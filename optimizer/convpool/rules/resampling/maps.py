@@ -135,7 +135,7 @@ class Walk:
         elif is_op(node, "InstanceNormalization", "GroupNormalization"):
             result = self._normalised(index, depth)
         elif is_op(node, "Reshape"):
-            result = self._groups(index, depth)
+            result = self._normalised_groups(index, depth)
         elif is_op(node, "BatchNormalization", *UNARY, *BROADCASTING):
             result = self._elementwise(index, depth)
         else:
@@ -298,7 +298,7 @@ class Walk:
             return None
         return self._applied(index, [0], [found], found.nodes)
 
-    def _groups(self, index: int, depth: int) -> Map | None:
+    def _normalised_groups(self, index: int, depth: int) -> Map | None:
         """Condition (4): Reshape to [N, groups, rest], InstanceNormalization, Reshape to the shape before."""
         scope = self._scope
         chain = scope.chain(index, "InstanceNormalization", "Reshape")
@@ -316,15 +316,16 @@ class Walk:
 
 def against(scope: Scope, found: Resample, rank: int, *, whole_factors: bool) -> Reject | None:
     """The reason why a convolution behind a resampling stays there."""
+    index = found.resampler
     if whole_factors and found.up is None:
-        if unknown_ratios(scope, found.resize, rank):
-            return unknown_scales(scope, found.resize, rank)
-        values = attributes(scope.nodes[found.resize])
+        if unknown_ratios(scope, index, rank):
+            return unknown_scales(scope, index, rank)
+        values = attributes(scope.nodes[index])
         got = [values[name].decode() for name in ("mode", "coordinate_transformation_mode", "nearest_mode") if name in values]
         got.append(f"{found.growth:g} times as many elements")
-        return reject(scope, found.resize, "resampling", ", ".join(got), "nearest upsampling by whole factors")
+        return reject(scope, index, "resampling", ", ".join(got), "nearest upsampling by whole factors")
     if found.growth <= 1:
-        return reject(scope, found.resize, "elements of the result for each of the input", round(found.growth, 6), "more than 1")
+        return reject(scope, index, "elements of the result for each of the input", round(found.growth, 6), "more than 1")
     return None
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of the rules that move a convolution in front of resamplings: sites, plans, the choice of forms."""
+"""The sites and plans of the rules that move a convolution in front of resamplings, and the choice of forms."""
 
 import math
 from collections import deque
@@ -55,11 +55,11 @@ ENOUGH = 0.95
 class ResamplingSite(Site):
     """A convolution, `root`, and the resampling nearest in front of it."""
 
-    resize: int
+    resampler: int
 
     @property
     def names(self) -> tuple[str, ...]:
-        return label(self.scope.nodes[self.root]), label(self.scope.nodes[self.resize])
+        return label(self.scope.nodes[self.root]), label(self.scope.nodes[self.resampler])
 
 
 @dataclass(frozen=True)
@@ -124,9 +124,9 @@ class ResamplingPlan(Plan):
         return self.own | self.dropped, self.output
 
     @property
-    def resize(self) -> int:
+    def resampler(self) -> int:
         """The nearest resampling."""
-        return max(group.resample.resize for group in self.groups if group.resample is not None)
+        return max(group.resample.resampler for group in self.groups if group.resample is not None)
 
     @property
     def lowering(self) -> str:
@@ -180,12 +180,12 @@ def _may_resample(scope: Scope, index: int) -> bool:
 # ---- the plan -----------------------------------------------------------------------------------------------------------
 
 
-def grouped(found: Map, channels: int) -> tuple[Group, ...] | None:
+def grouped(read: Map, channels: int) -> tuple[Group, ...] | None:
     """The parts of a map by the resampling that they have; None where some are of an unknown number of channels."""
     groups: dict[object, dict[tuple[int, int], list[Source]]] = {}
     resamples: dict[object, Resample | None] = {}
-    for part in found.parts:
-        count = channels if part.channels is None and len(found.parts) == 1 else part.channels
+    for part in read.parts:
+        count = channels if part.channels is None and len(read.parts) == 1 else part.channels
         if count is None:
             return None
         key = part.resample and part.resample.key
@@ -203,14 +203,14 @@ def is_whole(group: Group, channels: int) -> bool:
 
 
 def planned(
-    site: ResamplingSite, leaf: ConvLeaf, found: Map, dropped: frozenset[int], context: Context
+    site: ResamplingSite, leaf: ConvLeaf, read: Map, dropped: frozenset[int], context: Context
 ) -> ResamplingPlan | Reject:
-    """The plan without forms, where the convolution can be split as its map is, or moved as it is."""
+    """The plan without forms, where the convolution can be split as the map that it reads is, or moved as it is."""
     scope = site.scope
-    if any(context.excluded(label(scope.nodes[index])) for index in sorted({i for item in found.resampled for i in item.nodes})):
-        return reject(scope, site.resize, "resampling in front", "one excluded by name", "none")
+    if any(context.excluded(label(scope.nodes[index])) for index in sorted({i for item in read.resampled for i in item.nodes})):
+        return reject(scope, site.resampler, "resampling in front", "one excluded by name", "none")
     channels = leaf.weight_shape[1] * leaf.conv.group
-    groups = grouped(found, channels)
+    groups = grouped(read, channels)
     if groups is None:
         return reject(scope, leaf.node, "channels of the maps", "unknown", "known")
     one = len(groups) == 1 and is_whole(groups[0], channels)
@@ -238,7 +238,7 @@ def _against_torch_node(site: ResamplingSite, leaf: ConvLeaf, groups: tuple[Grou
         return reject(scope, leaf.node, "groups and dilations", [conv.group, *conv.dilations], "1")
     up = groups[0].resample.up if groups[0].resample is not None else None
     if up is None or max(up.factors) > MAX_UPSAMPLE:
-        return reject(scope, site.resize, "factors", list(up.factors) if up is not None else "none", f"at most {MAX_UPSAMPLE}")
+        return reject(scope, site.resampler, "factors", list(up.factors) if up is not None else "none", f"at most {MAX_UPSAMPLE}")
     if min(conv.pads) < 0 or not _is_of_nodes(sources[0]):
         return reject(scope, leaf.node, "between upsampling and convolution", "views or borders", "operators of each element")
     return None
@@ -266,7 +266,7 @@ def with_forms(plan: ResamplingPlan, context: Context) -> ResamplingPlan | Rejec
     may_be_node = options.lowering == "convavgpool" and context.enabled("chain_upsample")
     if for_gpu and (unknown := _unmeasured(plan, may_be_node)) is not None:
         return unknown
-    m, large = channels_out(leaf), _large(plan)
+    m, large = channels_out(leaf), _large_size(plan)
     out = m * math.prod(conv.output_size(large))
     groups, after, too_many = [], expand.pass_cost(-out, expand.PASS_WEIGHT), None  # n results take n - 1 Adds
     for group in plan.groups:
@@ -279,7 +279,7 @@ def with_forms(plan: ResamplingPlan, context: Context) -> ResamplingPlan | Rejec
         found = _forms(plan, group.resample, work)
         if for_gpu:
             found = [form for form in found if form in GPU_FORMS][:1]
-        kept = whole + expand.pass_cost(len(group.channels) * math.prod(large), _weight_now(plan, group.resample))
+        kept = whole + expand.pass_cost(len(group.channels) * math.prod(large), _element_cost_now(plan, group.resample))
         if not found:
             if (why := against_merged_weights(scope, group.resample.input)) is not None:
                 return rejection(scope, leaf.node, why)
@@ -319,7 +319,7 @@ def _too_short(plan: ResamplingPlan) -> Reject | None:
         return None
     if (few := _few_pixels(plan, TENSORRT_PIXELS)) is not None:
         return few
-    elements = 2 * channels_in(leaf) * math.prod(_large(plan))
+    elements = 2 * channels_in(leaf) * math.prod(_large_size(plan))
     if plan.lowering == "conv_first":
         elements -= 2 * channels_out(leaf) * math.prod(work_of(plan, plan.groups[0]).size)
     saved = batch * (elements * TENSORRT_BYTES / GPU_BYTES_PER_US + (plan.macs_before - plan.macs_after) / GPU_MACS_PER_US)
@@ -415,7 +415,7 @@ def item_bytes(plan: ResamplingPlan) -> int:
 def _many_launches(plan: ResamplingPlan, resized: int) -> Reject | None:
     """Why convolutions of several maps are no faster on a GPU: each is a launch, each sum a pass.  resized: channels that are."""
     scope, leaf, count = plan.scope, plan.leaf, len(plan.groups)
-    m, c, large, images = channels_out(leaf), channels_in(leaf), math.prod(_large(plan)), _batch(plan) or 1
+    m, c, large, images = channels_out(leaf), channels_in(leaf), math.prod(_large_size(plan)), _batch(plan) or 1
     summed = sum(len(group.channels) for group in plan.groups) > c
     maps = [(len(g.channels), math.prod(work_of(plan, g).size) if g.resample else large) for g in plan.groups]
 
@@ -439,18 +439,18 @@ def _cost(form: str, work: Work, resample: Resample) -> Cost:
     if resample.up is not None:
         return expand.form_cost(form, work)
     dense = expand.dense_cost(work.conv, work.m, work.c, work.size)
-    return dense + expand.pass_cost(int(work.m * math.prod(work.size) * resample.growth), weight_of(resample, work.conv.rank))
+    return dense + expand.pass_cost(int(work.m * math.prod(work.size) * resample.growth), element_cost(resample, work.conv.rank))
 
 
-def weight_of(resample: Resample, rank: int) -> float:
+def element_cost(resample: Resample, rank: int) -> float:
     """The cost of an element of a resampled map."""
     return expand.RESIZE_WEIGHTS[resample.mode][rank - 1] * (expand.SHRINKING[rank - 1] if resample.growth < 1 else 1)
 
 
-def _weight_now(plan: ResamplingPlan, resample: Resample) -> float:
+def _element_cost_now(plan: ResamplingPlan, resample: Resample) -> float:
     """The cost of an element as the model has it: with three axes Tile, Expand and others copy faster than a Resize picks."""
-    weight = weight_of(resample, plan.leaf.conv.rank)
-    return weight if is_op(plan.scope.nodes[resample.resize], "Resize", "Upsample") else min(weight, expand.COPY_WEIGHT)
+    weight = element_cost(resample, plan.leaf.conv.rank)
+    return weight if is_op(plan.scope.nodes[resample.resampler], "Resize", "Upsample") else min(weight, expand.COPY_WEIGHT)
 
 
 def channels_out(leaf: ConvLeaf) -> int:
@@ -461,7 +461,7 @@ def channels_in(leaf: ConvLeaf) -> int:
     return leaf.weight_shape[1] * leaf.conv.group
 
 
-def _large(plan: ResamplingPlan) -> Ints:
+def _large_size(plan: ResamplingPlan) -> Ints:
     """The spatial size of what the convolution reads, nominal where unknown."""
     factors = (group.resample.up.factors for group in plan.groups if group.resample and group.resample.up)
     return plan.leaf.size or tuple(NOMINAL_SIZE * factor for factor in next(factors, (2,) * plan.leaf.conv.rank))
@@ -475,7 +475,7 @@ def work_of(plan: ResamplingPlan, group: Group) -> Work:
     size = spatial_size(plan.scope, resample.input, conv.rank, first_axis=2 if resample.turned is None else 1)
     if size is None:
         shrink = up.factors if resample.up else (resample.growth ** (1 / conv.rank),) * conv.rank
-        size = tuple(max(int(n / s), 1) for n, s in zip(_large(plan), shrink, strict=True))
+        size = tuple(max(int(n / s), 1) for n, s in zip(_large_size(plan), shrink, strict=True))
     return Work(conv, up, channels_out(plan.leaf), len(group.channels), size, plan.scope.opset)
 
 
@@ -483,12 +483,12 @@ def _between(plan: ResamplingPlan, *, large: bool) -> Cost:
     """The cost of what is done between resamplings and convolution: on the large map as it is, or on the small ones."""
     scope, total = plan.scope, Cost()
     for group in plan.groups:
-        size = _large(plan) if large or group.resample is None else work_of(plan, group).size
+        size = _large_size(plan) if large or group.resample is None else work_of(plan, group).size
         for _, count, sources in group.ranges:
             steps = sum(count_nodes(source) for source in sources)
             total += expand.pass_cost(steps * count * math.prod(size), expand.PASS_WEIGHT)
             if large and group.resample is not None and scope.other_readers(scope.nodes[group.resample.node].output[0]) is None:
-                total += expand.pass_cost(int(count * math.prod(size)), _weight_now(plan, group.resample))
+                total += expand.pass_cost(int(count * math.prod(size)), _element_cost_now(plan, group.resample))
     return total
 
 

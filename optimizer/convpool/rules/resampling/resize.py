@@ -62,7 +62,7 @@ class Resample:
     casts: Ints = ()
 
     @property
-    def resize(self) -> int:
+    def resampler(self) -> int:
         """The node that resamples."""
         return self.casts[-1] if self.casts else self.node
 

@@ -3,14 +3,13 @@
 
     x - Resize - (nodes that act on each element) - Conv        x - (the same nodes) - ConvTranspose, or another form
 
-Conditions of `UpsampleLast`, of which (4) is looked for first, the others in this order: (1) no attribute refers to a function's;
-(2) strides of 1; (3) dilations of 1, or multiples of the factor; (4) an upsampling by whole factors is in front, with nothing
-between but what `resampling.maps` lists, and Pads of zeros, or of the border's elements where a factor covers them; (5) no result
-reads padding alone; (6) what is upsampled is one map, or the convolution has one group, constant weights, and can be split by its
-input channels; (7) weights are constants, unless the convolution is moved as it is; (8) it takes at most 95% of the time by the
-cost model.
+Conditions of `UpsampleLast`, in their order: (1) no attribute refers to a function's; (2) an upsampling by whole factors is in
+front, with nothing between but what `resampling.maps` lists, and Pads of zeros, or of the border's elements where a factor covers
+them; (3) strides of 1; (4) dilations of 1, or multiples of the factor; (5) no result reads padding alone; (6) what is upsampled
+is one map, or the convolution has one group, constant weights, and can be split by its input channels; (7) weights are constants,
+unless the convolution is moved as it is; (8) it takes at most 95% of the time by the cost model.
 
-Cost: `algebra.expand`, fitted on times in onnxruntime on a CPU; on GPUs what was measured.  What is written: for targets with the
+Cost: `algebra.expand`, fitted in onnxruntime on a CPU; on GPUs what was measured.  `emit.MovingRule` writes for targets with the
 plugin a node of UpsampleConv, where `_against_operator` has no reason; else the form that `algebra.expand` describes, a sum where
 the convolution was split.  A BatchNormalization behind it is folded first, and an activation goes in front of DepthToSpace.
 
@@ -68,7 +67,7 @@ class UpsampleLast(MovingRule):
             yield from plans.resampling_sites(scope, pointwise=pointwise)
 
     def check(self, site: plans.ResamplingSite, context: Context) -> plans.ResamplingPlan | Reject | None:
-        found = _exact(site, context)
+        found = _without_forms(site, context)
         if not isinstance(found, plans.ResamplingPlan):
             return found
         plan, refused = plans.with_nodes_behind(found), None
@@ -90,7 +89,7 @@ class UpsampleLast(MovingRule):
         return found
 
 
-def _exact(site: plans.ResamplingSite, context: Context) -> plans.ResamplingPlan | Reject | None:
+def _without_forms(site: plans.ResamplingSite, context: Context) -> plans.ResamplingPlan | Reject | None:
     """The plan without forms: conditions (1) to (7)."""
     scope, leaf = site.scope, convs.conv_leaf(site.scope, site.root)
     if isinstance(leaf, Reject):
@@ -98,19 +97,19 @@ def _exact(site: plans.ResamplingSite, context: Context) -> plans.ResamplingPlan
     rank = leaf.conv.rank
     name, pads, passed = convs.zero_pads(scope, leaf.input, rank)
     walk = Walk(scope, rank, whole_factors=True)
-    found = walk.map(name)
-    if not found.resampled and not any(leaf.conv.pads) and not any(pads):
+    read = walk.map(name)
+    if not read.resampled and not any(leaf.conv.pads) and not any(pads):
         edges = _edges(scope, name, rank, walk)
         if isinstance(edges, Reject):
             return edges
-        found, pads = edges or (found, pads)
-    if not found.resampled:
+        read, pads = edges or (read, pads)
+    if not read.resampled:
         return next(iter(walk.rejects), None)
     leaf = convs.padded(leaf, pads)
     conv = leaf.conv
     if any(stride != 1 for stride in conv.strides):
         return reject(scope, site.root, "strides", list(conv.strides), "1 on every axis")
-    for up in (item.up for item in found.resampled):
+    for up in (item.up for item in read.resampled):
         assert up is not None
         if any(
             k > 1 and s > 1 and d > 1 and d % s for d, s, k in zip(conv.dilations, up.factors, conv.kernel_shape, strict=True)
@@ -118,7 +117,7 @@ def _exact(site: plans.ResamplingSite, context: Context) -> plans.ResamplingPlan
             return reject(scope, leaf.node, "dilations", list(conv.dilations), f"1, or multiples of {list(up.factors)}")
     if covers_zeros_only(conv):
         return reject(scope, site.root, "pads", list(conv.pads), f"less than the kernel's extent, {list(conv.extents)}")
-    return plans.planned(site, leaf, found, found.nodes | set(passed), context)
+    return plans.planned(site, leaf, read, read.nodes | set(passed), context)
 
 
 def _edges(scope: Scope, name: str, rank: int, walk: Walk) -> tuple[Map, Ints] | Reject | None:
@@ -231,11 +230,11 @@ class ResizeLast(MovingRule):
         if not isinstance(leaf, convs.ConvLeaf):
             return leaf
         walk = Walk(site.scope, leaf.conv.rank, whole_factors=False)
-        found = walk.map(leaf.input)
-        if not found.resampled:
+        read = walk.map(leaf.input)
+        if not read.resampled:
             return next(iter(walk.rejects), None)
-        picks = all(item.picks for item in found.resampled)
-        plan = _infinite(site.scope, leaf, picks=picks) or plans.planned(site, leaf, found, found.nodes, context)
+        picks = all(item.picks for item in read.resampled)
+        plan = _infinite(site.scope, leaf, picks=picks) or plans.planned(site, leaf, read, read.nodes, context)
         if isinstance(plan, plans.ResamplingPlan):
             plan = plans.with_forms(plans.with_nodes_behind(plan), context)
         return plans.with_activations(plan) if isinstance(plan, plans.ResamplingPlan) else plan
@@ -291,11 +290,11 @@ class ResizeFirst(ResamplingRule):
         """A plan if it is exact and saves; None for a Resize that does not make the map smaller."""
         scope = site.scope
         leaf = _pointwise(scope, site.root)
-        found = recognise(scope, site.resize, leaf.conv.rank) if isinstance(leaf, convs.ConvLeaf) else leaf
+        found = recognise(scope, site.resampler, leaf.conv.rank) if isinstance(leaf, convs.ConvLeaf) else leaf
         if isinstance(found, Reject) or not isinstance(leaf, convs.ConvLeaf):
             return found if isinstance(found, Reject) else None
         assert found is not None
-        if found.growth >= 1 or 0 in (scope.info(scope.nodes[site.resize].output[0]).shape or ()):
+        if found.growth >= 1 or 0 in (scope.info(scope.nodes[site.resampler].output[0]).shape or ()):
             return None
         if (wrong := _infinite(scope, leaf, picks=found.picks)) is not None:
             return wrong
@@ -303,7 +302,7 @@ class ResizeFirst(ResamplingRule):
             return reject(scope, site.root, "result of the convolution", readers, "one reader, the Resize")
         size, m, c = leaf.size or (NOMINAL_SIZE,) * leaf.conv.rank, plans.channels_out(leaf), plans.channels_in(leaf)
         before, elements = dense_cost(leaf.conv, m, c, size), math.prod(size) * found.growth
-        resizing = plans.weight_of(found, leaf.conv.rank) * elements
+        resizing = plans.element_cost(found, leaf.conv.rank) * elements
         share = (before.time * found.growth + c * resizing) / (before.time + m * resizing)
         if "cpu" in context.options.devices and share > plans.ENOUGH:
             got = f"{c} channels in place of {m}, {share:.2f} of the time by the cost model"
@@ -311,7 +310,7 @@ class ResizeFirst(ResamplingRule):
         if "gpu" in context.options.devices and c * found.growth > m:
             return reject(scope, site.root, "channels that are resized", c, f"at most {m / found.growth:.0f}, {OF_TARGET}")
         counts = (before.macs, int(before.macs * found.growth)) if leaf.size is not None else (None, None)
-        return ShrinkPlan(scope, (site.root, site.resize), leaf, found, *counts)
+        return ShrinkPlan(scope, (site.root, site.resampler), leaf, found, *counts)
 
     def apply(self, plan: ShrinkPlan, edit: Edit) -> None:
         scope, leaf = plan.scope, plan.leaf
