@@ -100,20 +100,6 @@ void check_values(const Attribute &attribute, const std::vector<int32_t> &values
     }
 }
 
-}  // namespace
-
-void refuse(const std::string &what, const std::string &got, const std::string &expected) {
-    throw std::invalid_argument(what + "; got " + got + ", expected " + expected);
-}
-
-std::string float_text(float value) {
-    char text[32];
-    std::snprintf(text, sizeof text, "%.9g", value);
-    return text;
-}
-
-namespace {
-
 struct NamedActivation {
     int32_t activation;  // convpool_activation
     const char *name;
@@ -135,6 +121,16 @@ constexpr const char *kAffines[] = {"", "Affine", "Modulated", "Normalized"};
 constexpr int32_t kLastPrologue = CONVPOOL_ACT_SILU, kLastEpilogue = std::rbegin(kActivations)->activation;
 
 }  // namespace
+
+void refuse(const std::string &what, const std::string &got, const std::string &expected) {
+    throw std::invalid_argument(what + "; got " + got + ", expected " + expected);
+}
+
+std::string float_text(float value) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.9g", value);
+    return text;
+}
 
 const std::vector<Operator> &operators() {
     static const std::vector<Operator> &all = *[] {
@@ -205,13 +201,13 @@ std::vector<std::vector<int32_t>> read_attributes(const Operator &op, const Fiel
         if (attributes[a].required && given[a] == nullptr) refuse(attributes[a].name, "no such attribute", "one on the node");
         if (given[a] != nullptr) check_field(*given[a], attributes[a].real);
     }
-    const int32_t rank = given[op.place(kConvolution + kKernelShape)]->length;
+    const int32_t rank = given[op.position(kConvolution + kKernelShape)]->length;
     if (rank < 1 || rank > CONVPOOL_MAX_RANK) refuse("kernel_shape", std::to_string(rank) + " values", "1 to 3");
     std::vector<std::vector<int32_t>> values(attributes.size());
     for (size_t a = 0; a < attributes.size(); ++a) {
         const size_t length = length_of(attributes[a], rank);
         if (given[a] == nullptr) {
-            values[a].assign(length, attributes[a].fallback);
+            values[a].assign(length, attributes[a].default_value);
             continue;
         }
         if (static_cast<size_t>(given[a]->length) != length)  // before any of them is read
@@ -224,7 +220,8 @@ std::vector<std::vector<int32_t>> read_attributes(const Operator &op, const Fiel
 }
 
 NodeSpec::NodeSpec(const Operator &op, std::vector<std::vector<int32_t>> values)
-    : op_(&op), values_(std::move(values)), rank_(static_cast<int32_t>(values_[op.place(kConvolution + kKernelShape)].size())) {
+    : op_(&op), values_(std::move(values)),
+      rank_(static_cast<int32_t>(values_[op.position(kConvolution + kKernelShape)].size())) {
     if (!op.plain()) check_name();
 }
 
@@ -234,7 +231,7 @@ void NodeSpec::check_name() const {
                                             {kPrologueActivation, op_->prologue},
                                             {kResidual, op_->residual},
                                             {kActivation, op_->epilogue}};
-    auto name = [&](int id) { return op_->name + ": " + op_->attributes()[op_->place(id)].name; };
+    auto name = [&](int id) { return op_->name + ": " + op_->attributes()[op_->position(id)].name; };
     for (auto [id, wanted] : said)
         if (value(id) != wanted) refuse(name(id), std::to_string(value(id)), std::to_string(wanted) + " by the operator's name");
     const std::pair<int, int32_t> slopes[] = {{kPrologueAlpha, op_->prologue}, {kAlpha, op_->epilogue}};
@@ -256,12 +253,12 @@ void NodeSpec::check_input_count(int64_t count) const {
            std::to_string(most) + ": " + names + (op_->plain() ? "; or 2 without B" : ""));
 }
 
-AxisWindow NodeSpec::window(AttributeId group, int axis) const {
-    const int64_t reach = int64_t{value(group + kDilations, axis)} * (value(group + kKernelShape, axis) - 1) + 1;
+AxisWindow NodeSpec::window(AttributeId first, int axis) const {
+    const int64_t reach = int64_t{value(first + kDilations, axis)} * (value(first + kKernelShape, axis) - 1) + 1;
     const std::string name =
-        op_->name + ": " + op_->attributes()[op_->place(group + kKernelShape)].name + "[" + std::to_string(axis) + "]";
+        op_->name + ": " + op_->attributes()[op_->position(first + kKernelShape)].name + "[" + std::to_string(axis) + "]";
     if (reach > INT32_MAX) refuse(name + ": window", std::to_string(reach) + " elements", "at most 2^31 - 1");
-    return {name, reach, int64_t{value(group + kPads, axis)} + value(group + kPads, axis + rank_), value(group + kStrides, axis)};
+    return {name, reach, int64_t{value(first + kPads, axis)} + value(first + kPads, axis + rank_), value(first + kStrides, axis)};
 }
 
 int64_t AxisWindow::places(int64_t size) const {

@@ -36,10 +36,10 @@ struct Attribute {
     int32_t values;
     int32_t least, most;
     bool required;
-    int32_t fallback;
+    int32_t default_value;
     bool real = false;
 };
-// The attributes in order, which is that of serialisation: Operator::place() has the position in Operator::attributes().  Pooling
+// The attributes in order, which is that of serialisation: Operator::position() has the place in Operator::attributes().  Pooling
 // and convolution have the same four; an operator that upsamples has kUpsample in the pooling's place.
 enum AttributeId : int {
     kPooling = 0,
@@ -89,7 +89,7 @@ struct Operator {
     // kept; the third how box means of half and bfloat16 may be summed.
     const std::vector<Attribute> &attributes() const;
     // The position of an attribute that the operator has in attributes().
-    int place(int id) const { return upsamples && id >= kConvolution ? id - (kConvolution - 1) : id; }
+    int position(int id) const { return upsamples && id >= kConvolution ? id - (kConvolution - 1) : id; }
 };
 // ConvAvgPool and its 191 fused variants, then UpsampleConv and its.  They stay to the very end of the process, as engines may.
 const std::vector<Operator> &operators();
@@ -140,7 +140,7 @@ public:
     const Operator &op() const { return *op_; }
     int32_t rank() const { return rank_; }
     // One value of attribute `id`; pads: the leading sides, then the trailing ones.
-    int32_t value(int id, int i = 0) const { return values_[op_->place(id)].at(i); }
+    int32_t value(int id, int i = 0) const { return values_[op_->position(id)].at(i); }
     // Values in the order of op().attributes(); a real one by its bits.
     const std::vector<std::vector<int32_t>> &values() const { return values_; }
     bool constant_weights() const { return value(kConstantWeights) != 0; }
@@ -148,7 +148,8 @@ public:
     int32_t norm_groups() const { return op_->normalizes() ? value(kNormGroups) : 1; }
 
     void check_input_count(int64_t count) const;
-    AxisWindow window(AttributeId group, int axis) const;
+    // first: kPooling or kConvolution.
+    AxisWindow window(AttributeId first, int axis) const;
     // The size of AveragePool(X), or of Upsample(X), along an axis of X of so many elements; -1 where that is unknown.
     int64_t size_before_conv(int axis, int64_t size) const;
     // Sets what does not depend on the tensors' sizes, types and layouts.

@@ -333,13 +333,13 @@ void CpuKernel::compute(OrtKernelContext *context) const {
     OrtValue *y = nullptr;
     check(api_, api_.KernelContext_GetOutput()(context, 0, output.data(), output.size(), &y));
     if (std::count(output.begin(), output.end(), 0) > 0) return;
-    const convpool_tensors tensors = inputs.tensors(problem, y);
+    const convpool_tensors pointers = inputs.pointers(problem, y);
     const Shapes shapes(problem, output, problem.y_layout == CONVPOOL_CHANNELS_LAST ? 1 : 2);
     switch (element_type_) {
-    case kFloatType: return Call<Plain<float>>(shapes, tensors).run(api_, context);
-    case kDoubleType: return Call<Plain<double>>(shapes, tensors).run(api_, context);
-    case kFloat16Type: return Call<Float16>(shapes, tensors).run(api_, context);
-    case kBFloat16Type: return Call<BFloat16>(shapes, tensors).run(api_, context);
+    case kFloatType: return Call<Plain<float>>(shapes, pointers).run(api_, context);
+    case kDoubleType: return Call<Plain<double>>(shapes, pointers).run(api_, context);
+    case kFloat16Type: return Call<Float16>(shapes, pointers).run(api_, context);
+    case kBFloat16Type: return Call<BFloat16>(shapes, pointers).run(api_, context);
     }
     throw std::invalid_argument(node_.op().name + ": element type " + std::to_string(element_type_));
 }

@@ -77,12 +77,12 @@ Kernel::Kernel(const OrtApi &api, const nodes::Operator &op, int32_t element_typ
       constants_(constant_sizes(api, info)) {
     if (!succeeded(api, api.KernelInfo_GetLogger()(info, &logger_))) logger_ = nullptr;
     constant_weights_ = constants_[nodes::kInputW].has_value() || node_.constant_weights();
-    if (constant_weights_) check(api, api.KernelInfoGetAllocator()(info, kDefaultMemory, &allocator_));
+    if (constant_weights_) check(api, api.KernelInfoGetAllocator()(info, kDefaultMemory, &weights_allocator_));
 }
 
 Kernel::~Kernel() {
     runs_.clear();
-    for (OrtAllocator *allocator : {allocator_, scratch_allocator_.load()})
+    for (OrtAllocator *allocator : {weights_allocator_, scratch_allocator_.load()})
         if (allocator != nullptr) api_.ReleaseAllocator()(allocator);
 }
 
@@ -133,9 +133,9 @@ std::shared_ptr<Run> Kernel::run_for(const std::vector<Sizes> &inputs, bool tf32
     for (auto run = runs_.rbegin(); run != runs_.rend(); ++run)
         if ((*run)->tf32 == tf32 && (*run)->inputs == inputs) return *run;
     std::shared_ptr<Run> run = plan_run(inputs, tf32);
-    if (constant_weights_ && run->properties.prepared_bytes > 0 && prepared_ < kMostPrepared) {
+    if (constant_weights_ && run->properties.prepared_bytes > 0 && with_weights_ < kMostPrepared) {
         run->keeps_weights = true;
-        ++prepared_;
+        ++with_weights_;
     }
     if (runs_.size() >= kMostRuns)
         runs_.erase(std::find_if(runs_.begin(), runs_.end(), [](const auto &kept) { return !kept->keeps_weights; }));
@@ -143,43 +143,43 @@ std::shared_ptr<Run> Kernel::run_for(const std::vector<Sizes> &inputs, bool tf32
     return run;
 }
 
-bool Kernel::launch_first(Run &run, const convpool_tensors &tensors, const Place &place) {
-    if (is_captured(place.stream)) return false;
+bool Kernel::launch_first(Run &run, const convpool_tensors &pointers, const Target &target) {
+    if (is_captured(target.stream)) return false;
     const Relaxed relaxed;
     const std::lock_guard<std::mutex> lock(run.preparing);
     if (run.prepared) return false;  // by another thread; the launch runs on it
     const size_t bytes = run.properties.prepared_bytes;
-    if (run.weights == nullptr) run.weights = std::make_unique<DeviceMemory>(api_, allocator_, bytes);
+    if (run.weights == nullptr) run.weights = std::make_unique<DeviceMemory>(api_, weights_allocator_, bytes);
     if (run.weights->get() == nullptr) return false;
-    const DeviceMemory scratch(api_, place.context, place.memory, place.allocator, run.properties.workspace_bytes - bytes);
-    convpool_tensors placed = tensors;
+    const DeviceMemory scratch(api_, target.context, target.memory, target.allocator, run.properties.workspace_bytes - bytes);
+    convpool_tensors placed = pointers;
     placed.workspace = scratch.get(), placed.workspace_bytes = run.properties.workspace_bytes - bytes;
     placed.prepared = run.weights->get(), placed.prepared_bytes = bytes;
-    if (convpool_plan_launch(run.plan.get(), &placed, place.stream) != CONVPOOL_OK)
+    if (convpool_plan_launch(run.plan.get(), &placed, target.stream) != CONVPOOL_OK)
         return false;  // told by the launch that follows
-    check_cuda(cudaStreamSynchronize(static_cast<cudaStream_t>(place.stream)));
+    check_cuda(cudaStreamSynchronize(static_cast<cudaStream_t>(target.stream)));
     run.prepared = true;
     return true;
 }
 
-void Kernel::launch(Run &run, const convpool_tensors &tensors, const Place &place) {
-    convpool_tensors placed = tensors;
+void Kernel::launch(Run &run, const convpool_tensors &pointers, const Target &target) {
+    convpool_tensors placed = pointers;
     placed.workspace_bytes = run.properties.workspace_bytes;
     if (run.prepared) {
         placed.flags = CONVPOOL_WEIGHTS_PREPARED;
         placed.prepared = run.weights->get(), placed.prepared_bytes = run.properties.prepared_bytes;
         placed.workspace_bytes -= run.properties.prepared_bytes;
     } else if (constants_[nodes::kInputW].has_value() && run.properties.prepared_bytes == 0) {
-        placed.flags = CONVPOOL_WEIGHTS_PREPARED;  // an initializer, which no kernel writes
+        placed.flags = CONVPOOL_WEIGHTS_PREPARED;  // of an initializer, which no kernel writes: it may be read early
     }
-    const DeviceMemory scratch(api_, place.context, place.memory, place.allocator, placed.workspace_bytes);
+    const DeviceMemory scratch(api_, target.context, target.memory, target.allocator, placed.workspace_bytes);
     placed.workspace = scratch.get();
-    const convpool_status status = convpool_plan_launch(run.plan.get(), &placed, place.stream);
-    if (status == CONVPOOL_MISALIGNED) launch_unaligned(run, tensors, place);
+    const convpool_status status = convpool_plan_launch(run.plan.get(), &placed, target.stream);
+    if (status == CONVPOOL_MISALIGNED) launch_unaligned(run, pointers, target);
     else check_status(status);
 }
 
-void Kernel::launch_unaligned(Run &run, convpool_tensors tensors, const Place &place) {
+void Kernel::launch_unaligned(Run &run, convpool_tensors pointers, const Target &target) {
     const std::string reason = convpool_last_error();
     {
         const std::lock_guard<std::mutex> lock(run.preparing);
@@ -189,9 +189,9 @@ void Kernel::launch_unaligned(Run &run, convpool_tensors tensors, const Place &p
         }
     }
     const convpool_plan_properties properties = nodes::properties_of(*run.fallback);
-    const DeviceMemory scratch(api_, place.context, place.memory, place.allocator, properties.workspace_bytes);
-    tensors.workspace = scratch.get(), tensors.workspace_bytes = properties.workspace_bytes;
-    check_status(convpool_plan_launch(run.fallback.get(), &tensors, place.stream));
+    const DeviceMemory scratch(api_, target.context, target.memory, target.allocator, properties.workspace_bytes);
+    pointers.workspace = scratch.get(), pointers.workspace_bytes = properties.workspace_bytes;
+    check_status(convpool_plan_launch(run.fallback.get(), &pointers, target.stream));
 }
 
 void Kernel::warn(const std::string &text) const {
@@ -212,11 +212,11 @@ void Kernel::compute(OrtKernelContext *context) {
     check(api_, api_.KernelContext_GetOutput()(context, 0, run->output.data(), run->output.size(), &y));
     if (run->plan == nullptr) return;  // an empty batch
 
-    const convpool_tensors tensors = inputs.tensors(run->problem, y);
-    Place place{context, memory, scratch_allocator(context, memory), nullptr};
-    check(api_, api_.KernelContext_GetGPUComputeStream()(context, &place.stream));
-    if (run->keeps_weights && !run->prepared && launch_first(*run, tensors, place)) return;
-    launch(*run, tensors, place);
+    const convpool_tensors pointers = inputs.pointers(run->problem, y);
+    Target target{context, memory, scratch_allocator(context, memory), nullptr};
+    check(api_, api_.KernelContext_GetGPUComputeStream()(context, &target.stream));
+    if (run->keeps_weights && !run->prepared && launch_first(*run, pointers, target)) return;
+    launch(*run, pointers, target);
 }
 
 }  // namespace convpool::onnxruntime

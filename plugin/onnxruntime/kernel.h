@@ -36,7 +36,7 @@ struct Run {
 };
 
 // Where a call runs.
-struct Place {
+struct Target {
     const OrtKernelContext *context;
     const OrtMemoryInfo *memory;  // of the device
     OrtAllocator *allocator;      // of its arena
@@ -68,9 +68,9 @@ private:
     std::shared_ptr<Run> plan_run(const std::vector<Sizes> &inputs, bool tf32);
     bool tf32(const OrtKernelContext *context);
     // Transforms the weights, launches and waits; false where this run cannot.
-    bool launch_first(Run &run, const convpool_tensors &tensors, const Place &place);
-    void launch(Run &run, const convpool_tensors &tensors, const Place &place);
-    void launch_unaligned(Run &run, convpool_tensors tensors, const Place &place);
+    bool launch_first(Run &run, const convpool_tensors &pointers, const Target &target);
+    void launch(Run &run, const convpool_tensors &pointers, const Target &target);
+    void launch_unaligned(Run &run, convpool_tensors pointers, const Target &target);
     OrtAllocator *scratch_allocator(const OrtKernelContext *context, const OrtMemoryInfo *memory);
     void warn(const std::string &text) const;
 
@@ -83,11 +83,11 @@ private:
     std::atomic<int> use_tf32_{kUnasked};  // the provider's option, the same in every run
     bool constant_weights_ = false;
     const OrtLogger *logger_ = nullptr;
-    OrtAllocator *allocator_ = nullptr;                       // null where W is no constant
+    OrtAllocator *weights_allocator_ = nullptr;               // null where W is no constant
     std::atomic<OrtAllocator *> scratch_allocator_{nullptr};  // the context's, from the first run on
     std::mutex mutex_;                                        // of the next two
     std::vector<std::shared_ptr<Run>> runs_;                  // the latest last
-    int prepared_ = 0;                                        // how many of them keep weights
+    int with_weights_ = 0;                                    // how many of them keep weights
 };
 
 // A node on the CPU provider: plain loops, for any type, rank and layout, so that a model runs where no GPU is.

@@ -352,7 +352,7 @@ Inputs::Inputs(const OrtApi &api, const OrtKernelContext *context, const Constan
     if (values_.size() < kInputB) refuse("inputs", std::to_string(values_.size()), "X and W");
 }
 
-convpool_tensors Inputs::tensors(const convpool_problem &problem, const OrtValue *y) const {
+convpool_tensors Inputs::pointers(const convpool_problem &problem, const OrtValue *y) const {
     convpool_tensors t{};
     t.struct_size = sizeof t;
     t.x = data_of(api_, values_[kInputX]);

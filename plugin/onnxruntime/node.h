@@ -57,7 +57,7 @@ void *data_of(const OrtApi &api, const OrtValue *value);
 // Device memory, from the provider's allocator.
 class DeviceMemory {
 public:
-    // For one call, from the arena, on the call's stream. allocator: the context's for the info, which frees it.
+    // For one call, from the arena, on the call's stream. allocator: the context's for the info, which takes it back.
     DeviceMemory(const OrtApi &api, const OrtKernelContext *context, const OrtMemoryInfo *info, OrtAllocator *allocator,
                  size_t bytes);
     // For as long as a kernel.
@@ -128,7 +128,7 @@ public:
     const std::vector<Sizes> &sizes() const { return sizes_; }
     const OrtValue *x() const { return values_[nodes::kInputX]; }
     // Their pointers, and Y's.
-    convpool_tensors tensors(const convpool_problem &problem, const OrtValue *y) const;
+    convpool_tensors pointers(const convpool_problem &problem, const OrtValue *y) const;
 
 private:
     const OrtApi &api_;

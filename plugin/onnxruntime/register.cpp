@@ -20,7 +20,7 @@ struct CustomOp : OrtCustomOp {
     const nodes::Operator *definition;
     int32_t element_type;
     const OrtApi *api;
-    int32_t bias;  // the Characteristic of a bias that may be absent
+    int32_t bias_characteristic;  // of a bias that may be absent
 };
 
 const CustomOp &own(const OrtCustomOp *op) { return *static_cast<const CustomOp *>(op); }
@@ -62,12 +62,12 @@ void infer(const CustomOp &op, const OrtShapeInferContext *context) {
 }
 
 // The answers that operators of both providers share.
-CustomOp describe(const OrtApi &api, const nodes::Operator &definition, int32_t element_type, int32_t bias) {
+CustomOp describe(const OrtApi &api, const nodes::Operator &definition, int32_t element_type, int32_t bias_characteristic) {
     CustomOp op{};
     op.definition = &definition;
     op.element_type = element_type;
     op.api = &api;
-    op.bias = bias;
+    op.bias_characteristic = bias_characteristic;
     op.version = kApiVersion;
     op.GetName = [](const OrtCustomOp *self) { return own(self).definition->name.c_str(); };
     op.GetInputType = [](const OrtCustomOp *self, size_t) { return own(self).element_type; };
@@ -75,7 +75,7 @@ CustomOp describe(const OrtApi &api, const nodes::Operator &definition, int32_t 
     op.GetOutputType = [](const OrtCustomOp *self, size_t) { return own(self).element_type; };
     op.GetOutputTypeCount = [](const OrtCustomOp *) -> size_t { return 1; };
     op.GetInputCharacteristic = [](const OrtCustomOp *self, size_t index) -> int32_t {
-        return own(self).definition->plain() && index == nodes::kInputB ? own(self).bias : kRequired;
+        return own(self).definition->plain() && index == nodes::kInputB ? own(self).bias_characteristic : kRequired;
     };
     op.GetOutputCharacteristic = [](const OrtCustomOp *, size_t) -> int32_t { return kRequired; };
     op.GetInputMemoryType = [](const OrtCustomOp *, size_t) -> int32_t { return kDefaultMemory; };
@@ -109,14 +109,14 @@ template <typename AnyKernel> CustomOp run_by(CustomOp op) {
 
 // Before 1.24 onnxruntime reads the type of an optional input that has an empty name, ConvAvgPool(X, W, ""), from a null pointer.
 // Looks first whether a variadic input is there, and refuses the model.
-int32_t bias_of(const OrtApiBase &base) {
+int32_t bias_characteristic_of(const OrtApiBase &base) {
     int major = 0, minor = 0;
     std::sscanf(base.GetVersionString(), "%d.%d", &major, &minor);
     return major > 1 || minor >= 24 ? kOptional : kVariadic;
 }
 
 // The domain with its operators, which session options point to: one for each onnxruntime in the process, to its very end.
-OrtCustomOpDomain *domain_of(const OrtApi &api, int32_t bias) {
+OrtCustomOpDomain *domain_of(const OrtApi &api, int32_t bias_characteristic) {
     static std::mutex mutex;
     static auto &domains = *new std::map<const OrtApi *, std::pair<OrtCustomOpDomain *, std::deque<CustomOp>>>;
     const std::lock_guard<std::mutex> lock(mutex);
@@ -127,7 +127,7 @@ OrtCustomOpDomain *domain_of(const OrtApi &api, int32_t bias) {
     check(api, api.CreateCustomOpDomain()(kDomain, &made));
     for (const nodes::Operator &definition : nodes::operators())
         for (const int32_t type : kTypes) {
-            const CustomOp op = describe(api, definition, type, bias);
+            const CustomOp op = describe(api, definition, type, bias_characteristic);
             if (dtype_of(type) >= 0) ops.push_back(run_by<Kernel>(op));
             ops.push_back(run_by<CpuKernel>(op));
         }
@@ -168,6 +168,6 @@ RegisterCustomOps(convpool::onnxruntime::OrtSessionOptions *options, const convp
             throw std::runtime_error("libconvpool_ort.so: ABI of libconvpool.so beside it; got " +
                                      std::to_string(convpool_abi_version()) + ", expected " +
                                      std::to_string(CONVPOOL_ABI_VERSION));
-        add_domain(*api, options, domain_of(*api, bias_of(*base)));
+        add_domain(*api, options, domain_of(*api, bias_characteristic_of(*base)));
     });
 }

@@ -30,7 +30,7 @@ convpool_problem sizeless(convpool_problem problem) {
 bool same(const convpool_problem &a, const convpool_problem &b) { return std::memcmp(&a, &b, sizeof a) == 0; }
 
 // The smallest that holds both.
-convpool_problem both(convpool_problem a, const convpool_problem &b) {
+convpool_problem covering(convpool_problem a, const convpool_problem &b) {
     a.n = std::max(a.n, b.n);
     for (int i = 0; i < a.rank; ++i) a.spatial[i] = std::max(a.spatial[i], b.spatial[i]);
     return a;
@@ -39,13 +39,13 @@ convpool_problem both(convpool_problem a, const convpool_problem &b) {
 // A plugin's or creator's namespace: set by one thread while others read it.  The text that was read stays.
 class Namespace {
 public:
-    explicit Namespace(const char *text) : text_(kept(text)) {}
+    explicit Namespace(const char *text) : text_(interned(text)) {}
     Namespace(const Namespace &other) : text_(other.get()) {}
-    void set(const char *text) { text_.store(kept(text)); }
+    void set(const char *text) { text_.store(interned(text)); }
     const char *get() const { return text_.load(); }
 
 private:
-    static const char *kept(const char *text) {
+    static const char *interned(const char *text) {
         static std::mutex &mutex = *new std::mutex;
         static std::set<std::string> &all = *new std::set<std::string>;
         const std::lock_guard<std::mutex> lock(mutex);
@@ -198,7 +198,7 @@ private:
             return earlier.inputs == inputs && same(sizeless(largest), sizeless(earlier.largest));
         });
         if (known == grants_.end()) known = grants_.insert(known, grant);
-        const convpool_problem wider = both(known->largest, largest);  // another profile, or again
+        const convpool_problem wider = covering(known->largest, largest);  // another profile, or again
         if (convpool_output_shape(&wider, nullptr) == CONVPOOL_OK) known->largest = wider;
         // No tactic uses more at the largest shape: from_bytes counts on it.
         const auto most = static_cast<int64_t>(most_workspace_bytes(known->largest, grant.device));
@@ -211,7 +211,7 @@ private:
     Run &prepare(const Tensors &tensors) {
         const convpool_problem problem = core_.problem(tensors);
         core_.check_run(tensors, problem);
-        return launcher_.keep(tensors, problem, {0, granted_bytes(problem)}, core_.constant_weights());
+        return launcher_.plan_run(tensors, problem, {0, granted_bytes(problem)}, core_.constant_weights());
     }
 
     PluginCore core_;

@@ -163,7 +163,7 @@ private:
         Request request{tactic_, core_.op().normalizes() && problem.n > 0 ? least_workspace_bytes(problem) : 0};
         if (tactic_ != 0 && problem.n > 0 && can_run(problem, tactic_, device_size()))  // else another runs in its place
             request.workspace = workspace_bytes(problem, tactic_, device_size());
-        return launcher_.keep(tensors, problem, request, core_.constant_weights());
+        return launcher_.plan_run(tensors, problem, request, core_.constant_weights());
     }
 
     std::vector<convpool_problem> problems(const v3::DynamicPluginTensorDesc *in, int32_t inputs,

@@ -30,49 +30,6 @@ bool may_be_captured(void *stream) {
     return status != cudaStreamCaptureStatusNone;
 }
 
-}  // namespace
-
-void WeightCache::reserve(size_t wanted) {
-    if (wanted <= bytes_ || in_graph_) return;
-    release();
-    const Relaxed relaxed;
-    if (cudaMalloc(&memory_, wanted) != cudaSuccess) {
-        cudaGetLastError();
-        memory_ = nullptr;
-        return;
-    }
-    bytes_ = wanted;
-}
-
-void WeightCache::release() {
-    prepared_ = in_graph_ = false;
-    bytes_ = 0;
-    if (memory_ == nullptr) return;
-    const Relaxed relaxed;
-    if (cudaFree(memory_) != cudaSuccess) cudaGetLastError();  // the device may be gone at the end of a process
-    memory_ = nullptr;
-}
-
-bool WeightCache::place(const convpool_problem &problem, int32_t tactic, size_t wanted, void *stream, convpool_tensors &tensors) {
-    if (memory_ == nullptr || wanted == 0) return false;
-    const bool same = prepared_ && tactic == tactic_ && tensors.w == w_ && std::memcmp(&problem, &problem_, sizeof problem) == 0;
-    if (same) {
-        in_graph_ = in_graph_ || may_be_captured(stream);
-        tensors.flags = CONVPOOL_WEIGHTS_PREPARED;
-    } else {
-        if (in_graph_ || wanted > bytes_ || may_be_captured(stream)) return false;
-        prepared_ = false;
-        problem_ = problem;
-        tactic_ = tactic;
-        w_ = tensors.w;
-    }
-    tensors.prepared = memory_;
-    tensors.prepared_bytes = bytes_;
-    return true;
-}
-
-namespace {
-
 std::vector<convpool_tactic_info> all_tactics() {
     std::vector<convpool_tactic_info> infos(convpool_tactics(nullptr, 0));
     if (!infos.empty()) infos[0].struct_size = sizeof(convpool_tactic_info);
@@ -107,6 +64,45 @@ convpool_status plan_for(const convpool_problem &problem, const Request &request
 constexpr size_t kMostRuns = 16;  // of shapes in turn; more are prepared anew
 
 }  // namespace
+
+void WeightCache::reserve(size_t wanted) {
+    if (wanted <= bytes_ || in_graph_) return;
+    release();
+    const Relaxed relaxed;
+    if (cudaMalloc(&memory_, wanted) != cudaSuccess) {
+        cudaGetLastError();
+        memory_ = nullptr;
+        return;
+    }
+    bytes_ = wanted;
+}
+
+void WeightCache::release() {
+    prepared_ = in_graph_ = false;
+    bytes_ = 0;
+    if (memory_ == nullptr) return;
+    const Relaxed relaxed;
+    if (cudaFree(memory_) != cudaSuccess) cudaGetLastError();  // the device may be gone at the end of a process
+    memory_ = nullptr;
+}
+
+bool WeightCache::lend(const convpool_problem &problem, int32_t tactic, size_t wanted, void *stream, convpool_tensors &pointers) {
+    if (memory_ == nullptr || wanted == 0) return false;
+    const bool same = prepared_ && tactic == tactic_ && pointers.w == w_ && std::memcmp(&problem, &problem_, sizeof problem) == 0;
+    if (same) {
+        in_graph_ = in_graph_ || may_be_captured(stream);
+        pointers.flags = CONVPOOL_WEIGHTS_PREPARED;
+    } else {
+        if (in_graph_ || wanted > bytes_ || may_be_captured(stream)) return false;
+        prepared_ = false;
+        problem_ = problem;
+        tactic_ = tactic;
+        w_ = pointers.w;
+    }
+    pointers.prepared = memory_;
+    pointers.prepared_bytes = bytes_;
+    return true;
+}
 
 DeviceSize device_size() {
     DeviceSize device{};
@@ -168,7 +164,7 @@ void Launcher::load(const convpool_problem &problem, const Request &request, boo
     if (constant_weights) cache_.reserve(properties_of(*plan).prepared_bytes);
 }
 
-Run &Launcher::keep(const Tensors &tensors, const convpool_problem &problem, const Request &request, bool constant_weights) {
+Run &Launcher::plan_run(const Tensors &tensors, const convpool_problem &problem, const Request &request, bool constant_weights) {
     auto run = std::make_unique<Run>();
     run->tensors = tensors;
     run->problem = problem;
@@ -194,31 +190,32 @@ Run &Launcher::keep(const Tensors &tensors, const convpool_problem &problem, con
 void Launcher::launch(Run &run, const void *const *inputs, void *output, void *workspace, void *stream) {
     const convpool_problem &problem = run.problem;
     if (problem.n == 0) return;  // an empty batch
-    convpool_tensors tensors{};
-    tensors.struct_size = sizeof tensors;
-    tensors.x = inputs[kInputX];
-    tensors.w = inputs[kInputW];
-    tensors.b = problem.has_bias ? inputs[kInputB] : nullptr;
-    if (problem.prologue_affine) tensors.scale = inputs[kInputScale], tensors.shift = inputs[kInputShift];
-    if (problem.has_residual) tensors.residual = inputs[problem.prologue_affine ? kInputShift + 1 : kInputB + 1];
-    tensors.y = output;
-    tensors.workspace = workspace;
-    tensors.workspace_bytes = workspace == nullptr ? 0 : run.request.workspace;
-    convpool_tensors placed = tensors;
-    const bool cached = cache_.place(problem, run.tactic, run.prepared_bytes, stream, placed);
+    convpool_tensors pointers{};
+    pointers.struct_size = sizeof pointers;
+    pointers.x = inputs[kInputX];
+    pointers.w = inputs[kInputW];
+    pointers.b = problem.has_bias ? inputs[kInputB] : nullptr;
+    if (problem.prologue_affine) pointers.scale = inputs[kInputScale], pointers.shift = inputs[kInputShift];
+    if (problem.has_residual) pointers.residual = inputs[problem.prologue_affine ? kInputShift + 1 : kInputB + 1];
+    pointers.y = output;
+    pointers.workspace = workspace;
+    pointers.workspace_bytes = workspace == nullptr ? 0 : run.request.workspace;
+    convpool_tensors placed = pointers;
+    const bool cached = cache_.lend(problem, run.tactic, run.prepared_bytes, stream, placed);
     convpool_status status = convpool_plan_launch(run.plan.get(), &placed, stream);
     if (cached) cache_.launched(status == CONVPOOL_OK);
-    check_status(falls_back(status) ? launch_fallback(run, tensors, stream) : status);
+    check_status(falls_back(status) ? launch_fallback(run, pointers, stream) : status);
 }
 
 // Launches what the workspace that there is allows, for pointers of any alignment.
-convpool_status Launcher::launch_fallback(Run &run, const convpool_tensors &tensors, void *stream) {
+convpool_status Launcher::launch_fallback(Run &run, const convpool_tensors &pointers, void *stream) {
     const std::string reason = convpool_last_error();
     if (run.fallback == nullptr) {
-        const convpool_status status = plan_for(run.problem, {0, tensors.workspace_bytes}, CONVPOOL_PLAN_UNALIGNED, run.fallback);
+        const convpool_status status =
+            plan_for(run.problem, {0, pointers.workspace_bytes}, CONVPOOL_PLAN_UNALIGNED, run.fallback);
         if (status != CONVPOOL_OK) return status;
     }
-    const convpool_status status = convpool_plan_launch(run.fallback.get(), &tensors, stream);
+    const convpool_status status = convpool_plan_launch(run.fallback.get(), &pointers, stream);
     if (status == CONVPOOL_OK) tell_fallback(run.tensors, run.tactic, reason, *run.fallback);
     return status;
 }

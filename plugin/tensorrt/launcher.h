@@ -36,8 +36,8 @@ public:
 
     // Points the tensors' prepared weights here if this launch, which transforms W to `wanted` bytes, can run on kept weights
     // or make them; false: it stays as it is.
-    bool place(const convpool_problem &problem, int32_t tactic, size_t wanted, void *stream, convpool_tensors &tensors);
-    // Takes whether the launch that `place` said true for was queued.
+    bool lend(const convpool_problem &problem, int32_t tactic, size_t wanted, void *stream, convpool_tensors &pointers);
+    // Takes whether the launch that `lend` said true for was queued.
     void launched(bool queued) { prepared_ = queued; }
 
 private:
@@ -96,8 +96,8 @@ public:
     Run *find(const Tensors &tensors);
     // Plans a run and keeps it.  Its kernels are loaded, so that the first launch may lie in a graph capture.  Takes memory
     // for weights that are the same in every run.  A tactic that cannot run this very problem gives way to the default one.
-    Run &keep(const Tensors &tensors, const convpool_problem &problem, const Request &request, bool constant_weights);
-    // Loads the kernels of the plan that `keep` would make, and takes memory for weights; the plan itself goes.
+    Run &plan_run(const Tensors &tensors, const convpool_problem &problem, const Request &request, bool constant_weights);
+    // Loads the kernels of the plan that `plan_run` would make, and takes memory for weights; the plan itself goes.
     void load(const convpool_problem &problem, const Request &request, bool constant_weights);
     void forget() { runs_.clear(); }
 
@@ -109,7 +109,7 @@ public:
     const std::string &layer() const { return layer_; }
 
 private:
-    convpool_status launch_fallback(Run &run, const convpool_tensors &tensors, void *stream);
+    convpool_status launch_fallback(Run &run, const convpool_tensors &pointers, void *stream);
     // Once for a shape.
     void tell_fallback(const Tensors &tensors, int32_t tactic, const std::string &reason, const convpool_plan &instead);
 

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "api/handle.h"
+#include "api/common.h"
 
 namespace convpool {
 namespace {

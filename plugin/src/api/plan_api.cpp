@@ -2,7 +2,7 @@
 // The C API of plans.
 #include <utility>
 
-#include "api/handle.h"
+#include "api/common.h"
 #include "kernels/passes.h"
 
 namespace convpool {
@@ -34,7 +34,7 @@ convpool_status plan_tactic(const Problem &problem, const Device &device, const 
     if (plan->workspace.total() > request.max_workspace_bytes)
         return too_small(*tactic, "workspace", request.max_workspace_bytes, plan->workspace.total());
     for (const PointerRule &rule : plan->pointers)
-        if ((plan->vectors & rule.tensor & ~request.vector_tensors) != 0)
+        if ((plan->vector_tensors & rule.tensor & ~request.vector_tensors) != 0)
             return misaligned(*tactic, rule.name, "one that may be unaligned");
     return CONVPOOL_OK;
 }
@@ -133,7 +133,7 @@ convpool_status launch_plan(convpool_plan &plan, const convpool_tensors &t, cuda
     const Plan &work = *plan.work;
     if (convpool_status status = check_memory(work, t); status != CONVPOOL_OK) return status;
     for (const PointerRule &rule : work.pointers)
-        if ((work.vectors & rule.tensor) != 0 && !aligned(rule.pointer(t), 16))
+        if ((work.vector_tensors & rule.tensor) != 0 && !aligned(rule.pointer(t), 16))
             return misaligned(work.tactic, rule.name,
                               "one that is " + std::to_string(reinterpret_cast<uintptr_t>(rule.pointer(t)) % 16) + " modulo 16");
     if (convpool_status status = enter_context(plan); status != CONVPOOL_OK) return status;
@@ -200,7 +200,7 @@ convpool_status convpool_plan_info(const convpool_plan *plan, convpool_plan_prop
                                        &out.y_alignment, &out.scale_alignment, &out.shift_alignment, &out.w_scale_alignment};
         for (int i = 0; i < kPointers; ++i)
             if (work.pointers[i].read)
-                *alignments[i] = (work.vectors & work.pointers[i].tensor) != 0 ? 16 : work.pointers[i].element_bytes;
+                *alignments[i] = (work.vector_tensors & work.pointers[i].tensor) != 0 ? 16 : work.pointers[i].element_bytes;
         for (int i = 0; i < work.problem.rank; ++i) out.out_spatial[i] = work.problem.out[kRank - work.problem.rank + i];
         return CONVPOOL_OK;
     });

@@ -4,7 +4,7 @@
 #include <tuple>
 #include <utility>
 
-#include "api/handle.h"
+#include "api/common.h"
 #include "kernels/passes.h"
 
 using namespace convpool;

@@ -156,7 +156,7 @@ Choice choose(const Problem &problem, const Device &device, size_t max_workspace
     auto usable = [&](const Tactic &tactic) {
         std::unique_ptr<Plan> plan = make_plan(problem, tactic, device, reason);
         const bool fits =
-            plan != nullptr && plan->workspace.total() <= max_workspace_bytes && (plan->vectors & ~vector_tensors) == 0;
+            plan != nullptr && plan->workspace.total() <= max_workspace_bytes && (plan->vector_tensors & ~vector_tensors) == 0;
         return fits ? std::move(plan) : nullptr;
     };
     if (const Tactic *tuned = find_tactic(tuned_tactic(problem, device)); tuned != nullptr)

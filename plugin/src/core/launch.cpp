@@ -2,7 +2,7 @@
 // Launching a kernel: its parameters from problem and tensors, and the driver's functions that it needs.
 #include <cudaTypedefs.h>
 
-#include "core/plan.h"
+#include "core/launch.h"
 
 namespace convpool {
 

@@ -215,31 +215,6 @@ std::string operands_reason(const Problem &p, const Tactic &t, const Form &form,
     return reason;
 }
 
-}  // namespace
-
-NumberFormat wgmma_format(Precision precision) {
-    return precision == Precision::kTF32     ? NumberFormat::kTF32
-           : precision == Precision::kTF32x3 ? NumberFormat::kTF32Split
-                                             : NumberFormat::kAsIs;
-}
-
-int wgmma_channels(Precision precision) {
-    return precision == Precision::kTF32x3 ? kSplitChannels : precision == Precision::kTF32 ? 32 : 64;
-}
-
-Operands operands_of(const Problem &p, const Form &form) {
-    Operands o{};
-    o.shape = shape_of(p, form);
-    o.chunks = pass_chunks(p, form);
-    if (form.upsamples()) o.phases = phases_of(p, form.differences);
-    choose_passes(p, form, o);
-    o.weights = weight_params(p, form, o);
-    o.box = box_params(p, form, o);
-    return o;
-}
-
-namespace {
-
 constexpr double kL2BytesPerUs = 11.6e6;         // to shared memory
 constexpr double kPassBytesPerUs = 3.0e6;        // of a pass over X: between those of an H100, 2.6e6, and of an H200, 3.75e6
 constexpr int kReservedBytes = 1024;             // of shared memory, for each block
@@ -296,6 +271,27 @@ int64_t grid_of(int64_t blocks, const Row &row, const KernelTraits &traits, cons
 
 }  // namespace
 
+NumberFormat wgmma_format(Precision precision) {
+    return precision == Precision::kTF32     ? NumberFormat::kTF32
+           : precision == Precision::kTF32x3 ? NumberFormat::kTF32Split
+                                             : NumberFormat::kAsIs;
+}
+
+int wgmma_channels(Precision precision) {
+    return precision == Precision::kTF32x3 ? kSplitChannels : precision == Precision::kTF32 ? 32 : 64;
+}
+
+Operands operands_of(const Problem &p, const Form &form) {
+    Operands o{};
+    o.shape = shape_of(p, form);
+    o.chunks = pass_chunks(p, form);
+    if (form.upsamples()) o.phases = phases_of(p, form.differences);
+    choose_passes(p, form, o);
+    o.weights = weight_params(p, form, o);
+    o.box = box_params(p, form, o);
+    return o;
+}
+
 int64_t GemmPlan::blocks() const { return tiles_of(problem, row_.tile) * row_.split; }
 
 GemmPlan::GemmPlan(const Problem &p, const Tactic &t, const Device &d, const Row &row, const Operands &operands,
@@ -305,8 +301,8 @@ GemmPlan::GemmPlan(const Problem &p, const Tactic &t, const Device &d, const Row
               row.split, shared_bytes(row, traits)},
       overlap_(launches_overlap(d)) {
     workspace = operands.workspace;
-    vectors = (operands.box_pass ? kNoTensors : kX) | (operands.weight_pass ? kNoTensors : kW);
-    if (row.tile.differences) vectors |= kY | (p.has_bias ? kB : kNoTensors);
+    vector_tensors = (operands.box_pass ? kNoTensors : kX) | (operands.weight_pass ? kNoTensors : kW);
+    if (row.tile.differences) vector_tensors |= kY | (p.has_bias ? kB : kNoTensors);
 }
 
 cudaError_t GemmPlan::load() const {

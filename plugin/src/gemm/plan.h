@@ -5,7 +5,7 @@
 #include <span>
 
 #include "core/cost.h"
-#include "core/plan.h"
+#include "core/launch.h"
 #include "gemm/rows.h"
 #include "kernels/passes.h"
 

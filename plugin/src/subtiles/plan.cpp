@@ -85,8 +85,8 @@ SubtileParams params_of(const Problem &p, const SubtileShape &shape, const Subti
 SubtilePlan::SubtilePlan(const Problem &p, const Tactic &t, const Device &d, const Kernel &kernel, const SubtileShape &shape)
     : OneKernelPlan(p, t, d, kernel), shape_(shape), params_(params_of(p, shape, SubtileTiles(p, shape))) {
     // TMA copies 16 bytes at least, from addresses that are multiples of it; Y is written in chunks of it.
-    vectors = kX | kW | kY | (p.has_bias ? kB : kNoTensors) | (p.has_residual ? kResidual : kNoTensors) |
-              (p.prologue_affine ? kScale | kShift : kNoTensors);
+    vector_tensors = kX | kW | kY | (p.has_bias ? kB : kNoTensors) | (p.has_residual ? kResidual : kNoTensors) |
+                     (p.prologue_affine ? kScale | kShift : kNoTensors);
 }
 
 cudaError_t SubtilePlan::launch(const convpool_tensors &t, cudaStream_t stream) const {

@@ -2,7 +2,7 @@
 // The problem's form, tiles and parameters of the families that cut Y into subtiles of 64 pixels and copy X and W by TMA.
 #pragma once
 
-#include "core/plan.h"
+#include "core/launch.h"
 #include "subtiles/params.h"
 
 namespace convpool {

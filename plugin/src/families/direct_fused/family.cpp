@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "core/cost.h"
-#include "core/plan.h"
+#include "core/launch.h"
 #include "families/direct_fused/rows.h"
 
 namespace convpool::direct_fused {
@@ -28,7 +28,7 @@ int64_t pad_plane(int64_t value) {
     return value;
 }
 
-struct Box {
+struct TileBox {
     int images, h_log2, w_log2;
     int64_t halo_h, halo_w, raw_h, raw_w, phase_pitch, plane;
     int64_t tiles;    // boxes that cover the output
@@ -44,8 +44,8 @@ int64_t staging_bytes(const Tile &t, int rows, int columns) {
     return int64_t{t.warps_m} * t.warps_n * rows * (std::min(columns, t.block_n / t.warps_n) + 8) * 4;
 }
 
-Box make_box(const Problem &p, const Tile &t, int images, int h_log2, int w_log2) {
-    Box b{};
+TileBox make_box(const Problem &p, const Tile &t, int images, int h_log2, int w_log2) {
+    TileBox b{};
     b.images = images;
     b.h_log2 = h_log2, b.w_log2 = w_log2;
     b.staging = staging_bytes(t, 16, 64);
@@ -62,7 +62,7 @@ Box make_box(const Problem &p, const Tile &t, int images, int h_log2, int w_log2
 }
 
 // Rows per segment: with few segments threads idle, with many the pair sums at their borders are made twice.
-int segment_height(const Box &b, int threads) {
+int segment_height(const TileBox &b, int threads) {
     int best = static_cast<int>(b.halo_h);
     int64_t best_cost = INT64_MAX;
     for (int height = 1; height <= b.halo_h; ++height) {
@@ -93,13 +93,13 @@ struct Memory {
 
     Memory(const Tile &t, int split)
         : least(split > 1 ? staging_bytes(t, t.block_m / t.warps_m, t.block_n) : 0), stage_bytes(t.block_n * kChunks * 16) {}
-    int64_t bytes(const Box &box, int64_t weight_stages) const {
+    int64_t bytes(const TileBox &box, int64_t weight_stages) const {
         return std::max(least, box.pixel_bytes() + weight_stages * stage_bytes);
     }
 };
 
 // The cheapest box that fits. False if none does; `smallest` is then what the smallest needs.
-bool find_box(const Problem &p, const Row &row, const Device &device, Box &best, int64_t &smallest) {
+bool find_box(const Problem &p, const Row &row, const Device &device, TileBox &best, int64_t &smallest) {
     const Tile &t = row.tile;
     const Memory memory(t, row.split);
     const Occupancy occupancy{t, device};
@@ -110,7 +110,7 @@ bool find_box(const Problem &p, const Row &row, const Device &device, Box &best,
         for (int h_log2 = 0; images << h_log2 <= t.block_m; ++h_log2) {
             int w_log2 = 0;
             while (images << (h_log2 + w_log2) < t.block_m) ++w_log2;
-            const Box box = make_box(p, t, images, h_log2, w_log2);
+            const TileBox box = make_box(p, t, images, h_log2, w_log2);
             const int64_t bytes = memory.bytes(box, t.stages);
             smallest = std::min(smallest, bytes);
             if (bytes > device.shared_per_block || box.plane * kChunks * 16 >= kMaxCount) continue;
@@ -129,7 +129,7 @@ bool find_box(const Problem &p, const Row &row, const Device &device, Box &best,
 }
 
 // How a tile's box lies in X, in the output and in shared memory; d.shape is set.
-void place_box(const Problem &p, const Row &row, const Box &box, DirectFusedParams &d) {
+void place_box(const Problem &p, const Row &row, const TileBox &box, DirectFusedParams &d) {
     const Shape2d &s = d.shape;
     d.tile_images = box.images;
     d.tile_h_log2 = box.h_log2, d.tile_w_log2 = box.w_log2;
@@ -158,7 +158,7 @@ void place_box(const Problem &p, const Row &row, const Box &box, DirectFusedPara
 }
 
 // Weights that all fit, at no cost in resident blocks, are copied once: no copies and barriers between taps.
-void place_weights(const Row &row, const Device &device, const Box &box, Layout &layout) {
+void place_weights(const Row &row, const Device &device, const TileBox &box, Layout &layout) {
     DirectFusedParams &d = layout.params;
     const Memory memory(row.tile, row.split);
     const Occupancy occupancy{row.tile, device};
@@ -181,7 +181,7 @@ std::string lay_out(const Problem &p, const Tactic &t, const Row &row, const Dev
         return refusal(t, "channel slices", slices, "at least " + std::to_string(row.split), "use a tactic with less split");
     if (p.taps() > kMaxTaps)
         return refusal(t, "taps of the kernel", p.taps(), "at most " + std::to_string(kMaxTaps), "use direct_gemm or generic");
-    Box box{};
+    TileBox box{};
     int64_t smallest = 0;
     if (!find_box(p, row, device, box, smallest))
         return refusal(t, "shared memory of a block", std::to_string(device.shared_per_block) + " bytes",
@@ -207,8 +207,8 @@ std::string lay_out(const Problem &p, const Tactic &t, const Row &row, const Dev
 
 class DirectFusedPlan : public OneKernelPlan {
 public:
-    DirectFusedPlan(const Problem &p, const Tactic &t, const Device &d, const Kernel &kernel, const Layout &layout)
-        : OneKernelPlan(p, t, d, kernel), layout_(layout), row_(kRows[t.row]) {}
+    DirectFusedPlan(const Problem &p, const Tactic &t, const Device &device, const Kernel &kernel, const Layout &layout)
+        : OneKernelPlan(p, t, device, kernel), layout_(layout), row_(kRows[t.row]) {}
 
     double expected_us() const override {
         const Problem &p = problem;
@@ -264,15 +264,15 @@ public:
         });
     }
 
-    std::unique_ptr<Plan> plan(const Problem &p, const Tactic &t, const Device &d, std::string &reason) const override {
+    std::unique_ptr<Plan> plan(const Problem &p, const Tactic &t, const Device &device, std::string &reason) const override {
         const Row &row = kRows[t.row];
         Layout layout;
         reason = problem_reason(p, t);
-        if (reason.empty()) reason = lay_out(p, t, row, d, layout);
+        if (reason.empty()) reason = lay_out(p, t, row, device, layout);
         if (!reason.empty()) return nullptr;
         const void *function = kernel_of_row<kRows>(t.row, p.has_prologue());
         const Kernel main{function, layout.grid, row.tile.warps_m * row.tile.warps_n * 32, row.split, layout.shared_bytes};
-        return std::make_unique<DirectFusedPlan>(p, t, d, main, layout);
+        return std::make_unique<DirectFusedPlan>(p, t, device, main, layout);
     }
 };
 

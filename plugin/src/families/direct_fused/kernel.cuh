@@ -1,5 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// direct_fused: copies of weights to the ring, one tap and slice at a time, ahead of the products; then the kernel.
+// direct_fused: box means formed in shared memory and multiplied there, nothing written between.
+//
+// A block computes kBlockM output pixels (a box of tile_images x 2^tile_h_log2 x 2^tile_w_log2) by kBlockN channels. For
+// each slice of channels it
+//   1. copies the pixels of X that the tile needs (raw) to shared memory, asynchronously, a slice ahead;
+//   2. forms every box mean of the tile once (P), after it has applied a prologue to raw, in place;
+//   3. multiplies, for each tap (a, b) of the kernel, the tile's pixels of P, shifted by the tap, by the tap's weights,
+//      which a ring of kStages buffers brings in. If all weights of a block fit, they are copied once and stay.
+// Blocks are persistent: copies for the next tile are under way while one is finished.
+//
+// P is kept as [chunk][image][row][column % stride_w][column / stride_w], 16 bytes each. Neighbouring output pixels read
+// columns stride_w apart, which so are neighbours: eight of them are eight consecutive 16-byte rows, one ldmatrix without
+// bank conflicts, whatever the tap. The row pitch of a phase is odd, so that two column phases that are stored together,
+// and, at stride 2, two output rows of four pixels that are read together, meet in no bank either.
+//
+// GEMM row r of a tile is image r >> (h+w), row (r >> w) mod 2^h, column r mod 2^w, with h, w the log2 of the box.
 #pragma once
 
 #include "families/direct_fused/rows.h"
@@ -13,6 +28,7 @@
 
 namespace convpool {
 
+// Copies of weights to the ring, one tap and slice at a time, ahead of the products.
 template <class Config> struct DirectFusedWeights {
     using Element = typename Traits<Config::kPrecision>::Element;
     static constexpr int kChunks = Config::kChunks, kPerChunk = Config::kPerChunk;
@@ -92,23 +108,6 @@ template <class Config> struct DirectFusedWeights {
         }
     }
 };
-
-// direct_fused: box means formed in shared memory and multiplied there, nothing written between.
-//
-// A block computes kBlockM output pixels (a box of tile_images x 2^tile_h_log2 x 2^tile_w_log2) by kBlockN channels. For
-// each slice of channels it
-//   1. copies the pixels of X that the tile needs (raw) to shared memory, asynchronously, a slice ahead;
-//   2. forms every box mean of the tile once (P), after it has applied a prologue to raw, in place;
-//   3. multiplies, for each tap (a, b) of the kernel, the tile's pixels of P, shifted by the tap, by the tap's weights,
-//      which a ring of kStages buffers brings in. If all weights of a block fit, they are copied once and stay.
-// Blocks are persistent: copies for the next tile are under way while one is finished.
-//
-// P is kept as [chunk][image][row][column % stride_w][column / stride_w], 16 bytes each. Neighbouring output pixels read
-// columns stride_w apart, which so are neighbours: eight of them are eight consecutive 16-byte rows, one ldmatrix without
-// bank conflicts, whatever the tap. The row pitch of a phase is odd, so that two column phases that are stored together,
-// and, at stride 2, two output rows of four pixels that are read together, meet in no bank either.
-//
-// GEMM row r of a tile is image r >> (h+w), row (r >> w) mod 2^h, column r mod 2^w, with h, w the log2 of the box.
 
 template <class Config> struct DirectFused {
     using Element = typename Traits<Config::kPrecision>::Element;

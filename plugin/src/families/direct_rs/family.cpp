@@ -71,7 +71,7 @@ class DirectRsPlan : public SubtilePlan {
 public:
     DirectRsPlan(const Problem &p, const Tactic &t, const Device &d, const Kernel &kernel, const SubtileShape &shape)
         : SubtilePlan(p, t, d, kernel, shape) {
-        if (kRows[t.row].tile.channels_first) vectors = kX | kW;  // what TMA copies
+        if (kRows[t.row].tile.channels_first) vector_tensors = kX | kW;  // what TMA copies
     }
     // Blocks take their tiles one after the other. Nothing hides the first slice of X and the last round of Y.
     double expected_us() const override {

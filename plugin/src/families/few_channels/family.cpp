@@ -6,7 +6,7 @@
 #include <cstdlib>
 
 #include "core/cost.h"
-#include "core/plan.h"
+#include "core/launch.h"
 #include "families/few_channels/rows.h"
 
 namespace convpool::few_channels {

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "core/cost.h"
-#include "core/plan.h"
+#include "core/launch.h"
 #include "families/generic/params.h"
 
 namespace convpool::generic {

@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "core/plan.h"
+#include "core/launch.h"
 
 namespace convpool::implicit_gemm_tma {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "core/cost.h"
-#include "core/plan.h"
+#include "core/launch.h"
 #include "families/pointwise/rows.h"
 
 namespace convpool::pointwise {
@@ -14,7 +14,7 @@ public:
     PointwisePlan(const Problem &p, const Tactic &t, const Device &d, const Kernel &kernel, const PointwiseParams &params)
         : OneKernelPlan(p, t, d, kernel), params_(params), row_(kRows[t.row]) {
         // X, W, scale and shift are read in chunks of 16 bytes.
-        vectors = kX | kW | (p.prologue_affine ? kScale | kShift : kNoTensors);
+        vector_tensors = kX | kW | (p.prologue_affine ? kScale | kShift : kNoTensors);
     }
 
     double expected_us() const override {

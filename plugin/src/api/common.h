@@ -5,7 +5,7 @@
 #include <exception>
 #include <initializer_list>
 
-#include "core/plan.h"
+#include "core/launch.h"
 
 namespace convpool {
 
