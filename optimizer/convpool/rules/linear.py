@@ -82,13 +82,13 @@ class LinearOp:
     """A linear operator: how a node of it is read, and what every search that meets one has to know.
 
     step: what a node does as a linear map; its arguments are those of `linear_step`.  binary: any input may carry the data, else
-    the first.  apart: it is no map per channel, so that no node of the operator fuses it.  idle: it hands its input on as it is,
-    at inference.  neutral: the constant operand with which it does; commutes: whichever input that is.
+    the first.  rearranges: it does, selects or reduces, so that no node of the operator fuses it.  idle: it hands its input on
+    as it is, at inference.  neutral: the constant operand with which it does; commutes: whichever input that is.
     """
 
     step: Callable[[Scope, int, int], Step | Reject | None]
     binary: bool = False
-    apart: bool = False
+    rearranges: bool = False
     idle: bool = False
     neutral: float | None = None
     commutes: bool = False
@@ -116,7 +116,7 @@ def op_of(node: NodeProto) -> LinearOp | None:
 def is_map(scope: Scope, index: int) -> bool:
     """Return True if a node's operator may be a map per channel."""
     op = op_of(scope.nodes[index])
-    if op is None or op.apart:
+    if op is None or op.rearranges:
         return False
     return op.step is not _cast or isinstance(step_or_reject(scope, index, 0), Step)
 
@@ -516,17 +516,17 @@ OPS: dict[str, LinearOp] = {
     "Neg": LinearOp(lambda scope, index, rank: Step(index, 0, Affine(np.array(-1.0), np.array(0.0)))),
     "Cast": LinearOp(_cast),
     "CastLike": LinearOp(_cast),
-    "Pad": LinearOp(_pad, apart=True),
-    "Slice": LinearOp(_slice, apart=True),
-    "Gather": LinearOp(_gather, apart=True),
-    "Split": LinearOp(_split, apart=True),
-    **dict.fromkeys(("ReduceMean", "ReduceSum"), LinearOp(_reduction, apart=True)),
-    **dict.fromkeys(("Expand", "Tile"), LinearOp(_same_shape, apart=True)),
+    "Pad": LinearOp(_pad, rearranges=True),
+    "Slice": LinearOp(_slice, rearranges=True),
+    "Gather": LinearOp(_gather, rearranges=True),
+    "Split": LinearOp(_split, rearranges=True),
+    **dict.fromkeys(("ReduceMean", "ReduceSum"), LinearOp(_reduction, rearranges=True)),
+    **dict.fromkeys(("Expand", "Tile"), LinearOp(_same_shape, rearranges=True)),
     **dict.fromkeys(
         ("Concat", "Max", "Mean", "Min", "Sum"),
-        LinearOp(lambda s, index, rank: Step(index, 0) if len(s.nodes[index].input) == 1 else None, binary=True, apart=True),
+        LinearOp(lambda s, i, rank: Step(i, 0) if len(s.nodes[i].input) == 1 else None, binary=True, rearranges=True),
     ),
-    **dict.fromkeys(VIEWS, LinearOp(_view, apart=True)),
+    **dict.fromkeys(VIEWS, LinearOp(_view, rearranges=True)),
 }
 """Every linear operator: to add one is to add a line here, and the function that reads it."""
 NONLINEAR = (

@@ -307,7 +307,7 @@ def _other_axes(scope: Scope, x: str, axes: int, rank: int) -> Reject | None:
         op = None if index is None else linear.op_of(scope.nodes[index])
         if index is None or op is not None and op.binary or op is None and not is_op(scope.nodes[index], *linear.NONLINEAR):
             return None
-        if op is not None and op.apart:
+        if op is not None and op.rearranges:
             reduces = is_op(scope.nodes[index], *REDUCTIONS)
             return None if reduces else reject(scope, index, "axes of what it gives", axes, rank + 2)
         x = scope.nodes[index].input[0]

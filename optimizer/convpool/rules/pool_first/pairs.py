@@ -78,12 +78,12 @@ class PairSite(Site):
 def conv_upstream(scope: Scope, tensor: str) -> int | None:
     """The nearest convolution that `tensor` is computed from by elementwise nodes, joins and Transposes, exact or not; if there
     is none, also by nodes that rearrange, select or reduce."""
-    ways = (upstream(scope, tensor, apart=apart) for apart in (False, True))
+    ways = (upstream(scope, tensor, all_linear=all_linear) for all_linear in (False, True))
     return next((index for way in ways for index in way if is_op(scope.nodes[index], "Conv")), None)
 
 
-def upstream(scope: Scope, tensor: str, *, apart: bool = False) -> Iterator[int]:
-    """The nodes in front of `tensor`, nearest first.  apart: also past those that rearrange, select or reduce."""
+def upstream(scope: Scope, tensor: str, *, all_linear: bool = False) -> Iterator[int]:
+    """The nodes in front of `tensor`, nearest first.  all_linear: also past those that rearrange, select or reduce."""
     pending: list[str] = [tensor]
     seen: set[int] = set()
     while pending and len(seen) < SEARCH_LIMIT:
@@ -94,7 +94,7 @@ def upstream(scope: Scope, tensor: str, *, apart: bool = False) -> Iterator[int]
         yield index
         node = scope.nodes[index]
         linear = op_of(node)
-        if linear is not None and linear.apart and not apart and not is_op(node, "Pad", "Transpose", *JOINS):
+        if linear is not None and linear.rearranges and not all_linear and not is_op(node, "Pad", "Transpose", *JOINS):
             continue
         if is_op(node, *JOINS) or linear is not None and linear.binary:
             pending.extend(node.input)
