@@ -136,17 +136,17 @@ def conv_avg_pool(
     options = (*pooling, *convolution, *activations, layout, y_layout, allow_tf32, accumulation, tactic)  # as in _OPTIONS
     stream = 0 if stream is None else arrays.stream_handle(stream)
     call = _Call(operands, options, workspace, weights_prepared)
-    planned = _plan(call)
+    planned = _planned(call)
     pointers = call.pointers
     if out is None:
         out, pointers[_OUT] = planned.make_out(x, stream)
-    space, space_bytes = (call.space[0], call.space_bytes) if call.space is not None else (0, 0)
-    if planned.plan.workspace_bytes > space_bytes:
-        space_bytes = planned.plan.workspace_bytes
-        workspace, space = planned.make_workspace(x, stream)
+    workspace_at, given = (call.workspace[0], call.workspace_bytes) if call.workspace is not None else (0, 0)
+    if planned.plan.workspace_bytes > given:
+        given = planned.plan.workspace_bytes
+        workspace, workspace_at = planned.make_workspace(x, stream)
     flags = library.WEIGHTS_PREPARED if weights_prepared else 0
     try:
-        planned.plan.launch_raw(pointers, space, space_bytes, stream, flags)
+        planned.plan.launch_raw(pointers, workspace_at, given, stream, flags)
     except ProblemError:
         _expect_current_device(call.kinds[_X][2], library.current_ordinal())  # which says it in other words than the library
         raise
@@ -172,14 +172,14 @@ def plan_for(x: Any, w: Any, b: Any = None, **options: Any) -> Plan:
     bound.apply_defaults()
     given = bound.arguments
     operands, chosen = tuple(given[name] for name in _NAMES), tuple(given[name] for name in _OPTIONS)
-    return _plan(_Call(operands, chosen, given["workspace"], given["weights_prepared"])).plan
+    return _planned(_Call(operands, chosen, given["workspace"], given["weights_prepared"])).plan
 
 
 class _Call:
     """The arrays of one call as they were read (`arrays.Reading`: address, kind, bytes of an element, read-only; a kind is shape,
     type and device), and the key of its plan."""
 
-    __slots__ = ("bits", "key", "kinds", "operands", "options", "pointers", "readings", "space", "weights_prepared")
+    __slots__ = ("bits", "key", "kinds", "operands", "options", "pointers", "readings", "weights_prepared", "workspace")
 
     def __init__(self, operands: tuple, options: tuple, workspace: Any, weights_prepared: bool) -> None:
         readings: list[Any] = []
@@ -197,19 +197,19 @@ class _Call:
                 kinds.append(reading[1])
                 bits |= reading[0]
         self.operands, self.options, self.readings, self.pointers, self.kinds = operands, options, readings, pointers, kinds
-        self.space = None if workspace is None else arrays.read("workspace", workspace)
+        self.workspace = None if workspace is None else arrays.read("workspace", workspace)
         self.weights_prepared = weights_prepared
         self.bits = bits & 15
         device = None if kinds[_X][2] is not None else library.current_ordinal()  # where x does not tell
-        space = None if self.space is None else (arrays.nbytes(self.space), self.space[1][2])  # [2]: the device
+        space = None if self.workspace is None else (arrays.nbytes(self.workspace), self.workspace[1][2])  # [2]: the device
         self.key = (options, type(operands[_X]), *kinds, self.bits == 0, space, weights_prepared, device)
 
     @property
-    def space_bytes(self) -> int:
-        return arrays.nbytes(self.space) if self.space is not None else 0
+    def workspace_bytes(self) -> int:
+        return arrays.nbytes(self.workspace) if self.workspace is not None else 0
 
 
-def _plan(call: _Call) -> _Planned:
+def _planned(call: _Call) -> _Planned:
     """The plan of a call, from the cache or made; ArrayError or ProblemError if it is no ConvAvgPool."""
     try:
         planned = _plans.get(call.key)
@@ -219,14 +219,14 @@ def _plan(call: _Call) -> _Planned:
         planned = _plans.get(call.key)
     if planned is None:
         problem = _check_call(call)
-    if call.space is not None or call.readings[_OUT] is not None:
+    if call.workspace is not None or call.readings[_OUT] is not None:
         _check_own_memory(call)
     if planned is not None:
         return planned
     maker, tactic = arrays.maker(call.operands[_X]), call.options[-1]
     # CuPy and PyTorch free memory in the order of the stream; pycuda waits for the device instead.
-    bounded = tactic is None and (call.space is not None or maker not in ("cupy", "torch"))
-    most = call.space_bytes if bounded else None
+    bounded = tactic is None and (call.workspace is not None or maker not in ("cupy", "torch"))
+    most = call.workspace_bytes if bounded else None
     plan = Plan(problem, tactic=tactic, max_workspace_bytes=most, unaligned=tactic is None and call.bits != 0)
     _expect_current_device(call.kinds[_X][2], plan.device)
     make_out = arrays.allocator(maker, plan.y_shape, plan.problem.dtypes[2])
@@ -272,16 +272,16 @@ def _check_call(call: _Call) -> Problem:
         if (got := arrays.dtype_name(kind[1])) != dtype:
             raise ArrayError(f"{name}: wrong type; got {got}, expected {dtype}{'' if name == 'w_scale' else like}")
         _expect_device(name, kind[2], of_x)
-    if call.space is not None:
-        _expect_device("workspace", call.space[1][2], of_x)
+    if call.workspace is not None:
+        _expect_device("workspace", call.workspace[1][2], of_x)
     tactic = call.options[-1]
-    if call.weights_prepared and (call.space is None or tactic is None):
+    if call.weights_prepared and (call.workspace is None or tactic is None):
         raise ProblemError("weights_prepared: nothing to reuse; got no workspace or no tactic, expected both")
-    if tactic is not None and (needed := problem.workspace_bytes(tactic)) > call.space_bytes:
+    if tactic is not None and (needed := problem.workspace_bytes(tactic)) > (given := call.workspace_bytes):
         if call.weights_prepared:
-            raise ProblemError(f"weights_prepared: no workspace of this tactic; got {call.space_bytes} bytes, expected {needed}")
+            raise ProblemError(f"weights_prepared: no workspace of this tactic; got {given} bytes, expected {needed}")
         if not maker:
-            raise ProblemError(f"workspace: too small; got {call.space_bytes} bytes, expected {needed} for this tactic")
+            raise ProblemError(f"workspace: too small; got {given} bytes, expected {needed} for this tactic")
     return problem
 
 
@@ -337,8 +337,8 @@ def _describe(call: _Call) -> Problem:
 def _check_own_memory(call: _Call) -> None:
     """Check that `out` and `workspace` may be written and overlap nothing."""
     named = [(name, reading) for name, reading in zip(_NAMES, call.readings, strict=True) if reading is not None]
-    if call.space is not None:
-        named.append(("workspace", call.space))
+    if call.workspace is not None:
+        named.append(("workspace", call.workspace))
     extents = [(name, reading[0], reading[0] + arrays.nbytes(reading)) for name, reading in named]
     for (name, start, end), (_, reading) in zip(extents, named, strict=True):
         if name not in ("out", "workspace"):  # which only these may not share, since they are written
