@@ -277,11 +277,11 @@ def _check_call(call: _Call) -> Problem:
     tactic = call.options[-1]
     if call.weights_prepared and (call.workspace is None or tactic is None):
         raise ProblemError("weights_prepared: nothing to reuse; got no workspace or no tactic, expected both")
-    if tactic is not None and (needed := problem.workspace_bytes(tactic)) > (given := call.workspace_bytes):
+    if tactic is not None and (needed := problem.workspace_bytes(tactic)) > (held := call.workspace_bytes):
         if call.weights_prepared:
-            raise ProblemError(f"weights_prepared: no workspace of this tactic; got {given} bytes, expected {needed}")
+            raise ProblemError(f"weights_prepared: no workspace of this tactic; got {held} bytes, expected {needed}")
         if not maker:
-            raise ProblemError(f"workspace: too small; got {given} bytes, expected {needed} for this tactic")
+            raise ProblemError(f"workspace: too small; got {held} bytes, expected {needed} for this tactic")
     return problem
 
 
