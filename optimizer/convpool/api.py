@@ -12,8 +12,8 @@ from time import perf_counter
 
 import numpy as np
 
-from convpool.check.inputs import Given, load_arrays
-from convpool.check.session import evaluate, prepare
+from convpool.check.inputs import CheckInputs, load_arrays
+from convpool.check.session import evaluate, start_process
 from convpool.check.verify import verified
 from convpool.errors import ModelError, VerificationError
 from convpool.ir.model import LoadedModel, Shapes, load, scopes_at, suggested, tensor_shapes, with_fixed, with_sizes
@@ -104,10 +104,10 @@ def optimize(
     options = options_for(target, lowering=lowering, exclude=exclude, enable=enable, disable=disable, fold=fold)
     arrays = load_arrays(data)  # before any work: a wrong file should fail at once
     if check or arrays is not None or autotune:
-        prepare()
+        start_process()
     original = load(model, None if base_dir is None else Path(base_dir))
     fixed, shapes = with_fixed(original, fix_shapes or {}, input_shapes or {})
-    given = Given(max(check, 1), arrays, shapes, seed, rtol, atol, progress)
+    given = CheckInputs(max(check, 1), arrays, shapes, seed, rtol, atol, progress)
     given.maker(fixed.proto)  # before any work too
     options = replace(options, accumulation=accumulation, upsampling=upsampling)
     sized = autotune or "plain_conv" in options.rules or "tensorrt" in options.devices

@@ -26,7 +26,7 @@ from onnx import NodeProto, TensorProto, helper
 from convpool.algebra.expand import UpsampleSpec, kernel_macs
 from convpool.algebra.geometry import miscounts
 from convpool.algebra.parts import LAYOUTS
-from convpool.check.inputs import Given, shapes_of
+from convpool.check.inputs import CheckInputs, shapes_of
 from convpool.check.session import OnnxruntimeRunner, Session, evaluate, time_sessions
 from convpool.errors import ModelError
 from convpool.ir import protos, schema
@@ -228,7 +228,7 @@ def recount(report: Report, original: LoadedModel, result: LoadedModel, given: M
         report.summary = with_macs(report.summary, report.sites, before, after, shapes)
 
 
-def time_models(report: Report, original: LoadedModel, result: LoadedModel, given: Given) -> None:
+def time_models(report: Report, original: LoadedModel, result: LoadedModel, given: CheckInputs) -> None:
     """Report median times of both models in turn, in onnxruntime as it is by default here; a warning where one cannot run."""
     if given.progress is not None:
         given.progress(1, 1, "timing both models")

@@ -296,7 +296,7 @@ def _times(array: np.ndarray, factor: float) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Given:
+class CheckInputs:
     """The inputs of a comparison or a timing, and how it is judged.
 
     check: number of random input sets.  arrays: inputs in place of these, by name.  shapes: of inputs that the model leaves open.

@@ -90,7 +90,7 @@ _shared = Shared(session_process, _folders)
 _here: _Here | None = None
 
 
-def prepare() -> None:
+def start_process() -> None:
     """Start the process, which takes as long as importing onnxruntime, if it does not run; do not wait for it."""
     with _shared.lock, suppress(EndedError):
         _shared.start()

@@ -21,7 +21,7 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from convpool.check import inputs, judge
-from convpool.check.session import OnnxruntimeRunner, Outputs, Runner, prepare, with_optimisations
+from convpool.check.session import OnnxruntimeRunner, Outputs, Runner, start_process, with_optimisations
 from convpool.errors import ConvpoolError, ModelError, OptionError, VerificationError
 from convpool.ir.model import LoadedModel, load, passes_full_check
 from convpool.ir.protos import HALF_TYPES, UNIT_ROUNDOFF, all_nodes, model_nodes, ops_of, subgraphs
@@ -244,9 +244,9 @@ def verify(
     check_arguments(check=check, seed=seed, rtol=rtol, atol=atol, input_shapes=input_shapes)
     if check == 0 and data is None:
         raise OptionError(f"check: got {check}, expected 1 or more, or data")
-    prepare()
+    start_process()
     first, second = load(original), load(optimized)
-    given = inputs.Given(max(check, 1), inputs.load_arrays(data), dict(input_shapes or {}), seed, rtol, atol)
+    given = inputs.CheckInputs(max(check, 1), inputs.load_arrays(data), dict(input_shapes or {}), seed, rtol, atol)
     try:
         return compare_models(first, second, given)
     except MemoryError as error:
@@ -254,7 +254,7 @@ def verify(
 
 
 @_in_all_branches
-def compare_models(original: LoadedModel, optimized: LoadedModel, given: inputs.Given) -> judge.Verification:
+def compare_models(original: LoadedModel, optimized: LoadedModel, given: inputs.CheckInputs) -> judge.Verification:
     """`verify` on loaded models.  Outputs of Sigmoids that differ are judged by what these read: onnxruntime's Sigmoid has steps
     of 3e-8 near 0.
 
@@ -285,7 +285,7 @@ def _without_sigmoids(model: LoadedModel, names: set[str]) -> LoadedModel | None
     return result
 
 
-def _compared(original: LoadedModel, optimized: LoadedModel, given: inputs.Given) -> judge.Verification:
+def _compared(original: LoadedModel, optimized: LoadedModel, given: inputs.CheckInputs) -> judge.Verification:
     """Do what `compare_models` does, but for Sigmoids."""
     maker, types = given.maker(original.proto), original.float_types
     narrow = sorted(types & set(HALF_TYPES))
@@ -369,7 +369,7 @@ def _values(runners: Sequence[OnnxruntimeRunner], arrays: inputs.Arrays) -> list
     return [value for runner in dict.fromkeys(runners) for value in runner.values(arrays)]
 
 
-def verified(original: LoadedModel, result: LoadedModel | None, given: inputs.Given) -> judge.Verification:
+def verified(original: LoadedModel, result: LoadedModel | None, given: inputs.CheckInputs) -> judge.Verification:
     """`compare_models`; with no result, which is the original then, unusable input is still refused.  Errors say how to go on."""
     try:
         if result is not None:

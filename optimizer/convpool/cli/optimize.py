@@ -186,7 +186,7 @@ def command(
     if others:
         raise OptionError(f"{others[0]}: a second file; expected one MODEL; name the output with -o")
     _check_exclusions({"--quiet": quiet, "--verbose": verbose, "--no-check": no_check, "--data": options["data"]})
-    _check_offloading(options)
+    _check_lowering(options)
     out = _output_path(model, output)
     if out is None:
         _check_stdout(external_data, skip_unchanged, report_path, dry_run)
@@ -246,7 +246,7 @@ def _check_exclusions(given: dict[str, Any]) -> None:
             raise OptionError(f"{one} and {other} exclude each other")
 
 
-def _check_offloading(options: dict[str, Any]) -> None:
+def _check_lowering(options: dict[str, Any]) -> None:
     """Refuse what asks for nodes of the operator beside a lowering without any."""
     given = {"--accumulation packed": options["accumulation"] == "packed"}
     given |= {f"--enable {name}": name in options["enable"] for name in OF_OPERATORS}

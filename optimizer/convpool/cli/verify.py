@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from convpool.check.inputs import load_arrays
-from convpool.check.session import Runner, open_model, prepare
+from convpool.check.session import Runner, open_model, start_process
 from convpool.check.verify import compare_runners
 from convpool.cli.group import DATA, SHAPE, SectionedCommand, comparison_options, complete_file, load_model, run, write_report
 from convpool.cli.table import make_console, show_verification
@@ -86,7 +86,7 @@ def verify_command(
     if report_path and report_path != "-":
         read = [Path(path).parent / name for path in (first, second) for name in (Path(path).name, *locations_in(Path(path)))]
         check_output(Path(report_path), {"compared here": read, "--data": [Path(data)] if data else []})
-    prepare()
+    start_process()
     runners = open_runner(first, layers=layers), open_runner(second, provider, layers=layers)
     verification = compare_runners(*runners, data=load_arrays(data), input_shapes=dict(shapes), **options)
     write_report(report_path, json_text({"first": first, "second": second, "verification": asdict(verification)}))
