@@ -24,8 +24,8 @@ from onnx import numpy_helper
 import convpool
 from benchmarks.layers.device import Device
 from benchmarks.layers.record import machine
+from benchmarks.reference import conv_avg_pool
 from convpool import cuda
-from convpool.algebra.reference import fused_conv_avg_pool
 from convpool.ir import schema
 from convpool.ir.protos import attributes
 
@@ -48,7 +48,7 @@ def pairs() -> list[tuple[onnx.NodeProto, np.ndarray, np.ndarray]]:
 def reference(x: np.ndarray) -> np.ndarray:
     """Both pairs in float64."""
     for node, w, b in pairs():
-        x = fused_conv_avg_pool(x, w, b, *schema.specs_of(attributes(node)), schema.parts_of(node))
+        x = conv_avg_pool(x, w, b, *schema.specs_of(attributes(node)), schema.parts_of(node))
     return x
 
 

@@ -162,6 +162,8 @@ def copied(folder: Path) -> Path:
     """Copy the sources into a folder."""
     for part in ("optimizer", "plugin"):
         shutil.copytree(ROOT / part, folder / "convpool" / part, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    (folder / "convpool" / "benchmarks").mkdir()
+    shutil.copy(ROOT / "benchmarks" / "reference.py", folder / "convpool" / "benchmarks")
     return folder / "convpool"
 
 
@@ -191,7 +193,7 @@ def extended(tmp_path_factory):
 def python(root: Path, code: str, **variables: str) -> dict:
     """Run code with the Python package of the copy; return what it prints as JSON."""
     environment = {**os.environ, "PYTHONPATH": str(root / "optimizer"), **variables}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=root)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
 
@@ -313,8 +315,8 @@ REFERENCE = """
 import json, numpy as np, onnx, onnx.reference
 from convpool.algebra.geometry import ConvSpec, PoolSpec
 from convpool.algebra.parts import OPERATORS
-from convpool.algebra.reference import fused_conv_avg_pool
 from convpool.ir import schema
+from benchmarks.reference import conv_avg_pool
 parts = OPERATORS["ReluConvAvgPoolSoftsign"]
 pool, conv = PoolSpec((2, 2), (2, 2), (0, 0, 0, 0), (1, 1)), ConvSpec((3, 3), (1, 1), (0, 0, 0, 0), (1, 1))
 node = schema.make_node(["X", "W", "B"], "Y", pool, conv)
@@ -324,7 +326,7 @@ x, w, b = (draw.standard_normal(shape) for shape in ((1, 2, 8, 8), (3, 3, 3, 2),
 function = schema.function_proto(parts.op_type, 19)
 session = onnx.reference.ReferenceEvaluator(node, functions=[function])
 got = session.run(None, {"X": x, "W": w, "B": b})[0]
-print(json.dumps({"error": float(abs(got - fused_conv_avg_pool(x, w, b, pool, conv, parts)).max()),
+print(json.dumps({"error": float(abs(got - conv_avg_pool(x, w, b, pool, conv, parts)).max()),
                   "names": list(schema.OP_TYPES)}))
 """
 LIST = """#include <cstdio>

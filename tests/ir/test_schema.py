@@ -9,8 +9,8 @@ import pytest
 from onnx import TensorProto, helper
 
 import convpool
+from benchmarks import reference
 from convpool.algebra import parts as layouts
-from convpool.algebra import reference
 from convpool.algebra.expand import UpsampleSpec
 from convpool.algebra.geometry import ConvSpec, PoolSpec
 from convpool.algebra.parts import AFFINES, FUSED_VARIANTS, OPERATORS
@@ -195,7 +195,7 @@ def check_against_reference(op_type: str, opset: int, channels_last: int = 0) ->
     got = Session(LoadedModel(found, None, 0), optimize=False).run(None, feed)[0]
     tensors = [feed.get(name) for name in ("scale", "shift", "R")]
     before, conv = WINDOWS[parts.upsamples]
-    expected = reference.fused_conv_avg_pool(feed["X"], feed["W"], feed["B"], before, conv, parts, *tensors, channels_last)
+    expected = reference.conv_avg_pool(feed["X"], feed["W"], feed["B"], before, conv, parts, *tensors, channels_last)
     np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5 if saturates else 5e-4)
     assert np.ptp(expected) > (0.5 if saturates else 10)
 
@@ -257,7 +257,7 @@ def test_the_border_is_zero_and_not_what_the_prologue_makes_of_zero():
     pool, conv = PoolSpec((1, 2), (1, 1), (0, 1, 0, 0), (1, 1)), ConvSpec((1, 1), (1, 1), (1, 0, 0, 0), (1, 1))
     one, shift = np.ones((1, 1, 1, 1)), np.array([5.0])
     parts = schema.Parts(True, "Relu")
-    got = reference.fused_conv_avg_pool(one[:, :, :, :], one, np.zeros(1), pool, conv, parts, np.array([2.0]), shift)
+    got = reference.conv_avg_pool(one[:, :, :, :], one, np.zeros(1), pool, conv, parts, np.array([2.0]), shift)
     assert got.tolist() == [[[[0.0], [3.5]]]]  # a padded row; the mean of 0 and 2 * 1 + 5
     node = schema.make_node(list(parts.inputs), "Y", pool, conv)
     schema.give_parts(node, parts)

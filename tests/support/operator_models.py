@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from convpool.algebra import reference
+from benchmarks import reference
 from convpool.algebra.expand import UpsampleSpec
 from convpool.algebra.geometry import ConvSpec, PoolSpec
 from convpool.algebra.parts import LAYOUTS, OPERATORS
@@ -111,7 +111,7 @@ class Node:
         bias = arrays.get("B")
         bias = np.zeros(self.filters) if bias is None else bias
         args = (arrays["X"], arrays["W"], bias, *self.specs, self.parts, *rest, self.channels_last)
-        return reference.fused_conv_avg_pool(*args)
+        return reference.conv_avg_pool(*args)
 
     def model(self, seed: int = 0, *, functions: bool = True) -> onnx.ModelProto:
         """A model with the node between Casts from and to the type of the model's inputs."""

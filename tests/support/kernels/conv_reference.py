@@ -1,34 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ConvAvgPool and UpsampleConv in float64 with numpy, straight from its definition, and how far a kernel may be from it."""
-
-import itertools
+"""ConvAvgPool and UpsampleConv of a problem in float64, and how far a kernel may be from it."""
 
 import numpy as np
 
+from benchmarks import reference
+from convpool.algebra.expand import UpsampleSpec
+from convpool.algebra.geometry import ConvSpec, PoolSpec
 from convpool.cuda import Problem, Tactic
 
 UNIT_ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}
 
 
-def _attributes(p: Problem) -> dict[str, list[int]]:
+def _specs(p: Problem) -> tuple[UpsampleSpec, PoolSpec, ConvSpec]:
+    """Upsampling, pooling, one of which does nothing, and convolution."""
     rank, s = len(p.spatial), p.struct
-    names = ("pool_kernel", "pool_strides", "pool_dilations", "kernel", "strides", "dilations", "upsample")
-    lists = {name: list(getattr(s, name)[:rank]) for name in names}
-    lists["pool_pads"], lists["pads"] = list(s.pool_pads[: 2 * rank]), list(s.pads[: 2 * rank])
-    return lists
-
-
-def _pad(x: np.ndarray, pads: list[int]) -> np.ndarray:
-    rank = len(pads) // 2
-    return np.pad(x, [(0, 0), (0, 0)] + [(pads[i], pads[i + rank]) for i in range(rank)])
-
-
-def _windows(x: np.ndarray, kernel: list[int], strides: list[int], dilations: list[int]):
-    """(offset, x at that offset of every window) for each place of the kernel; x is [N, C, spatial]."""
-    sizes = [(x.shape[2 + i] - dilations[i] * (k - 1) - 1) // strides[i] + 1 for i, k in enumerate(kernel)]
-    for offset in itertools.product(*(range(k) for k in kernel)):
-        places = zip([o * d for o, d in zip(offset, dilations, strict=True)], sizes, strides, strict=True)
-        yield offset, x[(slice(None), slice(None), *(slice(a, a + (n - 1) * s + 1, s) for a, n, s in places))]
+    pooling = s.pool_kernel[:rank], s.pool_strides[:rank], s.pool_pads[: 2 * rank], s.pool_dilations[:rank]
+    convolution = s.kernel[:rank], s.strides[:rank], s.pads[: 2 * rank], s.dilations[:rank]
+    pool, conv = PoolSpec(*map(tuple, pooling)), ConvSpec(*map(tuple, convolution), p.group)
+    return UpsampleSpec(tuple(s.upsample[:rank])), pool, conv
 
 
 def prologue(p: Problem, x: np.ndarray, scale: np.ndarray, shift: np.ndarray) -> np.ndarray:
@@ -47,20 +36,8 @@ def prologue(p: Problem, x: np.ndarray, scale: np.ndarray, shift: np.ndarray) ->
 def linear(p: Problem, x: np.ndarray, w: np.ndarray) -> np.ndarray:
     """Conv(AveragePool(x), w), or Conv(Upsample(x), w), with x [N, C, spatial], w [M, kernel, C/group]; the result is
     [N, M, out]."""
-    a = _attributes(p)
-    for axis, times in enumerate(a["upsample"]):
-        x = np.repeat(x, times, axis=2 + axis)
-    places = _windows(_pad(x, a["pool_pads"]), a["pool_kernel"], a["pool_strides"], a["pool_dilations"])
-    pooled = sum(view for _, view in places) / np.prod(a["pool_kernel"])
-    per_group_c, per_group_m = p.c // p.group, p.m // p.group
-    parts, padded = [], _pad(pooled, a["pads"])
-    for g in range(p.group):
-        channels = padded[:, g * per_group_c : (g + 1) * per_group_c]
-        filters = w[g * per_group_m : (g + 1) * per_group_m]
-        views = _windows(channels, a["kernel"], a["strides"], a["dilations"])
-        taps = ((view, filters[(slice(None), *tap)]) for tap, view in views)
-        parts.append(sum(np.einsum("nc...,mc->nm...", view, weights, optimize=True) for view, weights in taps))
-    return np.concatenate(parts, axis=1)
+    up, pool, conv = _specs(p)
+    return reference.conv(reference.average_pool(reference.upsample(x, up), pool), np.moveaxis(w, -1, 1), None, conv)
 
 
 def activate(p: Problem, y: np.ndarray) -> np.ndarray:

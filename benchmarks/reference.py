@@ -11,6 +11,9 @@ from convpool.algebra.expand import UpsampleSpec
 from convpool.algebra.geometry import ConvSpec, PoolSpec
 from convpool.algebra.parts import LAYOUTS, Parts
 
+PLAIN = Parts()
+"""No prologue, residual or epilogue."""
+
 
 def average_pool(x: np.ndarray, spec: PoolSpec) -> np.ndarray:
     """Average pooling that counts its zero padding (ONNX AveragePool with count_include_pad = 1).
@@ -38,7 +41,7 @@ def conv(x: np.ndarray, w: np.ndarray, b: np.ndarray | None, spec: ConvSpec) -> 
     for tap in product(*(range(k) for k in spec.kernel_shape)):
         patch = padded[_window(tap, spec.dilations, spec.strides, out)]
         index: tuple[Any, ...] = (..., *tap)
-        total += np.einsum("ngc...,gmc->ngm...", patch.reshape(n, g, -1, *out), weight[index])
+        total += np.einsum("ngc...,gmc->ngm...", patch.reshape(n, g, w.shape[1], *out), weight[index], optimize=True)
     total = total.reshape(n, m, *out)
     return total if b is None else total + b.astype(np.float64).reshape(-1, *[1] * spec.rank)
 
@@ -51,37 +54,23 @@ def upsample(x: np.ndarray, spec: UpsampleSpec) -> np.ndarray:
 
 
 def conv_avg_pool(
-    x: np.ndarray, w: np.ndarray, b: np.ndarray | None, before: PoolSpec | UpsampleSpec, spec: ConvSpec, channels_last: int = 0
-) -> np.ndarray:
-    """The operators ai.convpool::ConvAvgPool and UpsampleConv, by their definition.
-
-    x: [N, C, spatial...]; w: [M, kernel..., C/group], channels last; b: [M] or None.  before: in front of the convolution.
-    Returns float64 [N, M, output spatial...].  channels_last: as the attribute, a number of `algebra.parts.LAYOUTS`; x or the
-    result then has its channels behind the spatial axes.
-    """
-    x_last, y_last = LAYOUTS[channels_last]
-    first = _channels_first(x, x_last)
-    z = average_pool(first, before) if isinstance(before, PoolSpec) else upsample(first, before)
-    y = conv(z, np.moveaxis(w, -1, 1), b, spec)
-    return np.moveaxis(y, 1, -1) if y_last else y
-
-
-def fused_conv_avg_pool(
     x: np.ndarray,
     w: np.ndarray,
-    b: np.ndarray,
+    b: np.ndarray | None,
     before: PoolSpec | UpsampleSpec,
     spec: ConvSpec,
-    parts: Parts,
+    parts: Parts = PLAIN,
     scale: np.ndarray | None = None,
     shift: np.ndarray | None = None,
     residual: np.ndarray | None = None,
     channels_last: int = 0,
 ) -> np.ndarray:
-    """The fused variants of ConvAvgPool and UpsampleConv, by their definition in docs/operator.md.
+    """ConvAvgPool, UpsampleConv and their fused variants, by their definition in docs/operator.md.
 
-    x, w, b and channels_last as in `conv_avg_pool`; scale, shift: [C], or [N, C, 1...] where parts.modulated; residual: the
-    output's shape, where parts.residual.  Returns float64 [N, M, output spatial...], or with the channels last.
+    x: [N, C, spatial...]; w: [M, kernel..., C/group], channels last; b: [M] or None.  before: in front of the convolution.
+    scale, shift: [C], or [N, C, 1...] where parts.modulated; residual: the output's shape, where parts.residual.
+    channels_last: as the attribute, a number of `algebra.parts.LAYOUTS`; x or the result then has its channels behind the
+    spatial axes.  Returns float64 [N, M, output spatial...].
     """
     x_last, y_last = LAYOUTS[channels_last]
     z = _channels_first(x, x_last).astype(np.float64)
@@ -92,7 +81,9 @@ def fused_conv_avg_pool(
     if parts.affine:
         assert scale is not None and shift is not None
         z = z * _per_channel(scale, spec.rank) + _per_channel(shift, spec.rank)
-    y = conv_avg_pool(ACTIVATIONS[parts.prologue](z, parts.prologue_alpha), w, b, before, spec)
+    z = ACTIVATIONS[parts.prologue](z, parts.prologue_alpha)
+    z = average_pool(z, before) if isinstance(before, PoolSpec) else upsample(z, before)
+    y = conv(z, np.moveaxis(w, -1, 1), b, spec)
     if parts.residual:
         assert residual is not None
         r = _channels_first(residual, y_last)
