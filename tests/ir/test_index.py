@@ -21,7 +21,7 @@ CONV = "h = Conv<pads=[1,1,1,1]>(x, w)\ns = Shape(h)\n"
 MEAN = "f = Reshape(h, t)\ny = ReduceMean<axes=[2]>(f)"
 CONSTANTS = {
     "zero": [0], "one": [1], "two": [2], "three": [3], "minus": [-1], "below": [-4], "all": [144], "both": [0, 1],
-    "reverse": [1, 0], "scalar": np.int64(0), "tail": [32, 144],
+    "reverse": [1, 0], "scalar": np.int64(0), "tail": [32, 144], "thirtytwo": [32],
 }  # fmt: skip
 TARGETS = {  # the target of a Reshape to batch, channels and positions: whether it is known to be that
     "Slice": ("p = Slice(s, zero, two)\nt = Concat<axis=0>(p, minus)", True),
@@ -38,6 +38,7 @@ TARGETS = {  # the target of a Reshape to batch, channels and positions: whether
     "channels first of all": ("p = Gather(s, reverse)\nt = Concat<axis=0>(p, minus)", False),
     "every second": ("q = Slice(s, zero, three, zero, two)\nt = Concat<axis=0>(q, minus)", False),
     "given by a caller": ("p = Slice(s, zero, e)\nt = Concat<axis=0>(p, minus)", False),
+    "one picked by a caller": ("p = Gather(s, e)\nt = Concat<axis=0>(p, tail)", True),  # others have other numbers of elements
     "a product": ("p = Gather(s, zero)\nq = Mul(p, one)\nt = Concat<axis=0>(q, tail)", None),
 }
 
@@ -49,7 +50,7 @@ def test_a_target_of_a_reshape_that_follows_from_shapes(body, known):
     model = graph(f"{CONV}{body}\n{MEAN}", CONSTANTS, inputs=given, outputs="float[a,b,c] y")
     (site,) = convpool.optimize(model, check=0, lowering="direct").report.sites
     assert known is None or (site.status == "rewritten") == known, site.reason
-    if site.status == "rewritten":
+    if site.status == "rewritten" and ", e)" not in body:
         assert operators(rewrite(model, 1).graph)["AveragePool"] == 1
 
 
@@ -64,20 +65,11 @@ def test_an_open_size_that_changes_its_place_is_minus_1_in_a_target(last, values
         assert numpy_helper.to_array(folded.graph.initializer[-1]).tolist() == values
 
 
-def test_what_a_caller_picks_of_a_shape_is_the_batch_beside_known_sizes():
-    """A Reshape to another number of elements fails."""
-    body = "p = Gather(s, e)\nt = Concat<axis=0>(p, tail)"
-    model = graph(f"{CONV}{body}\n{MEAN}", CONSTANTS, inputs="float[N,16,12,12] x, int64[1] e", outputs="float[a,b,c] y")
-    (site,) = convpool.optimize(model, check=0, lowering="direct").report.sites
-    assert site.status == "rewritten", site.reason
-
-
 @pytest.mark.parametrize(("size", "known"), [(12, True), (13, True), ("W", False)])
 def test_a_target_from_all_sizes(size, known):
     """Positions as a product of what Gather picks."""
     body = "r = Gather(s, two)\nc = Gather(s, three)\nn = Mul(r, c)\nt = Concat<axis=0>(zero, thirtytwo, n)"
-    constants = {**CONSTANTS, "thirtytwo": [32]}
-    model = graph(f"{CONV}{body}\n{MEAN}", constants, inputs=f"float[N,16,12,{size}] x", outputs="float[a,b,c] y")
+    model = graph(f"{CONV}{body}\n{MEAN}", CONSTANTS, inputs=f"float[N,16,12,{size}] x", outputs="float[a,b,c] y")
     (site,) = convpool.optimize(model, check=0, lowering="direct").report.sites
     assert (site.status == "rewritten") == known
     if known:
@@ -109,7 +101,6 @@ def test_a_gather_of_one_index_gives_a_number():
     for picked, shape in ((np.int64(2), ()), (np.array([2]), (1,)), (np.array([[2, 3]]), (1, 2))):
         body = "s = Shape(x)\ng = Gather(s, i)\ny = Identity(g)"
         model = graph(body, {"i": picked}, inputs="float[N,16,12,14] x", outputs="int64[a] y")
-        del model.graph.output[0].type.tensor_type.shape.dim[:]
         model.graph.output[0].type.tensor_type.ClearField("shape")
         (scope,) = index(model)
         found = scope.constant("g")

@@ -322,21 +322,29 @@ def test_sizes_behind_operators_that_onnx_does_not_infer(node, opset):
     assert [dim.dim_value for dim in shapes["c"]] == [dim.dim_value for dim in shapes["y"]] == [1, 16, 6, 5]
 
 
+INTS = "Constant<value_ints="
 MISREAD = ("c = Cast<to=9>(s) d = Cast<to=7>(c)", "c = Cast<to=1>(s) b = Cast<to=9>(c) d = Cast<to=7>(b)",
-    "c = Unsqueeze(s, zero) r = Gather(c, zero) d = Squeeze(r, zero)",
+    "c = Cast<to=10>(s) d = Cast<to=7>(c)", "c = Unsqueeze(s, zero) r = Gather(c, zero) d = Squeeze(r, zero)",
     "c = Unsqueeze(s, zero) a = Concat<axis=0>(c, c) i = Constant<value_int=1>() d = Gather(a, i)",
-    *(f"c = Identity(s) i = Constant<value_ints=[{end}]>() m = Constant<value_ints=[{start}]>() k = Constant<value_ints=[-1]>()"
+    f"c = Identity(s) i = {INTS}[2]>() a = Slice(s, open, i, zero) d = Gather(a, zero)",
+    f"c = Identity(s) i = {INTS}[2]>() m = {INTS}[1]>() k = ReduceSum<keepdims=0>(open, m) a = Slice(s, m, i, m, k) d = Shape(a)",
+    *(f"c = Identity(s) i = {INTS}[{end}]>() m = {INTS}[{start}]>() k = {INTS}[-1]>()"
       " a = Slice(s, m, i, zero, k) d = Concat<axis=0>(a, s)" for start, end in ((-1, 2**63 - 1), (-3, -9))))  # fmt: skip
 
 
 @pytest.mark.parametrize("body", MISREAD)
 def test_sizes_that_onnx_takes_for_others_are_unknown(body):
-    """A runtime gives 1 for each size that is true, both of the sizes in a row, and both turned round."""
-    nodes = f"s = Shape(x)\n{body}\ne = ConstantOfShape(d)\n"
-    model = graph(f"{nodes}y = Relu(e)\nz = my.f(x, zero)", {"zero": [0]}, inputs="float[4,8] x", imports=', "my": 1')
-    model.functions.append(onnx.parser.parse_function(f'<domain: "my", opset_import: ["":17]> f(x, zero) => (e) {{{nodes}}}'))
+    """A runtime gives 1 for each size that is true, rounded sizes in half precision, both of the sizes in a row, and both turned
+    round; also by the numbers of a call.  What another function names alike is another tensor."""
+    nodes, given = f"s = Shape(x)\n{body}\ne = ConstantOfShape(d)\n", {"inputs": "float[4,8] x, int64[1] open"}
+    calls = "z = my.f(x, zero, open) v = my.g<t=9, k=[-1]>(x, zero, open) u = my.h(x, zero, open)"
+    model = graph(f"{nodes}y = Relu(e)\n{calls}", {"zero": [0]}, imports=', "my": 1', **given)
+    by_call = nodes.replace("to=9", "to: int = @t").replace("ints=[-1]", "ints: ints = @k")
+    for name, text in {"f": nodes, "g<t, k>": by_call, "h": f"i = {INTS}[1]>() m = {INTS}[0]>() e = Add(i, m)"}.items():
+        text = f'<domain: "my", opset_import: ["":17]> {name}(x, zero, open) => (e) {{{text}}}'
+        model.functions.append(onnx.parser.parse_function(text))
     shapes = {value.name: value.type.tensor_type.shape.dim for value in load(model).inferred.graph.value_info}
-    assert not any(dim.dim_value for name in "eyz" for dim in shapes.get(name, ()))
+    assert not any(dim.dim_value for name in "eyzv" for dim in shapes.get(name, ()))
     assert [[dim.dim_value for dim in shapes[name]] for name in "sc"] == [[2], [1, 2] if "c = Uns" in body else [2]]
 
 

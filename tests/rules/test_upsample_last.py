@@ -144,7 +144,7 @@ def test_ranks_that_are_unknown_in_a_function_and_vectors_of_nothing():
     body = "z = Constant<value_ints=[0]>() t = Constant<value_ints=[2,2]>() s = Shape(a) m = Reshape(s, t) u = Unsqueeze(s, z)"
     body += " e = Slice(s, z, z) f = Mul(e, z) g = Gather(m, z) h = Gather(u, z) b = Cast<to: int = @e>(a)"
     scope = models.function_scope(body, "N,16,8,8")
-    assert [size_terms(scope, name) for name in ("f", "g", "h")] == [None] * 3 and len(size_terms(scope, "s")) == 4
+    assert [scope.sizes("u"), *(size_terms(scope, name) for name in "fgh")] == [None] * 4 and len(size_terms(scope, "s")) == 4
 
 
 HALVED, STRIDED = "kernel_shape=[2,2], strides=[2,2]", "m = Conv<pads=[1,1,1,1], strides=[2,2]>(x, w)"
@@ -216,6 +216,7 @@ VECTORS = {
     "Transpose": "i = Unsqueeze(o, n0) j = Transpose<perm=[1,0]>(i) k = Transpose(j) v = Squeeze(k, n0)",
     "Concat": "i, j = Split<axis=0>(o) v = Concat<axis=0>(i, j)",
     "Where": "i = Equal(o, o) v = Where(i, o, o)",
+    "infinite": "i = Resize(x, , infinite) v = Shape(i)",
 }
 
 
@@ -223,7 +224,7 @@ VECTORS = {
 def test_vectors_of_sizes_in_front_of_a_map_have_fewer_axes(name):
     """All that a map is computed by is traced before it; these ended in an IndexError."""
     body = f"o = Shape(x) {VECTORS[name]} r = {NEAREST}(x, , , v) m = Relu(r) u = {NEAREST}(m, , , o) {CONV}"
-    model = graph(body, {"n0": [0], "doubled": [1, 1, 2, 2]}, **OPEN)
+    model = graph(body, {"n0": [0], "doubled": [1, 1, 2, 2], "infinite": scales(np.inf, 2)}, **OPEN)
     why = "resampling; got nearest, asymmetric, floor, 0.25" if name == "Mul" else "scales of batch and channels; got ['unknown'"
     assert reason(model, upsampling="fused").startswith(f"Resize 'u': {why}")
 

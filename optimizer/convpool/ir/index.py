@@ -37,8 +37,6 @@ Evaluate = Callable[[ModelProto, str], np.ndarray]
 """Gives the value of one tensor of a model without inputs.  May raise anything: then the value is unknown."""
 Dim = int | str | None
 """A size, a symbolic name, or unknown."""
-
-
 FOLDABLE = (
     "Abs Add Cast CastLike Ceil Clip Concat ConstantOfShape Div Equal Expand Floor Gather Greater Less Max Min Mod Mul Neg "
     "Not Range ReduceMax ReduceMin ReduceProd ReduceSum Reshape ScatterND Slice Split Squeeze Sub Tile Transpose Unsqueeze "
@@ -56,8 +54,6 @@ ARITHMETIC = (
 """Operators of reparametrised weights, beside Cast of stored HALF_TYPES.  Not DequantizeLinear, which keeps a file small."""
 MAX_WEIGHT_ELEMENTS = 2**27
 """Most elements that weights are computed from."""
-
-
 SHAPING: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("Expand", "ReduceMean", "ReduceSum", "Reshape", "Squeeze", "Tile", "Unsqueeze"), (1,)),
     **{"ConstantOfShape": (0,), "Pad": (1, 3), "Resize": (1, 2, 3), "Slice": (1, 2, 3, 4)},
@@ -379,6 +375,7 @@ class Scope:
         sources = node.input if is_op(node, "Concat") else node.input[:1]
         known = [part for source in sources if (part := self.sizes(source, depth + 1)) is not None]
         matrix = any(len(getattr(self.infos.get(source), "shape", None) or ()) > 1 for source in sources)
+        matrix |= is_op(node, "Unsqueeze") and sum(map(len, known)) > 1
         if matrix or len(known) < len(sources) or sum(map(len, known)) > MAX_FOLDED_ELEMENTS:
             return None
         if cast or is_op(node, "Concat", "Unsqueeze"):

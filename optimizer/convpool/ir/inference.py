@@ -82,17 +82,18 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
         given = {item.name: item for item in node.attribute}
         if given.keys() >= {"axes", "keep_aspect_ratio_policy"} and given["keep_aspect_ratio_policy"].s != b"stretch":
             node.op_type = UNKNOWN_SIZE if min(given["axes"].ints, default=-1) < 0 else node.op_type
+    for node in ops_of(nodes, "Cast"):
+        for item in node.attribute:
+            if item.name == "to" and item.i not in protos.WIDE:  # onnx would take a size as it is; type and shape stay known
+                node.op_type, item.name = "RandomUniformLike", "dtype"
     for node in ops_of(nodes, "If") if opset_of(model.opset_import) < BRANCHES_OPSET else ():
         node.op_type = UNKNOWN_SIZE
     scaled, result, by_onnx = ops_of(nodes, "Resize", "Upsample"), None, None
     try:
         for function in filter(lambda function: not is_own(function), probe.functions):  # convpool's are by whole scales
             _mark_unknown(function)
-        slices = [node for node in nodes if node.op_type == "Slice" and is_op(node, "Slice")]
-        stored = dict(_constants(nodes) if slices else ()) | {item.name: item for graph in graphs for item in graph.initializer}
-        for node in slices:
-            numbers = [_numbers(stored.get(name, ()), np.int64).reshape(-1) for name in [*node.input, *[""] * 4][1:5]]
-            node.op_type = UNKNOWN_SIZE if protos.takes_more(*numbers) else node.op_type
+        for graph in protos.holders(probe):
+            _hide_slices(graph)
         result = by_onnx = _infer(probe)
         result = _infer(probe) if _stop_values(graphs, result) else result
         while drop_windows(probe, graphs, result) or scaled and raise_scales(probe, graphs, result):
@@ -115,17 +116,24 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
     return result
 
 
+def _hide_slices(graph: GraphProto | onnx.FunctionProto) -> None:
+    """Hide ends of Slices of which onnx takes others than runtimes: where `protos.takes_more`, or starts, ends or steps are no
+    constants of this graph.  Of a vector it takes all from computed starts, of a map all by steps of an unknown rank."""
+    own = dict(_constants(graph.node)) | {item.name: item for item in getattr(graph, "initializer", ())}
+    for node in ops_of(graph.node, "Slice"):
+        names = [*node.input, *[""] * 4][1:5]
+        numbers = [_numbers(own.get(name, ()), np.int64).reshape(-1) for name in names]
+        if protos.takes_more(*numbers) or any(names[i] and not len(numbers[i]) for i in (0, 1, 3)):
+            node.input[2] = ""
+
+
 def _stop_values(graphs: list[GraphProto], inferred: ModelProto) -> bool:
-    """Hide the values of nodes behind which onnx infers other sizes than runtimes compute; return True if there are any.  onnx
-    takes a size as it is through a Cast that does not hold it, and elements of a vector for rows behind an Unsqueeze."""
-    known, found = None, False
-    for node, body in [(n, graph) for graph in graphs for n in graph.node if n.op_type in ("Cast", "Unsqueeze")]:
-        known = _types(inferred) if known is None else known
+    """Hide the values behind each Unsqueeze of a vector, of which onnx takes elements for rows; return True if there are any."""
+    nodes = [(node, graph) for graph in graphs for node in ops_of(graph.node, "Unsqueeze")]
+    known, found = _types(inferred) if nodes else {}, False
+    for node, body in nodes:
         x, y = (known.get("".join(names[:1]), TypeProto()) for names in (node.input, node.output))
-        kind, rank = y.tensor_type.elem_type, len(y.tensor_type.shape.dim)
-        narrow = 0 < kind not in protos.WIDE and rank < 2 and x.tensor_type.elem_type in (0, *protos.WIDE)
-        matrix = kind in protos.INTEGERS and rank > 1 and len(x.tensor_type.shape.dim) < 2
-        if is_op(node, "Cast") and narrow or is_op(node, "Unsqueeze") and matrix:
+        if y.tensor_type.elem_type in protos.INTEGERS and len(x.tensor_type.shape.dim) < 2 <= len(y.tensor_type.shape.dim):
             body.value_info.add(name=node.output[0], type=y)
             node.op_type, found = UNKNOWN_SIZE, True
     return found
@@ -200,9 +208,8 @@ def _mark_unknown(function: onnx.FunctionProto) -> None:
     rows: set[str] = set()
     for node in ops_of(nodes, "Add", "Cast", "Concat", "Mul", "Sub", "Unsqueeze"):
         rows.update(node.output if is_op(node, "Unsqueeze") or rows.intersection(node.input) else ())
-    for node in ops_of(nodes, "Cast", "Gather", "Slice", "Squeeze"):
-        narrow = any(0 < item.i not in (*protos.WIDE, *protos.HALF_TYPES) for item in node.attribute)
-        if narrow if is_op(node, "Cast") else rows.intersection(node.input[:1]):
+    for node in ops_of(nodes, "Gather", "Slice", "Squeeze"):
+        if rows.intersection(node.input[:1]):
             node.op_type = UNKNOWN_SIZE
     for node in ops_of(nodes, *POOLINGS) if opset < CEIL_OPSET else ():
         if any(item.name == "ceil_mode" and (item.i or item.ref_attr_name) for item in node.attribute):

@@ -56,8 +56,6 @@ JOINS = ("Add", "Sub", "Sum", "Mean", "Concat")
 """Operators over which a pooling distributes."""
 WHOLE_AXIS = 2**31 - 1
 """A Slice end at or beyond this reaches the end of any axis."""
-
-
 MAX_CHAIN = 16
 """Most nodes of a chain that is looked at."""
 

@@ -21,7 +21,7 @@ Casts to floating point and back, and rounding, do not change what is a whole nu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -99,15 +99,15 @@ def scales_of(scope: Scope, index: int, rank: int, depth: int = 0) -> tuple[Frac
     axes = [axis % (rank + 2) for axis in given]
     if values.get("keep_aspect_ratio_policy", b"stretch") != b"stretch":
         return reject(scope, index, "keep_aspect_ratio_policy", values["keep_aspect_ratio_policy"].decode(), "stretch")
-    found: list[Fraction | None] = []
     name = inputs[0] if scope.opset < 11 else inputs[1]
-    if "scales" in values:
-        found = _fractions(values["scales"])
-    elif name and (constant := scope.constant(name)) is None:
+    constant = scope.constant(name) if name else None
+    if "scales" not in values and name and constant is None:
         return reject(scope, index, "scales", "a computed tensor", "a constant")
-    elif name and constant is not None and constant.array().size:
-        found = _fractions(constant.array().reshape(-1))
-    elif inputs[2]:
+    numbers = values.get("scales") or ([] if constant is None else constant.array().reshape(-1).tolist())
+    if not np.isfinite(numbers).all():
+        return reject(scope, index, "scales", list(numbers), "finite numbers")
+    found: list[Fraction | None] = [Fraction(number) for number in numbers]
+    if not found and inputs[2]:
         sizes = size_terms(scope, inputs[2], depth)
         if sizes is None:
             return reject(scope, index, "sizes", "a computed tensor", "the input's sizes times constants")
@@ -116,10 +116,6 @@ def scales_of(scope: Scope, index: int, rank: int, depth: int = 0) -> tuple[Frac
         return reject(scope, index, "scales", len(found), f"{len(axes)} numbers")
     full = dict(zip(axes, found, strict=True))
     return tuple(full.get(axis, Fraction(1)) for axis in range(rank + 2))
-
-
-def _fractions(numbers: Iterable[float]) -> list[Fraction | None]:
-    return [Fraction(float(number)) if np.isfinite(number) else None for number in numbers]
 
 
 def _ratio(scope: Scope, term: Term, x: str, axis: int, depth: int = 0) -> Fraction | None:
