@@ -215,7 +215,7 @@ class Scope:
     """Bodies around it; a function's are those around its calls, the most of them."""
     owner: int = -1
     """The node of the scope around a body that has it."""
-    captured: set[str] = field(default_factory=set)
+    captured: set[str] = field(default_factory=set)  # what bodies in it take from it or from around it
     children: list[Scope] = field(default_factory=list)
 
     def __post_init__(self) -> None:
