@@ -88,7 +88,7 @@ OURS = {
 }
 """pairs: ConvAvgPool alone; variants: with what stands before and after it; convolutions: and other convolutions that the
 library runs; cuda: what `--target cuda` makes."""
-FORMS = ("fused", "subpixel")
+FORMS = ("fused", "subpixel", "phases")
 RESIZED = {
     "resized": {"target": "cuda", "lowering": "auto"},
     **{f"resized_{form}": {"target": "cuda", "lowering": "auto", "upsampling": form} for form in FORMS},

@@ -17,7 +17,7 @@ from convpool.check.session import evaluate, start_process
 from convpool.check.verify import verified
 from convpool.errors import ModelError, VerificationError
 from convpool.ir.model import LoadedModel, Shapes, load, scopes_at, suggested, tensor_shapes, with_fixed, with_sizes
-from convpool.options import ENDED_FORMS, TARGETS, OptimizeOptions, check_arguments, kept, options_for
+from convpool.options import TARGETS, OptimizeOptions, check_arguments, options_for
 from convpool.pipeline import OptimizeResult, Tuner, in_reach, rewrite
 from convpool.report import OF_TARGET, Report
 from convpool.summary import count, recount, time_models
@@ -60,8 +60,8 @@ def optimize(
         lowering: "convavgpool", "direct", "fused" or "auto" (direct or fused by cost).  Default:
             the target's.
         upsampling: The form of a convolution behind a nearest upsampling, where it admits this one:
-            "conv_first", "fused", "subpixel" or "direct" (`convpool.algebra.expand`).  Default: by
-            cost.
+            "conv_first", "fused", "subpixel", "phases" or "direct" (`convpool.algebra.expand`).
+            Default: by cost.
         check: Number of random input sets to verify with, 0 for none.
         exclude: A glob pattern or several.  A pair is left unchanged if the name of its convolution
             or pooling matches one; so is a Concat.
@@ -109,7 +109,7 @@ def optimize(
     fixed, shapes = with_fixed(original, fix_shapes or {}, input_shapes or {})
     given = CheckInputs(max(check, 1), arrays, shapes, seed, rtol, atol, progress)
     given.maker(fixed.proto)  # before any work too
-    options = replace(options, accumulation=accumulation, upsampling=kept("upsampling", upsampling, ENDED_FORMS))
+    options = replace(options, accumulation=accumulation, upsampling=upsampling)
     sized = autotune or "plain_conv" in options.rules or "tensorrt" in options.devices
     known = tensor_shapes(fixed, shapes, evaluate) if sized else {}
     reached = in_reach(fixed, options)  # a form of the model in which more pairs are seen, if there is one

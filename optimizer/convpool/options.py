@@ -148,8 +148,7 @@ RULES = (
 RULE_TEXTS: dict[str, str] = {entry.name: entry.text for entry in RULES}
 """The names that `enable` and `disable` take, and what each rewrites."""
 ENDED = {"resize_first": "pool_first takes a bilinear Resize to one half, other Resizes to fewer elements stay"}
-ENDED_FORMS = {"phases": "another form is taken, by cost"}
-"""Names of rules, and of forms of an upsampling, that release 0.4 no longer takes: they do nothing, and what does instead."""
+"""Names of rules that are taken until release 0.4 and do nothing any more, and what is in their place."""
 OF_OPERATORS = tuple(entry.name for entry in RULES if "cpu" not in entry.targets and entry.name not in ("fold_product", "fold"))
 """The rules that make or change nodes of the operators only."""
 
@@ -247,19 +246,11 @@ def options_for(
 def _names(what: str, given: Iterable[str]) -> frozenset[str]:
     names = frozenset((given,) if isinstance(given, str) else given)
     for name in sorted(names & ENDED.keys()):
-        kept(what, name, ENDED, 5)
+        warnings.warn(f"{what} {name} ends with release 0.4: {ENDED[name]}", FutureWarning, stacklevel=4)
     names -= ENDED.keys()
     for name in sorted(names):
         check_choice(what, name, RULE_TEXTS)
     return names
-
-
-def kept(what: str, name: str | None, ended: Mapping[str, str], level: int = 3) -> str | None:
-    """The name; None, with a warning to the caller of who calls this, for one that has ended.  level: of another one."""
-    if name not in ended:
-        return name
-    warnings.warn(f"{what} {name} ends with release 0.4: {ended[str(name)]}", FutureWarning, stacklevel=level)
-    return None
 
 
 def unmatched(patterns: Iterable[str], matched: Iterable[str]) -> list[str]:

@@ -25,7 +25,7 @@ Target = Literal["any", "cpu", "tensorrt", "cuda"]
 Lowering = Literal["convavgpool", "direct", "fused", "auto"]
 """The form of a rewritten pair, `convpool.algebra.geometry.REQUESTS`."""
 Upsampling = Literal["conv_first", "fused", "subpixel", "phases", "direct"]
-"""The form of a convolution behind a nearest upsampling, `convpool.algebra.expand.FORMS`; phases ends with release 0.4."""
+"""The form of a convolution behind a nearest upsampling, `convpool.algebra.expand.FORMS`."""
 Accumulation = Literal["default", "packed"]
 """How kernels sum pooling windows of 16-bit types, `convpool.algebra.parts.ACCUMULATIONS`."""
 Layout = Literal["auto", "one", "keep"]

@@ -204,4 +204,4 @@ def test_the_models_have_every_form():
         model, _, maker = random_upsampled(seed)
         report = convpool.optimize(model, check=0, target="cpu", upsampling=maker.form).report
         forms |= {site.lowering for site in report.sites if site.status == "rewritten"}
-    assert forms >= {"conv_first", "fused", "subpixel", "direct"}
+    assert forms >= {"conv_first", "fused", "subpixel", "phases", "direct"}

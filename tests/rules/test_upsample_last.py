@@ -31,15 +31,10 @@ def up(attributes: str, inputs: str = "x, , s") -> str:
 
 @pytest.mark.parametrize("form", FORMS[1:])
 def test_every_form(form):
-    kernel = {"fused": "ConvTranspose", "direct": "AveragePool", "subpixel": "DepthToSpace"}[form]
+    kernel = {"fused": "ConvTranspose", "direct": "AveragePool", "subpixel": "DepthToSpace", "phases": "Concat"}[form]
     model = graph(UP + CONV.replace("w)", "w, b)"), {**SCALES, "b": whole((64,)), "w": whole((64, 64, 3, 3))})
     result = rewrite(model, upsampling=form, exact=True)
     assert kernel in operators(result.graph) and "Resize" not in operators(result.graph)
-
-
-def test_a_form_that_ended_is_taken_with_a_warning():
-    with pytest.warns(FutureWarning, match="upsampling phases ends with release 0.4: another form"):
-        assert rewrite(graph(UP + CONV, SCALES), upsampling="phases") == rewrite(graph(UP + CONV, SCALES))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -615,7 +610,7 @@ def test_autotune_times_every_form():
     model = graph(UP + "r = Relu(u)\ny = Conv<pads=[1,1,1,1]>(r, w)", SCALES)
     report = convpool.optimize(model, target="cpu", autotune=True).report
     (site,) = report.sites
-    assert site.times_us is not None and set(site.times_us) == {"original", "fused", "subpixel", "direct"}
+    assert site.times_us is not None and set(site.times_us) == {"original", "fused", "subpixel", "phases", "direct"}
     assert report.verification.passed
 
 

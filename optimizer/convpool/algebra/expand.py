@@ -15,17 +15,19 @@ P' = K - 1 - P on both sides, which takes P < K, the forms are
 | fused | ConvTranspose with the kernel V, stride s, pads P' | K + s - 1 |
 | direct | ConvTranspose with W flipped, stride s, then a box sum of s, stride 1 | k |
 | subpixel | Conv of s M outputs with T = ceil((K-1) / s) + 1 taps, DepthToSpace, crop | s T |
+| phases | s Convs, one for each remainder p of o by s, interleaved | K + s - 1 mostly |
 | conv_first | where d is a multiple of s, or k is 1: Conv of dilation d / s, upsampling, crop | k |
 
-per element of x, pair of channels and axis.  Tap q of phase p, the remainder of o by s, is the sum of all W[a] with
-floor((p + a d - Pl) / s) = q, or of p + Pl - s ceil(Pl / s) for p where a crop follows.  The last form holds since
-floor((o + a d - Pl) / s) is floor((o - Pl) / s) + a d / s.
-The original has s k.  All forms hold for every n.  The plugin's operator UpsampleConv, form `upsampleconv`, computes each phase
-by the taps that it has, K + s - 1 mostly, for d = 1 (decision 033).
+per element of x, pair of channels and axis.  Tap q of phase p is the sum of all W[a] with floor((p + a d - Pl) / s) = q, or of
+p + Pl - s ceil(Pl / s) for p where a crop follows.  The last form holds since floor((o + a d - Pl) / s) is
+floor((o - Pl) / s) + a d / s.
+The original has s k.  All forms hold for every n.  The plugin's operator UpsampleConv, form `upsampleconv`, computes phases
+without their Concat and DepthToSpace, for d = 1 (decision 033).
 Negative pads crop u, as an edge Pad that moved in front of the upsampling leaves more than it should.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -35,7 +37,7 @@ import numpy as np
 from convpool.algebra import geometry
 from convpool.algebra.geometry import ConvSpec, Cost, Ints, PoolSpec, Windows
 
-FORMS = ("conv_first", "fused", "subpixel", "direct")
+FORMS = ("conv_first", "fused", "subpixel", "phases", "direct")
 
 
 @dataclass(frozen=True)
@@ -151,18 +153,56 @@ def subpixel(conv: ConvSpec, up: UpsampleSpec) -> tuple[ConvSpec, Ints]:
 
 
 def subpixel_kernel(weight: np.ndarray, conv: ConvSpec, up: UpsampleSpec) -> np.ndarray:
-    """Weights of `subpixel`, the phases in front of the channels, the last axis's fastest: [phases * M, C, kernel...].
+    """Weights of `subpixel`, the phases in front of the channels, the last axis's fastest: [phases * M, C, kernel...]."""
+    spec, _ = subpixel(conv, up)
+    return np.concatenate([_phase(weight, conv, up, phase, (0,) * conv.rank, spec.kernel_shape) for phase in _phases(up)])
 
-    The taps of a phase that meet one element of the small map are added up: tap (phase + a d) // s gets W[a]."""
-    spec, phases = subpixel(conv, up)[0], []
-    for phase in product(*map(range, up.factors)):
-        out = np.zeros((*weight.shape[:2], *spec.kernel_shape))
-        for tap in product(*map(range, conv.kernel_shape)):
-            place = tuple((p + a * d) // s for p, a, d, s in zip(phase, tap, conv.dilations, up.factors, strict=True))
-            whole: tuple[Any, ...] = (slice(None), slice(None))
-            out[whole + place] += weight[whole + tap]
-        phases.append(out)
-    return np.concatenate(phases)
+
+def phase_specs(conv: ConvSpec, up: UpsampleSpec) -> list[ConvSpec] | None:
+    """One convolution for each phase, the last axis's fastest, all of one size; None where there are none such."""
+    if any((a + b + 1 - extent) % s for a, b, extent, s in _axes(conv, up)):
+        return None
+    specs = []
+    for phase in _phases(up):
+        kernel, begins, ends = [], [], []
+        for p, (left, right, extent, s) in zip(phase, _axes(conv, up), strict=True):
+            low, high = (p - left) // s, (p + extent - 1 - left) // s
+            kernel.append(high - low + 1)
+            begins.append(-low)
+            ends.append(high - (p + extent - 1 - left - right) // s)
+        if min((*begins, *ends)) < 0:
+            return None
+        ones = (1,) * conv.rank
+        specs.append(ConvSpec(tuple(kernel), ones, (*begins, *ends), ones, conv.group))
+    return specs
+
+
+def phase_kernels(weight: np.ndarray, conv: ConvSpec, up: UpsampleSpec, specs: list[ConvSpec]) -> list[np.ndarray]:
+    """Weights of `phase_specs`; float64."""
+    kernels = []
+    for phase, spec in zip(_phases(up), specs, strict=True):
+        start = tuple(conv.pads[i] - s * spec.pads[i] for i, s in enumerate(up.factors))
+        kernels.append(_phase(weight, conv, up, phase, start, spec.kernel_shape))
+    return kernels
+
+
+def _phase(weight: np.ndarray, conv: ConvSpec, up: UpsampleSpec, phase: Ints, start: Ints, kernel: Ints) -> np.ndarray:
+    """The taps that meet one element each of the small map, added up: tap (phase + a d - start) // s gets W[a]."""
+    out = np.zeros((*weight.shape[:2], *kernel))
+    for tap in product(*map(range, conv.kernel_shape)):
+        place = tuple((p + a * d - b) // s for p, a, d, b, s in zip(phase, tap, conv.dilations, start, up.factors, strict=True))
+        whole: tuple[Any, ...] = (slice(None), slice(None))
+        out[whole + place] += weight[whole + tap]
+    return out
+
+
+def _phases(up: UpsampleSpec) -> Iterator[Ints]:
+    return product(*map(range, up.factors))
+
+
+def _axes(conv: ConvSpec, up: UpsampleSpec) -> list[tuple[int, int, int, int]]:
+    """Pads at begin and end, extent and factor of each axis."""
+    return list(zip(conv.pads[: conv.rank], conv.pads[conv.rank :], conv.extents, up.factors, strict=True))
 
 
 # ---- costs --------------------------------------------------------------------------------------------------------------
@@ -201,7 +241,8 @@ def admits(form: str, conv: ConvSpec, up: UpsampleSpec) -> bool:
         return form == "conv_first" and is_conv_first(conv, up)
     if form == "direct":
         return conv.rank <= 3 and all(d == 1 for d in conv.dilations)
-    return form == "fused" or up.rank == 2 and up.factors[0] == up.factors[1] and conv.group == 1
+    plane = up.rank == 2 and up.factors[0] == up.factors[1] and conv.group == 1
+    return form == "fused" or plane and (form == "subpixel" or form == "phases" and phase_specs(conv, up) is not None)
 
 
 def merges(work: Work) -> bool:
@@ -221,6 +262,9 @@ def form_cost(form: str, work: Work) -> Cost:
     if form == "subpixel":
         spec, crop = subpixel(conv, up)
         return dense_cost(spec, m * up.copies, c, size) + pass_cost(out, SHUFFLE_WEIGHT + COPY_WEIGHT * any(crop))
+    if form == "phases":
+        costs = [dense_cost(spec, m, c, size) for spec in phase_specs(conv, up) or []]
+        return sum(costs, Cost()) + pass_cost(out, SHUFFLE_WEIGHT + COPY_WEIGHT)
     if form == "direct":
         spread, box = direct_specs(conv, up)
         least = 0.0 if box.taps > geometry.LONG else geometry.ADDITION_WEIGHT  # beside which the other forms are fitted

@@ -19,7 +19,7 @@ from convpool.cli.table import make_console, show
 from convpool.errors import OptionError, OutputError, VerificationError
 from convpool.ir import schema
 from convpool.ir.files import LAYOUTS, check_model_output, check_output, locations_in, output_errors
-from convpool.options import ENDED, ENDED_FORMS, OF_OPERATORS, RULE_TEXTS, TARGETS
+from convpool.options import ENDED, OF_OPERATORS, RULE_TEXTS, TARGETS
 from convpool.types import Layout, Lowering, Target
 
 REPORT = click.option(
@@ -88,10 +88,9 @@ EXAMPLES = (
 )
 @click.option(
     "--upsampling",
-    type=click.Choice((*FORMS, *ENDED_FORMS)),
-    metavar=f"[{'|'.join(FORMS)}]",
+    type=click.Choice(FORMS),
     help="How a convolution behind a nearest upsampling is written, where it has this form. conv_first: Conv, Resize. fused: one "
-    "ConvTranspose. direct: ConvTranspose, AveragePool. subpixel: Conv, DepthToSpace. "
+    "ConvTranspose. direct: ConvTranspose, AveragePool. subpixel: Conv, DepthToSpace. phases: several Conv, DepthToSpace. "
     "Default: by cost.",
 )
 @click.option(

@@ -238,6 +238,13 @@ class ResamplingEmitter:
             spec, crop = expand.subpixel(conv, up)
             y = self.conv([x, stored(expand.subpixel_kernel(array, conv, up), "subpixel"), *b], spec)
             return self._crop(self._interleave(self._activated(y), up), crop)
+        if form == "phases":
+            specs = expand.phase_specs(conv, up) or []
+            kernels = expand.phase_kernels(array, conv, up, specs)
+            parts = [
+                self.conv([x, stored(kernel, "phase"), *b], spec, "phase") for kernel, spec in zip(kernels, specs, strict=True)
+            ]
+            return self._interleave(self._activated(self.joined("Concat", parts)), up)
         if form == "direct":
             spread, box = expand.direct_specs(conv, up)
             flipped = stored(expand.transpose_kernel(array, conv) * box.taps, "flipped")

@@ -516,7 +516,7 @@ def with_nodes_behind(plan: ResamplingPlan) -> ResamplingPlan:
 def with_activations(plan: ResamplingPlan) -> ResamplingPlan:
     """The plan with the activation behind it in front of what only moves elements."""
     scope = plan.scope
-    if len(plan.groups) > 1 or plan.groups[0].form not in ("conv_first", "subpixel"):
+    if len(plan.groups) > 1 or plan.groups[0].form not in ("conv_first", "subpixel", "phases"):
         return plan
     resample, index = plan.groups[0].resample, _only_reader(scope, plan.output)
     if resample is None or not resample.picks or index is None or not is_op(scope.nodes[index], *ACTIVATIONS):
