@@ -29,12 +29,6 @@ def test_a_name_switches_its_rule(name, target):
     assert options_for(target, fold=True) == options_for(target, enable="fold")
 
 
-def test_a_rule_that_ended_is_taken_with_a_warning():
-    for how in ("enable", "disable"):
-        with pytest.warns(FutureWarning, match=f"{how} resize_first ends with release 0.4: pool_first takes"):
-            assert options_for(**{how: ["resize_first"]}) == options_for()
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

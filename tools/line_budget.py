@@ -15,9 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
-    "optimizer": 24929,
+    "optimizer": 25007,
     "plugin": 17500,
-    "tests": 35956,
+    "tests": 35979,
     "benchmarks": 8762,
     "tools": 952,
     "examples": 1167,

@@ -15,7 +15,6 @@ A target is a named set of these.
 """
 
 import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
@@ -116,6 +115,7 @@ RULES = (
     Entry("fuse_pool_conv", "AveragePool followed by Conv", "pairs", "offloaded:FusePoolConv"),
     Entry("upsample_last", "nearest upsampling followed by Conv", "pairs", "resampling.rule:UpsampleLast", ALL),
     Entry("resize_last", "any enlarging Resize followed by a 1x1 Conv", "pairs", "resampling.rule:ResizeLast", ALL),
+    Entry("resize_first", "a 1x1 Conv followed by a Resize to fewer elements", "pairs", "resampling.rule:ResizeFirst", ALL),
     Entry("image_conv", f"convolutions of images: {OF_IMAGES}",
           "convolutions", "offloaded:ImageConv", ("tensorrt", "cuda")),
     Entry("plain_conv", f"other convolutions: {OF_PLAIN_CONVOLUTIONS}",
@@ -147,8 +147,6 @@ RULES = (
 """Every rule, one entry each."""
 RULE_TEXTS: dict[str, str] = {entry.name: entry.text for entry in RULES}
 """The names that `enable` and `disable` take, and what each rewrites."""
-ENDED = {"resize_first": "pool_first takes a bilinear Resize to one half, other Resizes to fewer elements stay"}
-"""Names of rules that are taken until release 0.4 and do nothing any more, and what is in their place."""
 OF_OPERATORS = tuple(entry.name for entry in RULES if "cpu" not in entry.targets and entry.name not in ("fold_product", "fold"))
 """The rules that make or change nodes of the operators only."""
 
@@ -245,9 +243,6 @@ def options_for(
 
 def _names(what: str, given: Iterable[str]) -> frozenset[str]:
     names = frozenset((given,) if isinstance(given, str) else given)
-    for name in sorted(names & ENDED.keys()):
-        warnings.warn(f"{what} {name} ends with release 0.4: {ENDED[name]}", FutureWarning, stacklevel=4)
-    names -= ENDED.keys()
     for name in sorted(names):
         check_choice(what, name, RULE_TEXTS)
     return names

@@ -812,19 +812,34 @@ def test_why_a_pointwise_convolution_stays(name):
 
 
 @pytest.mark.parametrize("name", ("w", "b"))
-def test_infinite_constants_stay_beside_an_interpolation(name):
-    given = {"w": whole((8, 16, 1, 1)), "b": whole((8,))}
+@pytest.mark.parametrize("body", (resized('mode="linear"') + POINTWISE, 'h = Conv(x, w, b)\ny = Resize<mode="cubic">(h, , t)'))
+def test_infinite_constants_stay_beside_an_interpolation(body, name):
+    given = {"t": scales(0.25, 0.25), "w": whole((8, 16, 1, 1)), "b": whole((8,))}
     given[name].flat[3] = -np.inf
-    assert "weights and bias; got infinity or NaN" in reason(pointwise(resized('mode="linear"') + POINTWISE, given))
-    picked = pointwise(resized('mode="nearest"') + POINTWISE, given)
+    assert "weights and bias; got infinity or NaN" in reason(pointwise(body, given), disable="pool_first")
+    picked = pointwise(body.replace("linear", "nearest").replace("cubic", "nearest"), given)
     assert convpool.optimize(picked, check=0, target="cpu").changed
 
 
-@pytest.mark.parametrize(("mode", "status"), (("linear", "rewritten"), ("nearest", "rejected")))
-def test_in_front_of_a_shrinking_resize(mode, status):
-    given = pointwise(f'h = Conv(x, w, b)\ny = Resize<mode="{mode}">(h, , s)', {"s": scales(0.5, 0.5)})
-    (site,) = convpool.optimize(given, target="cpu", check=0).report.sites
-    assert (site.rule, site.status) == ("pool_first", status)
+SHRINK = {"s": scales(0.5, 0.5), "w": whole((32, 16, 1, 1)), "b": whole((32,))}
+
+
+@pytest.mark.parametrize("mode", ('mode="nearest"', 'mode="linear", coordinate_transformation_mode="align_corners"'))
+def test_in_front_of_a_shrinking_resize(mode):
+    body = f"h = Conv(x, w, b)\ny = Resize<{mode}>(h, , s)"
+    assert [node.op_type for node in rewrite(pointwise(body, SHRINK)).graph.node] == ["Resize", "Conv"]
+    (site,) = convpool.optimize(pointwise(body, SHRINK), target="cpu", check=0).report.sites
+    assert (site.rule, site.pattern, site.macs_before, site.macs_after) == ("resize_first", "conv_resize", 73728, 18432)
+
+
+@pytest.mark.parametrize(("mode", "share"), (("linear", "2.87"), ("nearest", "1.93"), ("cubic", "7.93")))
+def test_a_shrinking_resize_of_more_channels_stays(mode, share):
+    body, given = f'h = Conv(x, w)\ny = Resize<mode="{mode}">(h, , s)', {"s": scales(0.75, 0.75)}
+    fewer = pointwise(body, {**given, "w": whole((8, 64, 1, 1))}, inputs="float[1,64,56,56] x")
+    more = pointwise(body, {**given, "w": whole((64, 8, 1, 1))}, inputs="float[1,8,56,56] x")
+    assert f"got 64 channels in place of 8, {share} of the time" in reason(fewer, disable="pool_first")
+    assert "channels that are resized; got 64, expected at most 14" in reason(fewer, target="cuda", disable="pool_first")
+    assert all(convpool.optimize(more, target=target, check=0).changed for target in ("cpu", "cuda"))
 
 
 @pytest.mark.parametrize(("size", "stays"), ((22, True), (23, False)))
@@ -851,3 +866,17 @@ def test_more_channels_to_resize_stay():
 def test_other_convolutions_stay(attributes):
     conv, expected = f"Conv<{attributes}>", attributes.split("=")[0] + "; got ["
     assert expected in reason(pointwise(resized('mode="linear"') + f"y = {conv}(u, w, b)"))
+    shrinking = pointwise(f"h = {conv}(x, w, b)\ny = Resize(h, , s)", {**SHRINK, "s": scales(0.25, 0.25)})
+    assert expected in reason(shrinking, disable="pool_first")
+
+
+def test_nothing_moves_behind_a_resize_to_no_elements():
+    given = pointwise("h = Conv(x, w, b)\ny = Resize(h, , s)", {**SHRINK, "s": scales(0.05, 0.5)})
+    assert not convpool.optimize(given, check=0, target="cpu").changed
+
+
+def test_a_second_reader_keeps_the_convolution_in_front():
+    body = "h = Conv(x, w, b)\nq = Relu(h)\ny = Resize(h, , s)"
+    given = pointwise(body, {**SHRINK, "s": scales(0.25, 0.25)}, outputs="float[a,b,c,d] y, float[e,f,g,h] q")
+    expected = "Conv 'h': result of the convolution; got has 2 readers, expected one reader, the Resize"
+    assert reason(given, disable="pool_first") == expected

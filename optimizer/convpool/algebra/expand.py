@@ -217,7 +217,9 @@ BOX_WEIGHT = 75.0
 SHUFFLE_WEIGHT, COPY_WEIGHT = 200.0, 50.0
 """An element that DepthToSpace moves, which leaves the blocked layout of the convolutions; one that Slice or Concat move."""
 RESIZE_WEIGHTS = {"nearest": (40.0, 16.0, 490.0), "linear": (170.0, 32.0, 170.0), "cubic": (7000.0,) * 3}
-"""An element that a Resize writes in a larger map, by its mode and the number of spatial axes."""
+SHRINKING = (2.0, 5.0, 2.0)
+"""An element that a Resize writes, by its mode and the number of spatial axes; SHRINKING times that in a smaller map, for which
+the whole map leaves the blocked layout."""
 PASS_WEIGHT = 15.0
 """An element that an Add of two maps, or another elementwise operator, writes."""
 

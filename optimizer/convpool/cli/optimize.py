@@ -19,13 +19,12 @@ from convpool.cli.table import make_console, show
 from convpool.errors import OptionError, OutputError, VerificationError
 from convpool.ir import schema
 from convpool.ir.files import LAYOUTS, check_model_output, check_output, locations_in, output_errors
-from convpool.options import ENDED, OF_OPERATORS, RULE_TEXTS, TARGETS
+from convpool.options import OF_OPERATORS, RULE_TEXTS, TARGETS
 from convpool.types import Layout, Lowering, Target
 
 REPORT = click.option(
     "--report", "report_path", type=group.NewFile(), metavar="FILE.json", help="Write the report as JSON; '-' is stdout."
 )
-RULE_NAME = click.Choice((*RULE_TEXTS, *ENDED))
 SECTIONS = {
     "Output": ("output", "external_data", "dry_run", "skip_unchanged", "report_path", "verbose", "quiet"),
     "What to rewrite": "target lowering upsampling exclude enable disable autotune fix_shapes fold".split(),
@@ -96,11 +95,11 @@ EXAMPLES = (
 @click.option(
     "--enable",
     multiple=True,
-    type=RULE_NAME,
+    type=click.Choice(tuple(RULE_TEXTS)),
     metavar="NAME",
     help="Also run this rule. The list of rules is below.",
 )
-@click.option("--disable", multiple=True, type=RULE_NAME, metavar="NAME", help="Do not run this rule.")
+@click.option("--disable", multiple=True, type=click.Choice(tuple(RULE_TEXTS)), metavar="NAME", help="Do not run this rule.")
 @click.option("--check", **group.CHECK, help="Compare the result with MODEL in onnxruntime on N sets of random inputs.")
 @click.option("--no-check", is_flag=True, help="Do not compare the result with MODEL.")
 @group.DATA

@@ -16,7 +16,7 @@ from convpool.errors import printable
 from convpool.ir import schema
 from convpool.report import Report, SiteReport, Summary
 
-RESIZING = ("upsample_last", "resize_last")
+RESIZING = ("upsample_last", "resize_last", "resize_first")
 """The rules whose convolutions stand beside a resize."""
 FINDING = ("pool_first", *RESIZING)
 STYLES = {"rewritten": "green", "rejected": "yellow", "excluded": "dim"}

@@ -29,14 +29,15 @@ DOMAIN_OF_TORCH = "ai.convpool.torch"
 """The domain of nodes that stand in graphs of PyTorch's alone."""
 
 
-class MovingRule(Rule):
-    """A rule whose sites are ResamplingSites, and whose plans are ResamplingPlans."""
+class ResamplingRule(Rule):
+    """A rule whose sites are ResamplingSites.  pattern: what a report calls them."""
 
     needs: ClassVar[Collection[str]] = plans.RESAMPLING_OPS
+    pattern: ClassVar[str] = "resize_conv"
 
     def report(self, scope: Scope, conv: int, resampler: int, lowering: str | None, **values: Any) -> SiteReport:
         names = {"conv": label(scope.nodes[conv]), "pool": label(scope.nodes[resampler])}
-        return self.site_report(scope, "resize_conv", lowering, **names, **values)
+        return self.site_report(scope, self.pattern, lowering, **names, **values)
 
     def kept(self, site: plans.ResamplingSite, why: Reject | None, times: dict[str, float] | None, log: Log) -> None:
         """One report with the reason, unless the site is of nodes that an earlier round made."""
@@ -47,6 +48,10 @@ class MovingRule(Rule):
         count = macs(scope, site.root)
         counts: dict[str, Any] = {"macs_before": count, "macs_after": count, "times_us": times}
         log.kept(self.report(scope, site.root, site.resampler, None, **counts, **reason_fields(why)))
+
+
+class MovingRule(ResamplingRule):
+    """A rule whose plans are ResamplingPlans."""
 
     def apply(self, plan: plans.ResamplingPlan, edit: Edit) -> None:
         scope, leaf = plan.scope, plan.leaf

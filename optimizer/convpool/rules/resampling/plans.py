@@ -444,7 +444,7 @@ def _cost(form: str, work: Work, resample: Resample) -> Cost:
 
 def element_cost(resample: Resample, rank: int) -> float:
     """The cost of an element of a resampled map."""
-    return expand.RESIZE_WEIGHTS[resample.mode][rank - 1]
+    return expand.RESIZE_WEIGHTS[resample.mode][rank - 1] * (expand.SHRINKING[rank - 1] if resample.growth < 1 else 1)
 
 
 def _element_cost_now(plan: ResamplingPlan, resample: Resample) -> float:

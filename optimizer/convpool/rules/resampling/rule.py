@@ -13,39 +13,46 @@ Cost: `algebra.expand`, fitted in onnxruntime on a CPU; on GPUs what was measure
 plugin a node of UpsampleConv, where `_against_operator` has no reason; else the form that `algebra.expand` describes, a sum where
 the convolution was split.  A BatchNormalization behind it is folded first, and an activation goes in front of DepthToSpace.
 
-Any enlarging resampling, then a 1x1 convolution: the convolution goes in front.
+Any enlarging resampling, then a 1x1 convolution: the convolution goes in front.  And the mirror image.
 
     x - Resize - Conv 1x1                       x - Conv 1x1 - Resize
     x - Resize - Concat - Conv 1x1              x - Conv 1x1 - Resize - Add
              y -                                         y - Conv 1x1 -
 
+    x - Conv 1x1 - Resize to fewer elements     x - Resize - Conv 1x1
+
 A 1x1 convolution acts on each position alike, and the weights of each position of a resampling add up to one: so the bias moves
 too.  Conditions of `ResizeLast`: (1) no attribute refers to a function's; (2) strides of 1, no pads; (3) a resampling that
 `resampling.resize` takes is in front, through what `resampling.maps` lists, and enlarges; (4) it is one map, or the convolution
 has one group, constant weights, and is split by its input channels; (5) its constants are finite, if it moves in front of an
-interpolation, which multiplies by 0 too; (6) it takes at most 95% of the time by the cost model.
+interpolation, which multiplies by 0 too; (6) it takes at most 95% of the time by the cost model.  Of `ResizeFirst`: (1), (2),
+(5), and (6) on a CPU; (3) only the Resize reads the convolution, and makes its result smaller; (7) on a GPU no more numbers are
+written than before: the channels that are resized are those of its input then.
 """
 
+import math
 from collections.abc import Iterator
-from dataclasses import replace
+from copy import deepcopy
+from dataclasses import dataclass, replace
 
 import numpy as np
 from onnx import TensorProto
 
-from convpool.algebra.expand import FORMS, covers_zeros_only
-from convpool.algebra.geometry import Ints
+from convpool.algebra.expand import FORMS, covers_zeros_only, dense_cost
+from convpool.algebra.geometry import NOMINAL_SIZE, Ints
 from convpool.algebra.parts import MAX_UPSAMPLE
+from convpool.ir.edit import Edit
 from convpool.ir.index import Scope
-from convpool.ir.protos import attributes
+from convpool.ir.protos import attributes, is_op, stand_for
 from convpool.ir.schema import UPSAMPLING_OPSET
-from convpool.report import OF_TARGET
+from convpool.report import OF_TARGET, Log
 from convpool.rules import convs
-from convpool.rules.base import Context, Plan, Reject, reject, rejection
+from convpool.rules.base import Context, NodesPlan, Plan, Reject, reject, rejection
 from convpool.rules.linear import pad_numbers
 from convpool.rules.resampling import plans
-from convpool.rules.resampling.emit import MovingRule
+from convpool.rules.resampling.emit import MovingRule, ResamplingEmitter, ResamplingRule
 from convpool.rules.resampling.maps import Applied, Map, Part, Walk, inputs_of
-from convpool.rules.resampling.resize import first_apart
+from convpool.rules.resampling.resize import Resample, first_apart, recognise
 
 
 class UpsampleLast(MovingRule):
@@ -249,3 +256,73 @@ def _infinite(scope: Scope, leaf: convs.ConvLeaf, *, picks: bool) -> Reject | No
     if all(np.isfinite(array).all() for array in constants):
         return None
     return reject(scope, leaf.node, "weights and bias", "infinity or NaN", "finite numbers in front of an interpolation")
+
+
+@dataclass(frozen=True)
+class ShrinkPlan(NodesPlan):
+    """A convolution that goes behind the resampling that reads it."""
+
+    leaf: convs.ConvLeaf
+    resample: Resample
+    macs_before: int | None
+    macs_after: int | None
+
+    @property
+    def convolutions(self) -> tuple[int, ...]:
+        return (self.leaf.node,)
+
+
+class ResizeFirst(ResamplingRule):
+    """Every 1x1 convolution whose result is only read to be made smaller."""
+
+    names = ("resize_first",)
+    needs = ("Resize", "Upsample")
+    pattern = "conv_resize"
+
+    def sites(self, scope: Scope, context: Context) -> Iterator[plans.ResamplingSite]:
+        for index, node in enumerate(scope.nodes):
+            if is_op(node, "Resize", "Upsample"):
+                conv = scope.made_by(node.input[0], "Conv")
+                if conv is not None and plans.is_pointwise(scope, conv):
+                    yield plans.ResamplingSite(scope, conv, index)
+
+    def check(self, site: plans.ResamplingSite, context: Context) -> ShrinkPlan | Reject | None:
+        """A plan if it is exact and saves; None for a Resize that does not make the map smaller."""
+        scope = site.scope
+        leaf = _pointwise(scope, site.root)
+        found = recognise(scope, site.resampler, leaf.conv.rank) if isinstance(leaf, convs.ConvLeaf) else leaf
+        if isinstance(found, Reject) or not isinstance(leaf, convs.ConvLeaf):
+            return found if isinstance(found, Reject) else None
+        assert found is not None
+        if found.growth >= 1 or 0 in (scope.info(scope.nodes[site.resampler].output[0]).shape or ()):
+            return None
+        if (wrong := _infinite(scope, leaf, picks=found.picks)) is not None:
+            return wrong
+        if (readers := scope.other_readers(found.input)) is not None:
+            return reject(scope, site.root, "result of the convolution", readers, "one reader, the Resize")
+        size, m, c = leaf.size or (NOMINAL_SIZE,) * leaf.conv.rank, plans.channels_out(leaf), plans.channels_in(leaf)
+        before, elements = dense_cost(leaf.conv, m, c, size), math.prod(size) * found.growth
+        resizing = plans.element_cost(found, leaf.conv.rank) * elements
+        share = (before.time * found.growth + c * resizing) / (before.time + m * resizing)
+        if "cpu" in context.options.devices and share > plans.ENOUGH:
+            got = f"{c} channels in place of {m}, {share:.2f} of the time by the cost model"
+            return reject(scope, site.root, "resizing the convolution's input", got, f"at most {plans.ENOUGH:.0%} of the time")
+        if "gpu" in context.options.devices and c * found.growth > m:
+            return reject(scope, site.root, "channels that are resized", c, f"at most {m / found.growth:.0f}, {OF_TARGET}")
+        counts = (before.macs, int(before.macs * found.growth)) if leaf.size is not None else (None, None)
+        return ShrinkPlan(scope, (site.root, site.resampler), leaf, found, *counts)
+
+    def apply(self, plan: ShrinkPlan, edit: Edit) -> None:
+        scope, leaf = plan.scope, plan.leaf
+        old, resize = scope.nodes[leaf.node], scope.nodes[plan.resample.node]
+        emitter = ResamplingEmitter(edit, leaf.conv.rank, resize.output[0], self.names[0])
+        small = emitter.resample(old.input[0], plan.resample)
+        stand_for(emitter.nodes[-1], resize)
+        conv = deepcopy(old)
+        conv.input[0], conv.output[0] = small, resize.output[0]
+        edit.nodes.append(conv)
+        edit.replace(plan.resample.node, plan.own)
+
+    def rewritten(self, plan: ShrinkPlan, outputs: list[str], times: dict[str, float] | None, log: Log) -> None:
+        counts = {"macs_before": plan.macs_before, "macs_after": plan.macs_after}
+        log.rewritten(self.report(plan.scope, plan.leaf.node, plan.resample.node, "conv_last", **counts), None)
