@@ -24,8 +24,8 @@ from onnx import numpy_helper
 import convpool
 from benchmarks.layers.device import Device
 from benchmarks.layers.record import machine
-from benchmarks.reference import conv_avg_pool
 from convpool import cuda
+from convpool.algebra.reference import conv_avg_pool
 from convpool.ir import schema
 from convpool.ir.protos import attributes
 

@@ -15,10 +15,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
-    "optimizer": 25007,
+    "optimizer": 25131,
     "plugin": 17500,
-    "tests": 35979,
-    "benchmarks": 8762,
+    "tests": 35977,
+    "benchmarks": 8638,
     "tools": 952,
     "examples": 1167,
     "models": 2191,

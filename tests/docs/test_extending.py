@@ -162,8 +162,6 @@ def copied(folder: Path) -> Path:
     """Copy the sources into a folder."""
     for part in ("optimizer", "plugin"):
         shutil.copytree(ROOT / part, folder / "convpool" / part, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
-    (folder / "convpool" / "benchmarks").mkdir()
-    shutil.copy(ROOT / "benchmarks" / "reference.py", folder / "convpool" / "benchmarks")
     return folder / "convpool"
 
 
@@ -316,7 +314,7 @@ import json, numpy as np, onnx, onnx.reference
 from convpool.algebra.geometry import ConvSpec, PoolSpec
 from convpool.algebra.parts import OPERATORS
 from convpool.ir import schema
-from benchmarks.reference import conv_avg_pool
+from convpool.algebra.reference import conv_avg_pool
 parts = OPERATORS["ReluConvAvgPoolSoftsign"]
 pool, conv = PoolSpec((2, 2), (2, 2), (0, 0, 0, 0), (1, 1)), ConvSpec((3, 3), (1, 1), (0, 0, 0, 0), (1, 1))
 node = schema.make_node(["X", "W", "B"], "Y", pool, conv)

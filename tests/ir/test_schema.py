@@ -9,8 +9,8 @@ import pytest
 from onnx import TensorProto, helper
 
 import convpool
-from benchmarks import reference
 from convpool.algebra import parts as layouts
+from convpool.algebra import reference
 from convpool.algebra.expand import UpsampleSpec
 from convpool.algebra.geometry import ConvSpec, PoolSpec
 from convpool.algebra.parts import AFFINES, FUSED_VARIANTS, OPERATORS

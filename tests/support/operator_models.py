@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from benchmarks import reference
+from convpool.algebra import reference
 from convpool.algebra.expand import UpsampleSpec
 from convpool.algebra.geometry import ConvSpec, PoolSpec
 from convpool.algebra.parts import LAYOUTS, OPERATORS

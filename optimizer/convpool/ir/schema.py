@@ -7,7 +7,7 @@
 Version 1 has ConvAvgPool, which has neither prologue nor residual nor epilogue; version 2 adds the fused variants
 (`convpool.algebra.parts`), version 3 those that end in Tanh or Sigmoid, version 4 UpsampleConv and its variants, version 5 those
 with a Silu or Modulated, version 6 those that are Normalized.
-docs/operator.md specifies inputs, attributes and types; a reference in numpy is `benchmarks/reference.py`.
+docs/operator.md specifies inputs, attributes and types; a reference in numpy is `convpool.algebra.reference`.
 
 Every model that convpool writes carries the operators it uses as model-local functions of standard operators too, so that
 runtimes without the plugin run it as it stands.  Users may move the operators to a domain of their own.

@@ -3,7 +3,7 @@
 
 import numpy as np
 
-from benchmarks import reference
+from convpool.algebra import reference
 from convpool.algebra.expand import UpsampleSpec
 from convpool.algebra.geometry import ConvSpec, PoolSpec
 from convpool.cuda import Problem, Tactic
