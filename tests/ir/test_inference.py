@@ -326,6 +326,7 @@ INTS = "Constant<value_ints="
 MISREAD = ("c = Cast<to=9>(s) d = Cast<to=7>(c)", "c = Cast<to=1>(s) b = Cast<to=9>(c) d = Cast<to=7>(b)",
     "c = Cast<to=10>(s) d = Cast<to=7>(c)", "c = Unsqueeze(s, zero) r = Gather(c, zero) d = Squeeze(r, zero)",
     "c = Unsqueeze(s, zero) a = Concat<axis=0>(c, c) i = Constant<value_int=1>() d = Gather(a, i)",
+    "c = Identity(s) m = Unsqueeze(s, open) r = Gather(m, zero) d = Squeeze(r, zero)",
     f"c = Identity(s) i = {INTS}[2]>() a = Slice(s, open, i, zero) d = Gather(a, zero)",
     f"c = Identity(s) i = {INTS}[2]>() m = {INTS}[1]>() k = ReduceSum<keepdims=0>(open, m) a = Slice(s, m, i, m, k) d = Shape(a)",
     *(f"c = Identity(s) i = {INTS}[{end}]>() m = {INTS}[{start}]>() k = {INTS}[-1]>()"

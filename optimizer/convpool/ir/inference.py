@@ -133,7 +133,8 @@ def _stop_values(graphs: list[GraphProto], inferred: ModelProto) -> bool:
     known, found = _types(inferred) if nodes else {}, False
     for node, body in nodes:
         x, y = (known.get("".join(names[:1]), TypeProto()) for names in (node.input, node.output))
-        if y.tensor_type.elem_type in protos.INTEGERS and len(x.tensor_type.shape.dim) < 2 <= len(y.tensor_type.shape.dim):
+        before, after = (len(kind.tensor_type.shape.dim) for kind in (x, y))  # after: 0 where the axes are no constants here
+        if y.tensor_type.elem_type in protos.INTEGERS and (before == 1 or before < 2 <= after):
             body.value_info.add(name=node.output[0], type=y)
             node.op_type, found = UNKNOWN_SIZE, True
     return found
