@@ -296,8 +296,10 @@ def survey(scopes: Sequence[Scope]) -> Seen:
         ends = _ends(scope, seen)
         maxima = ops_of(scope.nodes, "MaxPool", "GlobalMaxPool")
         seen.max_pools += sum(conv_upstream(scope, node.input[0]) is not None for node in maxima)
-        seen.resizes += len(ops_of(scope.nodes, "Resize", "Upsample"))
         for index, node in enumerate(scope.nodes):
+            if _stands_for(node) in ("Resize", "Upsample"):
+                seen.resizes += 1
+                seen.saved += _is_saved(scope, node)
             if _stands_for(node) in ("Conv", "ConvTranspose"):
                 _judge(scope, _way(scope, index, ends), seen)
     return seen
@@ -357,6 +359,13 @@ def _judge(scope: Scope, way: list[int], seen: Seen) -> None:
     if kinds <= {QUANTIZED, SAVED}:
         seen.saved += SAVED in kinds
         seen.quantized += SAVED not in kinds
+
+
+def _is_saved(scope: Scope, resize: NodeProto) -> bool:
+    """Return True if a convolution in onnxruntime's own form reads a map that is upsampled by nearest neighbours."""
+    readers = [scope.nodes[index] for name in resize.output[:1] for index in scope.readers.get(name, ())]
+    own = any(node.domain in RUNTIME_DOMAINS and node.op_type in ("Conv", "FusedConv", "NhwcFusedConv") for node in readers)
+    return own and (known_attributes(resize) or {}).get("mode", b"nearest") == b"nearest"
 
 
 def _kind(scope: Scope, index: int) -> str | None:

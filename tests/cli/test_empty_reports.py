@@ -22,6 +22,7 @@ from tests.support.rewriting import PAIR, POOL
 
 SCALES = {"s": np.float32(0.1), "z": np.int8(3), "lowest": np.int8(-128), "w8": np.ones((8, 16, 3, 3), np.int8)}
 UP = {"up": np.array([1, 1, 2, 2], np.float32)}
+FUSED = "\ny = com.microsoft.FusedConv<kernel_shape=[3,3]>(u, w)"
 HALF = {"half": np.array([1, 1, 0.5, 0.5], np.float32)}
 SOFTMAX = "h = Conv(x, w)\nr = Softmax<axis=1>(h)\n"
 MICROSOFT = ', "com.microsoft": 1, "com.microsoft.nchwc": 1'
@@ -70,6 +71,7 @@ SITUATIONS: dict[str, tuple] = {  # nodes, words of the report, and constants
         f'h = com.microsoft.FusedConv<activation="Relu", kernel_shape=[3,3]>(x, w)\ny = {POOL}(h)',
         "com.microsoft.FusedConv 1 x",
     ),
+    "a linear Resize and FusedConv": (f'u = Resize<mode="linear">(x, , up){FUSED}', "0 averages, 1 Resize", UP),
     "in a branch": (
         f"y = If(flag) <then_branch = yes () => (float[a,b,c,d] a) {{ h = Conv(x, w) r = LRN<size=3>(h) a = {POOL}(r) }}, "
         f"else_branch = no () => (float[a,b,c,d] b) {{ b = {POOL}(x) }}>",
@@ -94,6 +96,12 @@ HELPED: dict[str, tuple] = {  # nodes, words of the report, the step, and consta
     "FusedConv": (
         f"h = com.microsoft.FusedConv<kernel_shape=[3,3]>(x, w)\ny = {POOL}(h)",
         "com.microsoft.FusedConv 1 x",
+        ORIGINAL,
+    ),
+    "FusedConv behind a Resize": (f"u = Resize(x, , up){FUSED}", "0 averages, 1 Resize", ORIGINAL, UP),
+    "upsampled in onnxruntime's layout": (
+        f"u = com.microsoft.nchwc.Upsample<scales=[1,1,2,2]>(x){FUSED.replace('Fused', 'nchwc.')}",
+        "0 averages, 1 Resize",
         ORIGINAL,
     ),
 }
