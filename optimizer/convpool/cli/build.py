@@ -163,7 +163,7 @@ def build_command(
         except EngineMismatchError as error:
             built, mismatch = error.built, error
     text = json_text({"model": model, "engine": output, **built.report.to_dict()})
-    group.write_report(report_path, text, bool if mismatch else partial(built.save, output))
+    group.write_report(report_path, text, list if mismatch else partial(built.save, output))
     console = make_console(stderr=report_path == "-")
     if built.report.autotune and not quiet:
         _show_times(built.report.autotune, console)

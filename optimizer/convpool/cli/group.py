@@ -254,13 +254,13 @@ def load_model(name: str) -> LoadedModel:
         raise ModelError(text) from error
 
 
-def write_report(path: str | None, text: str, of: Callable[[], Any] = bool) -> Any:
-    """Write a report where one is asked for; "-" is stdout.  of: writes what it tells of, and gives the result; where that fails
-    no file is written.  Raises OutputError."""
+def write_report(path: str | None, text: str, write_result: Callable[[], Any] = list) -> Any:
+    """Write a report where one is asked for; "-" is stdout.  write_result: writes what it tells of, too, and gives the files,
+    none if `list`; where that fails there is no report.  Raises OutputError."""
     if path == "-":
         click.echo(text, nl=False)
     with written_with(Path(path), text.encode()) if path and path != "-" else nullcontext():
-        return of()
+        return write_result()
 
 
 COMMANDS = {

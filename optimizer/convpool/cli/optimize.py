@@ -214,7 +214,7 @@ def command(
     result.move_to_domain(domain)
     result.report.options["skip_unchanged"] = skip_unchanged
     skipped = skip_unchanged and not result.changed
-    write = list if dry_run or skipped else partial(_write, result, out, external_data)
+    write = list if dry_run or skipped else partial(_write, result, out, external_data)  # list(): no files
     written = group.write_report(report_path, result.report.to_json(), write)
     if not quiet:
         show(result.report, console, verbose=verbose)
