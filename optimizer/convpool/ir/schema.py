@@ -43,7 +43,7 @@ UPSAMPLE, SCALES = "upsample", "scales"
 CHANNELS_LAST = "channels_last"
 """The attribute that says where channels stand: a number of `algebra.parts.LAYOUTS`."""
 DOMAIN = "ai.convpool"
-VERSION, FUSED_VARIANTS_VERSION, SATURATING_VERSION, UPSAMPLING_VERSION, MODULATING_VERSION, NORMALIZING_VERSION = range(1, 7)
+POOLING_VERSION, FUSED_VERSION, SATURATING_VERSION, UPSAMPLING_VERSION, MODULATING_VERSION, NORMALIZING_VERSION = range(1, 7)
 """The versions that add ConvAvgPool, its fused variants, their Tanh and Sigmoid, UpsampleConv and its, Silu and Modulated, and
 Normalized."""
 NEAREST = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
@@ -125,7 +125,7 @@ def version_of(parts: Parts) -> int:
         return UPSAMPLING_VERSION
     if parts.epilogue in ("Tanh", "Sigmoid"):
         return SATURATING_VERSION
-    return VERSION if parts.is_plain else FUSED_VARIANTS_VERSION
+    return POOLING_VERSION if parts.is_plain else FUSED_VERSION
 
 
 def is_operator(node: NodeProto) -> bool:

@@ -45,7 +45,7 @@ class LayoutPlan(NodesPlan):
     """Tensors that something needs as they were too."""
     to: layouts.To = to_channels_last
 
-    operator_version = schema.VERSION
+    operator_version = schema.POOLING_VERSION
 
 
 class ChannelsLast(Rule):

@@ -92,7 +92,7 @@ class PoolPlan(NodesPlan):
     channels: int
     elem_type: int
 
-    operator_version = schema.VERSION
+    operator_version = schema.POOLING_VERSION
 
 
 class ChainPool(Rule):
@@ -303,7 +303,7 @@ class HeadPlan(NodesPlan):
     weight: np.ndarray = field(compare=False)
     bias: np.ndarray = field(compare=False)
 
-    operator_version = schema.VERSION
+    operator_version = schema.POOLING_VERSION
 
 
 class ChainHead(Rule):

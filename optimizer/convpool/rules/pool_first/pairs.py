@@ -257,7 +257,7 @@ class PairPlan(Plan):
 
     @property
     def operator_version(self) -> int:
-        return schema.VERSION if any(lowering.name == "convavgpool" for lowering in self.lowerings) else 0
+        return schema.POOLING_VERSION if any(lowering.name == "convavgpool" for lowering in self.lowerings) else 0
 
     @property
     def timed(self) -> tuple[frozenset[int], str]:
