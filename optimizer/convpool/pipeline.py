@@ -265,7 +265,7 @@ class Pipeline:
         if wanted is not None and self.editor.accumulate(wanted, self._excluded):
             self.changed = True
         if self.changed:
-            self.editor.finish(self.scopes(), lambda: self.inferred, self._context.options.metadata)
+            self.editor.finish(self.scopes(), self.inferred, self._context.options.metadata)
 
     def first_look(self, rule: Rule) -> tuple[list[Any], tuple[tuple[Any, Reject], ...]]:
         """A rule's plans for the model as it is, and its sites that would stay, each with the reason."""

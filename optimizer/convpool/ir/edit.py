@@ -143,12 +143,10 @@ class Editor:
         if not scope.is_function:
             _drop_by_name(scope.proto.quantization_annotation, gone, lambda item: item.tensor_name)
 
-    def finish(
-        self, scopes: Sequence[Scope], inferred: Callable[[], ModelProto | None], metadata: Iterable[tuple[str, str]]
-    ) -> None:
+    def finish(self, scopes: Sequence[Scope], inferred: ModelProto | None, metadata: Iterable[tuple[str, str]]) -> None:
         """Remove constants that only nodes read that went, complete the operator's functions, note sizes, and add `metadata`.
 
-        scopes: stale afterwards.  inferred: gives the model after shape inference."""
+        scopes: stale afterwards.  inferred: the model after shape inference."""
         for scope, names in reversed(self._dead_constants(scopes)):
             for index in reversed([i for i, node in enumerate(scope.nodes) if set(node.output) & names]):
                 del scope.proto.node[index]
@@ -161,7 +159,7 @@ class Editor:
             for holder in (self._model, *self._model.functions):
                 _drop_by_name(holder.opset_import, {schema.DOMAIN}, lambda entry: entry.domain)
             _drop_by_name(self._model.metadata_props, {schema.TARGET_KEY}, lambda entry: entry.key)  # of the nodes that went
-        self._annotate(inferred())
+        self._annotate(inferred)
         self._make_way()
         for key, value in metadata:
             _drop_by_name(self._model.metadata_props, {key}, lambda entry: entry.key)
