@@ -224,7 +224,7 @@ def _fallback(plan: PairPlan, failure: Reject | None, context: Context) -> Rejec
 def _of_leaf(
     plan: PairPlan, leaf: convs.ConvLeaf, attempt: Attempt, context: Context
 ) -> tuple[geometry.Lowered | None, Reject | None]:
-    """The lowering that an attempt comes to for one convolution, and the first reason against a better one."""
+    """The lowering that an attempt comes to for one convolution, and why `direct` lacks a kernel; for none, that or a reason."""
     needs = attempt.direct_needs_kernel and (leaf.conv.rank < 3 or leaf.conv.group > 1 or "tensorrt" in context.options.devices)
     refusal = geometry.without_kernel(leaf.conv, plan.pooling.spec) if needs else None
     usable: list[geometry.Lowered] = []
@@ -345,7 +345,7 @@ def _judge(plan: PairPlan, lowerings: list[geometry.Lowered], cpu_opset: int) ->
     window = spec or whole_map(full)
     pooled = window.output_size(full)
     channels = leaves[0].weight_shape[0]
-    opset = cpu_opset if plan.pooling.kind == "pool" else 0
+    opset = cpu_opset if plan.pooling.kind == "pool" else 0  # other spellings are no AveragePool of onnxruntime's
     before += geometry.pool_cost(window, convs.channel_count(scope, plan.pooling.input) or channels, full, bytes_, opset)
     # Joins, and nodes that go behind the pooling.
     inner = [item for item in convs.walk(plan.tree) if not isinstance(item, str)]

@@ -64,7 +64,7 @@ class MovingRule(ResamplingRule):
             maps = [emitter.joined("Add", [emitter.tensor(source) for source in sources]) for _, _, sources in group.ranges]
             x = emitter.joined("Concat", maps)
             if group.form == plans.OPERATOR and weight is not None:
-                results = [emitter.operator(x, weight, bias, leaf.conv, group.resample, *results)]
+                results = [emitter.operator(x, weight, bias, leaf.conv, group.resample, *results)]  # its residual
             else:
                 results.append(emitter.convolution(plan, group, x, weight, bias))
         name = emitter.joined("Add", results)

@@ -270,16 +270,16 @@ def with_forms(plan: ResamplingPlan, context: Context) -> ResamplingPlan | Rejec
     out = m * math.prod(conv.output_size(large))
     groups, after, too_many = [], expand.pass_cost(-out, expand.PASS_WEIGHT), None  # n results take n - 1 Adds
     for group in plan.groups:
-        whole = expand.dense_cost(conv, m, len(group.channels), large)
+        dense = expand.dense_cost(conv, m, len(group.channels), large)
         if group.resample is None:
             groups.append(group)
-            after += whole
+            after += dense
             continue
         work = work_of(plan, group)
         found = _forms(plan, group.resample, work)
         if for_gpu:
-            found = [form for form in found if form in GPU_FORMS][:1]
-        kept = whole + expand.pass_cost(len(group.channels) * math.prod(large), _element_cost_now(plan, group.resample))
+            found = [form for form in found if form in GPU_FORMS][:1]  # conv_first before fused
+        kept = dense + expand.pass_cost(len(group.channels) * math.prod(large), _element_cost_now(plan, group.resample))
         if not found:
             if (why := against_merged_weights(scope, group.resample.input)) is not None:
                 return rejection(scope, leaf.node, why)
@@ -303,13 +303,13 @@ def with_forms(plan: ResamplingPlan, context: Context) -> ResamplingPlan | Rejec
     counts = (before.macs, after.macs) if leaf.size is not None else (None, None)
     # `best`: of the last map, where all stay at full size.
     what = "+".join(dict.fromkeys(group.form for group in groups if group.form)) or best
-    chosen = options.upsampling in what.split("+") or "cpu" not in options.devices
-    if not chosen and after.time > ENOUGH * before.time or not any(group.form for group in groups):
+    by_cost = "cpu" in options.devices and options.upsampling not in what.split("+")
+    if by_cost and after.time > ENOUGH * before.time or not any(group.form for group in groups):
         got = f"{after.macs:,} of {before.macs:,} multiply-adds, {after.time / before.time:.2f} of the time by the cost model"
         return reject(scope, leaf.node, f"saves too little as {what}", got, f"at most {ENOUGH:.0%} of the time")
     formed = replace(plan, groups=tuple(groups), macs_before=counts[0], macs_after=counts[1])
-    becomes_node = what == "conv_first" and may_be_node
-    return for_gpu and "tensorrt" in options.devices and not becomes_node and _too_short(formed) or formed
+    in_engine = for_gpu and "tensorrt" in options.devices and not (what == "conv_first" and may_be_node)
+    return (_too_short(formed) if in_engine else None) or formed
 
 
 def _too_short(plan: ResamplingPlan) -> Reject | None:
