@@ -61,7 +61,7 @@ namespace convpool {
 struct PlanRequest {
     int32_t tactic;              // 0: choose
     size_t max_workspace_bytes;  // of the plan's workspace
-    uint32_t vector_tensors;     // the tensors whose pointers are multiples of 16
+    uint32_t aligned_tensors;    // the tensors whose pointers are multiples of 16
 };
 
 // A plan for the current device, its kernels loaded.

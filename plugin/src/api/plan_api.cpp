@@ -19,22 +19,22 @@ convpool_status misaligned(const Tactic &tactic, const char *what, const std::st
                 tactic.name + ": address of " + what + "; got " + got + ", expected a multiple of 16; use generic or tactic 0");
 }
 
-cudaError_t load_kernels(const Plan &plan) {
+cudaError_t load_kernels(const Plan &plan) {  // and those that normalize X by its statistics
     const cudaError_t error = plan.workspace.statistics_bytes > 0 ? statistics::load(plan.problem) : cudaSuccess;
     return error == cudaSuccess ? plan.load() : error;
 }
 
 convpool_status plan_tactic(const Problem &problem, const Device &device, const PlanRequest &request,
-                            std::unique_ptr<Plan> &plan) {
+                            std::unique_ptr<Plan> &work) {
     const Tactic *tactic = nullptr;
     if (const convpool_status status = read_tactic(request.tactic, tactic); status != CONVPOOL_OK) return status;
     std::string reason;
-    plan = make_plan(problem, *tactic, device, reason);
-    if (plan == nullptr) return fail(CONVPOOL_UNSUPPORTED, reason);
-    if (plan->workspace.total() > request.max_workspace_bytes)
-        return too_small(*tactic, "workspace", request.max_workspace_bytes, plan->workspace.total());
-    for (const PointerRule &rule : plan->pointers)
-        if ((plan->vector_tensors & rule.tensor & ~request.vector_tensors) != 0)
+    work = make_plan(problem, *tactic, device, reason);
+    if (work == nullptr) return fail(CONVPOOL_UNSUPPORTED, reason);
+    if (work->workspace.total() > request.max_workspace_bytes)
+        return too_small(*tactic, "workspace", request.max_workspace_bytes, work->workspace.total());
+    for (const PointerRule &rule : work->pointers)
+        if ((work->vector_tensors & rule.tensor & ~request.aligned_tensors) != 0)
             return misaligned(*tactic, rule.name, "one that may be unaligned");
     return CONVPOOL_OK;
 }
@@ -55,7 +55,7 @@ convpool_status create_plan(const Problem &problem, const PlanRequest &request, 
     } else {
         last_error() = tuned_error();  // which stays the last message if all goes well
         std::string reason;
-        Choice choice = choose(problem, device, request.max_workspace_bytes, request.vector_tensors, reason);
+        Choice choice = choose(problem, device, request.max_workspace_bytes, request.aligned_tensors, reason);
         if (choice.plan == nullptr) return fail(CONVPOOL_UNSUPPORTED, reason);
         plan->work = std::move(choice.plan);
         plan->chosen_by = choice.measured ? CONVPOOL_CHOSEN_BY_MEASUREMENT : CONVPOOL_CHOSEN_BY_RULE;

@@ -151,12 +151,12 @@ int32_t tuned_tactic(const Problem &problem, const Device &device) {
 
 const std::string &tuned_error() { return file().error; }
 
-Choice choose(const Problem &problem, const Device &device, size_t max_workspace_bytes, uint32_t vector_tensors,
+Choice choose(const Problem &problem, const Device &device, size_t max_workspace_bytes, uint32_t aligned_tensors,
               std::string &reason) {
     auto usable = [&](const Tactic &tactic) {
         std::unique_ptr<Plan> plan = make_plan(problem, tactic, device, reason);
         const bool fits =
-            plan != nullptr && plan->workspace.total() <= max_workspace_bytes && (plan->vector_tensors & ~vector_tensors) == 0;
+            plan != nullptr && plan->workspace.total() <= max_workspace_bytes && (plan->vector_tensors & ~aligned_tensors) == 0;
         return fits ? std::move(plan) : nullptr;
     };
     if (const Tactic *tuned = find_tactic(tuned_tactic(problem, device)); tuned != nullptr)

@@ -77,10 +77,10 @@ struct Choice {
     bool measured;  // else by the cost rule
 };
 
-// The fastest tactic that needs at most `max_workspace_bytes` and takes pointers of which only those of `vector_tensors` are
+// The fastest tactic that needs at most `max_workspace_bytes` and takes pointers of which only those of `aligned_tensors` are
 // multiples of 16. Generic runs every problem, so no plan, with a reason, means that no tactic runs on such a device,
 // or that there is less memory than what normalizes X takes.
-Choice choose(const Problem &problem, const Device &device, size_t max_workspace_bytes, uint32_t vector_tensors,
+Choice choose(const Problem &problem, const Device &device, size_t max_workspace_bytes, uint32_t aligned_tensors,
               std::string &reason);
 
 // The tactic measured fastest for exactly this problem on such a device, else for the same without its residual, by the rows of

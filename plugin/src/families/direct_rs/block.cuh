@@ -53,8 +53,8 @@ struct DirectRsConfig {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 // Shared memory: kStages of weights, kRawStages of pixels of X, sums on their way between warpgroups, then a full and an empty
-// barrier for each of the stages, then sums on their way between blocks (DirectRsShared has the offsets). Pixels are copied by
-// kCopiers threads, of kSubtiles subtiles at once.
+// barrier for each of the stages, then sums on their way between blocks (DirectRsShared has the offsets). Pixels of kSubtiles
+// subtiles are copied by kCopiers threads.
 template <class Config_, class Grid, int kCopiers_, int kSubtiles, int kPlanes_> struct DirectRsRings : Grid {
     using Config = Config_;
     static constexpr int kStages = Config::kStages, kRawStages = Config::kRawStages, kCopiers = kCopiers_, kPlanes = kPlanes_;
