@@ -129,7 +129,7 @@ public:
         guarded("configurePlugin", 0, [&] {
             const Tensors largest = tensors_of(core_, in, inputs, out, outputs, &v2::DynamicPluginTensorDesc::max);
             if (attached_) {  // the shape at hand, as smallest and largest too: nothing about workspace
-                if (launcher_.find(largest) == nullptr) prepare(largest);
+                if (launcher_.find(largest) == nullptr) new_run(largest);
                 return 0;
             }
             const convpool_problem problem = core_.problem(largest);
@@ -170,7 +170,7 @@ public:
             if (grant_.inputs == 0) throw std::logic_error("called before configurePlugin");
             const Tensors tensors = tensors_of(core_, in, grant_.inputs, out, 1);
             Run *run = launcher_.find(tensors);
-            launcher_.launch(run != nullptr ? *run : prepare(tensors), inputs, outputs[0], workspace, stream);
+            launcher_.launch(run != nullptr ? *run : new_run(tensors), inputs, outputs[0], workspace, stream);
             return 0;
         });
     }
@@ -208,7 +208,7 @@ private:
         launcher_.forget();
     }
 
-    Run &prepare(const Tensors &tensors) {
+    Run &new_run(const Tensors &tensors) {
         const convpool_problem problem = core_.problem(tensors);
         core_.check_run(tensors, problem);
         return launcher_.plan_run(tensors, problem, {0, granted_bytes(problem)}, core_.constant_weights());

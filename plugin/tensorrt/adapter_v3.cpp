@@ -22,7 +22,7 @@ public:
     // A copy has its own launcher: weights and runs stay with the context that made them.
     Plugin(const Plugin &other)
         : v3::IPluginV3(), v3::IPluginV3OneCore(), v3::IPluginV3OneBuild(), v3::IPluginV3OneRuntime(), core_(other.core_),
-          problems_(other.problems_), count_(other.count_), tactic_(other.tactic_), launcher_(other.launcher_.layer()) {
+          problems_(other.problems_), in_count_(other.in_count_), tactic_(other.tactic_), launcher_(other.launcher_.layer()) {
         point_fields();
     }
     Plugin &operator=(const Plugin &) = delete;
@@ -80,7 +80,7 @@ public:
             for (const convpool_problem &problem : described)
                 if (convpool_output_shape(&problem, nullptr) != CONVPOOL_OK) throw std::invalid_argument(convpool_last_error());
             problems_ = std::move(described);
-            count_ = inputs;
+            in_count_ = inputs;
             return 0;
         });
     }
@@ -134,8 +134,8 @@ public:
                           int32_t outputs) noexcept override {
         return guarded("onShapeChange", kFailure, [&] {
             const Tensors tensors = tensors_of(core_, in, inputs, out, outputs);
-            count_ = inputs;
-            if (launcher_.find(tensors) == nullptr) prepare(tensors);
+            in_count_ = inputs;
+            if (launcher_.find(tensors) == nullptr) new_run(tensors);
             return 0;
         });
     }
@@ -143,9 +143,9 @@ public:
     int32_t enqueue(const v3::PluginTensorDesc *in, const v3::PluginTensorDesc *out, const void *const *inputs,
                     void *const *outputs, void *workspace, CUstream_st *stream) noexcept override {
         return guarded("enqueue", kFailure, [&] {
-            const Tensors tensors = tensors_of(core_, in, count_, out, 1);
-            Run *run = launcher_.find(tensors);
-            launcher_.launch(run != nullptr ? *run : prepare(tensors), inputs, outputs[0], workspace, stream);
+            const Tensors tensors = tensors_of(core_, in, in_count_, out, 1);
+            Run *run = launcher_.find(tensors);  // none of an old tactic, or where more shapes than it keeps take turns
+            launcher_.launch(run != nullptr ? *run : new_run(tensors), inputs, outputs[0], workspace, stream);
             return 0;
         });
     }
@@ -157,12 +157,12 @@ private:
     // TensorRT gives what getWorkspaceSize asked for at the largest shape, which no smaller shape's need passes.  With tactic 0
     // nothing is counted on: 0 bytes, or what normalizes X, which every tactic needs.  The builder's runs keep weights as an
     // execution context's do, so that what it times is what will run; its outputs do not count.
-    Run &prepare(const Tensors &tensors) {
+    Run &new_run(const Tensors &tensors) {
         const convpool_problem problem = core_.problem(tensors);
         core_.check_run(tensors, problem);
         Request request{tactic_, core_.op().normalizes() && problem.n > 0 ? least_workspace_bytes(problem) : 0};
         if (tactic_ != 0 && problem.n > 0 && can_run(problem, tactic_, device_size()))  // else another runs in its place
-            request.workspace = workspace_bytes(problem, tactic_, device_size());
+            request.workspace_bytes = workspace_bytes(problem, tactic_, device_size());
         return launcher_.plan_run(tensors, problem, request, core_.constant_weights());
     }
 
@@ -193,7 +193,7 @@ private:
 
     PluginCore core_;
     std::vector<convpool_problem> problems_;  // smallest, typical, largest, of the last configurePlugin
-    int32_t count_ = 0;                       // of inputs, at the last configurePlugin or onShapeChange
+    int32_t in_count_ = 0;                    // of inputs, at the last configurePlugin or onShapeChange
     int32_t tactic_ = 0;
     Launcher launcher_;
     std::vector<v3::PluginField> fields_;

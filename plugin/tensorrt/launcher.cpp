@@ -55,13 +55,13 @@ void tell_tuned_error() {
 
 convpool_status plan_for(const convpool_problem &problem, const Request &request, uint32_t flags, PlanHandle &plan) {
     convpool_plan *made = nullptr;
-    const convpool_status status = convpool_plan_create(&problem, request.tactic, request.workspace, flags, &made);
+    const convpool_status status = convpool_plan_create(&problem, request.tactic, request.workspace_bytes, flags, &made);
     plan.reset(made);
     if (status == CONVPOOL_OK && request.tactic == 0) tell_tuned_error();
     return status;
 }
 
-constexpr size_t kMostRuns = 16;  // of shapes in turn; more are prepared anew
+constexpr size_t kMostRuns = 16;  // of shapes in turn; more are planned anew
 
 }  // namespace
 
@@ -173,7 +173,7 @@ Run &Launcher::plan_run(const Tensors &tensors, const convpool_problem &problem,
         convpool_status status = plan_for(problem, request, 0, run->plan);
         if (request.tactic != 0 && falls_back(status)) {
             const std::string reason = convpool_last_error();
-            status = plan_for(problem, {0, request.workspace}, 0, run->plan);
+            status = plan_for(problem, {0, request.workspace_bytes}, 0, run->plan);
             if (status == CONVPOOL_OK) tell_fallback(tensors, request.tactic, reason, *run->plan);
         }
         check_status(status);
@@ -199,7 +199,7 @@ void Launcher::launch(Run &run, const void *const *inputs, void *output, void *w
     if (problem.has_residual) pointers.residual = inputs[problem.prologue_affine ? kInputShift + 1 : kInputB + 1];
     pointers.y = output;
     pointers.workspace = workspace;
-    pointers.workspace_bytes = workspace == nullptr ? 0 : run.request.workspace;
+    pointers.workspace_bytes = workspace == nullptr ? 0 : run.request.workspace_bytes;
     convpool_tensors placed = pointers;
     const bool cached = cache_.lend(problem, run.tactic, run.prepared_bytes, stream, placed);
     convpool_status status = convpool_plan_launch(run.plan.get(), &placed, stream);

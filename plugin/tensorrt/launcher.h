@@ -72,7 +72,7 @@ size_t most_workspace_bytes(const convpool_problem &problem, const DeviceSize &d
 // A tactic asked for, and the bytes of workspace that TensorRT gives it.  Tactic 0: the best within them.
 struct Request {
     int32_t tactic = 0;
-    size_t workspace = 0;
+    size_t workspace_bytes = 0;
 };
 
 // The needs of enqueue for the tensors of one shape, but pointers.
