@@ -94,14 +94,14 @@ class Backend:
         graph, rule_by_name = _rewritten_or_none(module.graph, self.options, seen)
         if graph is None or not rule_by_name:
             return module.forward
-        place = eager.place_of_batch(module.graph)
-        if place is None or not torch.is_grad_enabled():
+        batch = eager.place_of_batch(module.graph)
+        if batch is None or not torch.is_grad_enabled():
             return _guarded(module, eager.runnable(module, graph))
         eager.give_derivatives(graph)
-        prepared = eager.runnable(module, graph)
+        for_graphs = eager.runnable(module, graph)
         kept = copied(module.graph)  # TorchDynamo takes from its graph what it knows of the inputs
         step_of = functools.partial(_eager_step, module, kept, rule_by_name, self.options)
-        return _guarded(module, eager.by_stream(step_of, prepared, place))
+        return _guarded(module, eager.by_stream(step_of, for_graphs, batch))
 
 
 def _eager_step(

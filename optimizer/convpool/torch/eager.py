@@ -125,7 +125,7 @@ def _pools_weights(x: Any, weight: Any) -> bool:
 
 
 def _by_pooled_weights(graph: fx.Graph, node: fx.Node, tensors: Sequence[Any], geometry: Geometry) -> list[tuple] | None:
-    """A pair as one convolution of the strides of both, by the means of the weights over the pooling's windows."""
+    """A pair as one convolution of both strides, by the weights' means over the pooling's windows.  Names as in `_operators`."""
     (_, weight, bias), (kernel, strides, pads, dilations, steps, zeros, spread, groups) = tensors, geometry[:RELU]
     ones, padding = all(n == 1 for n in (*strides, *dilations, *spread)), _padding(kernel, pads, zeros)
     if not ones or len(kernel) != 2 or padding is None:
@@ -146,7 +146,7 @@ def _padding(kernel: Sequence[int], pads: Sequence[int], zeros: Sequence[int]) -
 
 
 def _fastest(graph: fx.Graph, node: fx.Node, operators: list[tuple], geometry: Geometry) -> list[tuple]:
-    """The operators of a pair on a CPU: these, pooling first, or the original two, or one convolution by pooled weights."""
+    """A pair's operators on a CPU: these, pooling first, or the original two, or one by pooled weights.  Names as in `_operators`."""
     (x, weight, bias), (kernel, strides, pads, _, steps, zeros, spread, groups) = node.args[:3], geometry[:RELU]
     given, w, padding, rank = value_of(x), value_of(weight), _padding(kernel, pads, zeros), len(kernel)
     known = isinstance(given, Tensor) and isinstance(w, Tensor) and not given.is_cuda and given.dtype in AVERAGE_MACS
@@ -205,7 +205,7 @@ def gaining(graph: fx.Graph, rule_by_name: RuleByName, scale: float = 1.0) -> tu
     penalty = may_have_penalty(graph)
     operators: list[tuple[bool, float, float]] = []
     taken, with_derivatives = set[str](), set[str]()
-    found: list[tuple[float, float, int, str, set[str]]] = []
+    found: list[tuple[float, float, int, str, set[str]]] = []  # gain, the host's cost, place, name, and where that goes
     normalized = {node for one in spectral.find(graph) for node in one.nodes}
     for node in graph.nodes:
         y, name = value_of(node), node.name
@@ -273,8 +273,8 @@ def place_of_batch(graph: fx.Graph) -> tuple[int, int] | None:
     return place, plain.hints(value.shape)[0]
 
 
-def by_stream(step_of: Callable[[float], Callable], prepared: Callable, batch: tuple[int, int]) -> Callable:
-    """A function that runs what `step_of` makes, once for each power of two of batches, on the default stream; else `prepared`.
+def by_stream(step_of: Callable[[float], Callable], for_graphs: Callable, batch: tuple[int, int]) -> Callable:
+    """A function that runs what `step_of` makes, once for each power of two of batches, on the default stream; else `for_graphs`.
 
     That is in a CUDA graph and the steps before it, which run on a stream of their own, as PyTorch's manual asks, and make ready
     what the graph needs.  batch: as `place_of_batch` gives it."""
@@ -296,7 +296,7 @@ def by_stream(step_of: Callable[[float], Callable], prepared: Callable, batch: t
         elif not ran:
             warnings.warn("convpool: captured without kernels of its own; run a step on a side stream first", stacklevel=2)
             return eagerly(*inputs)
-        return prepared(*inputs)
+        return for_graphs(*inputs)
 
     return run
 

@@ -28,10 +28,10 @@ from torch.utils import _pytree as pytree
 from torch.utils._device import DeviceContext
 from torch.utils.hooks import RemovableHandle
 
-from convpool.api import rewrite
 from convpool.errors import ModelError, OptionError
 from convpool.ir.model import load
 from convpool.options import OptimizeOptions, check_arguments, options_for, unmatched
+from convpool.pipeline import rewrite
 from convpool.report import Report, SiteReport, Summary
 from convpool.torch.backend import Backend, Captured
 from convpool.torch.deprecated import without_accumulation

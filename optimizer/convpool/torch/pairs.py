@@ -65,7 +65,7 @@ def pooled_conv_of(tensors: tuple, geometry: Geometry) -> Tensor:
     """
     x, weight = tensors[:2]
     if unwatched(x, weight, "cuda" if x.is_cuda else x.device.type):
-        return _apply(*tensors, geometry, _run) if _needs_gradients(tensors) else _run(tensors, geometry)
+        return _pair(*tensors, geometry, _run) if _needs_gradients(tensors) else _run(tensors, geometry)
     if is_exporting() or not torch.compiler.is_compiling() and are_transforms_active():
         return plain.pooled_conv(*cast_for_autocast(tensors), *geometry)
     return _ops.pooled_conv(*tensors, *geometry)
@@ -117,7 +117,7 @@ def _with_autograd(*inputs: Any) -> Tensor:
     tensors, geometry = inputs[:3], kernels.frozen(inputs[3:])
     if not _needs_gradients(tensors):
         return _run(tensors, geometry)
-    y = _apply(*tensors, (*geometry[:RELU], False), _run)
+    y = _pair(*tensors, (*geometry[:RELU], False), _run)
     return torch.relu(y) if geometry[RELU] else y  # a compiler sees PyTorch's
 
 
@@ -183,13 +183,13 @@ class _Gradient(torch.autograd.Function):
         (d_other,), d_grad = side_by_side(
             grad,
             lambda: (_gradient(grad, outer, other.detach(), geometry, 1 - number) if needs[1] else None,),
-            lambda: _apply(*((other, outer) if number else (outer, other)), None, geometry, _by_torch) if needs[0] else None,
+            lambda: _pair(*((other, outer) if number else (outer, other)), None, geometry, _by_torch) if needs[0] else None,
         )
         return d_grad, d_other, None, None, None
 
 
 # Without PyTorch's question for transforms, which has been answered.
-_apply, _gradient = (super(torch.autograd.Function, function).apply for function in (_Pair, _Gradient))
+_pair, _gradient = (super(torch.autograd.Function, function).apply for function in (_Pair, _Gradient))
 
 
 def pair_gradients(grad: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, needs: Sequence[bool]) -> Gradients:

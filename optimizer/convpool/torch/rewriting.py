@@ -16,11 +16,11 @@ from onnx import ModelProto, NodeProto, numpy_helper
 from torch import Tensor, fx
 
 from convpool.algebra.geometry import PoolSpec, refuse, windows
-from convpool.api import rewrite
 from convpool.ir import schema
 from convpool.ir.model import LoadedModel
 from convpool.ir.protos import attributes, is_op
 from convpool.options import OptimizeOptions
+from convpool.pipeline import rewrite
 from convpool.report import Report
 from convpool.torch import plain
 from convpool.torch.changes import Context, changes, pinned_by_changes, value_of

@@ -63,9 +63,9 @@ class Skeleton:
         self.labels: dict[str, fx.Node] = {}
         """The node of the graph that a name of the model's nodes stands for."""
         self.pinned: dict[str, Refusal] = {}
-        self.protos: dict[str, NodeProto] = {}
         self.contexts: dict[fx.Node, Context] = contexts_of(graph)
-        """The context of each node."""
+        self.protos: dict[str, NodeProto] = {}
+        """The model's nodes by their names: those of `labels`, and of `crossings`."""
         self.crossings: dict[str, str] = {}
         """Tensors as they are read in another context than the one they are made in: their names, and those of the tensors."""
         self._casts = any("autocast" in text for context in set(self.contexts.values()) for text in context)
