@@ -83,7 +83,7 @@ class PoolFirst(PairRule):
 
 def pair_sites(scope: Scope) -> Iterator[PairSite]:
     """The sites of `PoolFirst`, of which other rules ask too."""
-    for chain in possible_averages(scope):
+    for chain in possible_averages(scope):  # the last average first
         conv = conv_upstream(scope, chain[-1].input)
         if conv is not None:
             kind = chain[0].spelling.kind
