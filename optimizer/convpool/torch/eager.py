@@ -146,7 +146,7 @@ def _padding(kernel: Sequence[int], pads: Sequence[int], zeros: Sequence[int]) -
 
 
 def _fastest(graph: fx.Graph, node: fx.Node, operators: list[tuple], geometry: Geometry) -> list[tuple]:
-    """A pair's operators on a CPU: these, pooling first, or the original two, or one by pooled weights.  Names as in `_operators`."""
+    """A pair's operators on a CPU: these, pooling first, the original two, or one by pooled weights.  Names of `_operators`."""
     (x, weight, bias), (kernel, strides, pads, _, steps, zeros, spread, groups) = node.args[:3], geometry[:RELU]
     given, w, padding, rank = value_of(x), value_of(weight), _padding(kernel, pads, zeros), len(kernel)
     known = isinstance(given, Tensor) and isinstance(w, Tensor) and not given.is_cuda and given.dtype in AVERAGE_MACS
