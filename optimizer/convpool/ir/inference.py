@@ -92,7 +92,7 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
     try:
         for function in filter(lambda function: not is_own(function), probe.functions):  # convpool's are by whole scales
             _mark_unknown(function)
-        for graph in protos.holders(probe):
+        for graph in protos.holders(probe) if any(node.op_type == "Slice" for node in nodes) else ():
             _hide_slices(graph)
         result = by_onnx = _infer(probe)
         result = _infer(probe) if _stop_values(graphs, result) else result
@@ -129,7 +129,7 @@ def _hide_slices(graph: GraphProto | onnx.FunctionProto) -> None:
 
 def _stop_values(graphs: list[GraphProto], inferred: ModelProto) -> bool:
     """Hide the values behind each Unsqueeze of a vector, of which onnx takes elements for rows; return True if there are any."""
-    nodes = [(node, graph) for graph in graphs for node in ops_of(graph.node, "Unsqueeze")]
+    nodes = [(n, graph) for graph in graphs for n in graph.node if n.op_type == "Unsqueeze" and is_op(n, "Unsqueeze")]
     known, found = _types(inferred) if nodes else {}, False
     for node, body in nodes:
         x, y = (known.get("".join(names[:1]), TypeProto()) for names in (node.input, node.output))
