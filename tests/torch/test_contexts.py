@@ -193,6 +193,10 @@ def pair_and_change(change, when, x, weight, bias=None):
     return x
 
 
+def update(norm, m, training=True):
+    return norm(m.other[..., 0, 0].t(), None, None, m.bias, m.other[:, 0, 0, 0], training, 0.1, 1e-5, False)
+
+
 CHANGES = {
     "the weight": (lambda m, x: m.weight.mul_(2), "rejected"),
     "its view": (lambda m, x: m.view.mul_(2), "rejected"),
@@ -206,6 +210,10 @@ CHANGES = {
     "as rows": (lambda m, x: F.embedding(torch.arange(8), m.bias.view(8, 1), max_norm=0.1), "rejected"),
     "by copy_": (lambda m, x: m.weight.copy_(m.other), "rejected"),
     "by an item": (lambda m, x: m.weight.__setitem__(0, 0.0), "rejected"),
+    "by a method": (lambda m, x: m.weight.__imul__(2), "rejected"),
+    "by a function in C++": (lambda m, x: update(torch.batch_norm, m), "rejected"),
+    "by an operator": (lambda m, x: update(torch.ops.aten.batch_norm.default, m), "rejected"),
+    "by an evaluated one": (lambda m, x: update(torch.batch_norm, m, False), "rewritten"),
     "another": (lambda m, x: m.other.add_(1), "rewritten"),
     "another, from it": (lambda m, x: m.other.copy_(m.weight), "rewritten"),
     "the input": (lambda m, x: x.detach().mul_(2), "rejected"),
@@ -220,11 +228,8 @@ def test_changes_of_buffers(name, when):
     buffers = {"weight": weight, "other": other, "view": weight[:4], "bias": bias}
     net = Forward(lambda m, x: pair_and_change(lambda: change(m, x), when, x, m.weight, m.bias), **buffers)
     compiles, rewrite = compiled(copy.deepcopy(net))
-    results = []
-    for module in (compiles, net):
-        given = x.clone()
-        results.append([module(given).detach(), module(given).detach(), given, *module.state_dict().values()])
-    check_same(*results)
+    modules = (compiles, net)
+    check_same(*([m(given := x.clone()).detach(), m(given).detach(), given, *m.state_dict().values()] for m in modules))
     assert when != 1 or statuses(rewrite)[0] == wanted
 
 

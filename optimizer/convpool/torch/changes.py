@@ -15,7 +15,7 @@ that read no tensor and give none.  Such a switch counts for all nodes behind it
 A pair is rewritten only where all of it runs in the same context, and in no transform, whose tensors the operator does not know.
 """
 
-import operator
+import types
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -26,11 +26,7 @@ from torch.utils import _pytree as pytree
 
 from convpool.algebra.geometry import Refusal, refuse
 
-_OPERATORS = "iadd iand iconcat ifloordiv ilshift imatmul imod imul ior ipow irshift isub itruediv ixor setitem".split()
-IN_PLACE = {getattr(operator, name) for name in _OPERATORS}
-_UPDATES = {"batch_norm": "training", "instance_norm": "use_input_stats", "embedding": "max_norm", "embedding_bag": "max_norm"}
-"""Functions that may change their second and third input, statistics or rows of a table, and the argument that says so."""
-
+_IN_PLACE = "iadd iand idiv iconcat ifloordiv ilshift imatmul imod imul ior ipow irshift isub itruediv ixor setitem".split()
 _OPAQUE = ("flat_apply", "invoke_leaf_function", "triton_kernel_wrapper_mutation")
 """Operators that may change all that they are given."""
 _KNOWN = ("torch", "convpool", "einops", "_operator", "builtins", "math")
@@ -51,31 +47,24 @@ def is_of_module(node: fx.Node) -> bool:
 
 def changes(node: fx.Node) -> list[fx.Node]:
     """The tensors that a node changes, or may change."""
-    first = [arg for arg in node.args[:1] if isinstance(arg, fx.Node)] or list(node.all_input_nodes[:1])
+    first = [item for item in pytree.tree_leaves(node.args[:1]) if isinstance(item, fx.Node)] or list(node.all_input_nodes[:1])
     if outs := [item for item in pytree.tree_leaves(node.kwargs.get("out")) if isinstance(item, fx.Node)]:
         return outs
     if node.op not in ("call_function", "call_method"):
         return list(node.all_input_nodes) if node.op == "call_module" else []
     target, name = node.target, _name(node)
-    if any(schema.is_mutable for schema in _schemas(target)) or name in _OPAQUE or not _is_known(target):
+    if name in _OPAQUE or not _is_known(target):
         return list(node.all_input_nodes)
-    if name in _UPDATES:
-        given = dict(zip(_parameters(target), node.args, strict=False)) | node.kwargs
-        if given and not given.get(_UPDATES[name], name == "instance_norm"):
-            return []
-        seconds = [item for item in (*node.args[1:3], *node.kwargs.values()) if isinstance(item, fx.Node)]
-        return [item for item in seconds if _is_read(item, target)]
+    if written := _written(node, _schemas(target)):
+        return written
     if bodies := _bodies(node):
         inside = {memory for body in bodies for item in body.nodes for one in changes(item) for memory in _tensors(one)}
         for item in _dropouts([node]):
             inside.update(_tensors(item.all_input_nodes[0]) if inside.intersection(_tensors(item)) else ())
         return [item for item in node.all_input_nodes if inside.intersection(_tensors(item)) and _is_read(item, target)]
-    in_place = name.endswith("_") and not name.endswith("__") and name != "requires_grad_" or name == "__setitem__"
-    if in_place and node.args and isinstance(node.args[0], (list, tuple)):  # torch._foreach_mul_ and its like
-        return list(dict.fromkeys(item for item in node.args[0] if isinstance(item, fx.Node)))
-    in_place = in_place or target in IN_PLACE or bool(node.kwargs.get("inplace"))
-    in_place = in_place or len(node.args) > 1 and node.args[-1] is True and "inplace" in _parameters(target)[-1:]
-    return first if in_place else []
+    in_place = name.endswith("_") and not name.endswith("__") and name != "requires_grad_" or name.strip("_") in _IN_PLACE
+    inplace = node.kwargs.get("inplace") or any(arg is True for arg in node.args[-1:]) and "inplace" in _parameters(target)[-1:]
+    return first if in_place or inplace else []
 
 
 def _is_known(target: Any) -> bool:
@@ -98,10 +87,23 @@ def _bodies(node: fx.Node) -> list[fx.Graph]:
 
 
 def _schemas(target: object) -> list[Any]:
-    """Those of an operator, or of all its overloads."""
+    """Those of an operator, or of all its overloads; of PyTorch's functions in C++, the operator's that they call."""
+    if isinstance(target, types.BuiltinFunctionType):
+        target = getattr(getattr(torch.ops.aten, target.__name__, None), "default", None)
     if isinstance(target, torch._ops.OpOverloadPacket):
         return [getattr(target, name)._schema for name in target.overloads() if name != "out" and not name.endswith("_out")]
     return [target._schema] if isinstance(target, torch._ops.OpOverload) else []
+
+
+def _written(node: fx.Node, schemas: list[Any]) -> list[fx.Node]:
+    """The inputs that an operator's schemas name, and what they do not: statistics, and the rows of a table."""
+    names = [item.name for item in schemas[0].arguments] if schemas else _parameters(node.target)
+    given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    written = [item.name for one in schemas for item in one.arguments if item.alias_info is not None and item.alias_info.is_write]
+    updates = given.get("training", "training" not in names) and given.get("use_input_stats", True)
+    written += ["running_mean", "running_var"] * bool(updates) + ["weight"] * (given.get("max_norm") is not None)
+    items = dict.fromkeys(pytree.tree_leaves([given.get(name) for name in written]))
+    return [item for item in items if isinstance(item, fx.Node) and (schemas or _is_read(item, node.target))]
 
 
 def _parameters(function: object) -> tuple[str, ...]:
