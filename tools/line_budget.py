@@ -17,9 +17,9 @@ SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
     "optimizer": 25141,
     "plugin": 17500,
-    "tests": 35991,
+    "tests": 36005,
     "benchmarks": 8638,
-    "tools": 952,
+    "tools": 1050,
     "examples": 1167,
     "models": 2191,
 }

@@ -136,8 +136,7 @@ QUANTIZE_LATER = "run convpool with --lowering auto on the float model, and quan
 
 
 def _next_steps(result: OptimizeResult, model: LoadedModel, options: OptimizeOptions, shapes: Shapes) -> list[str]:
-    """Say what changes the outcome, commands last: what can be tried here is.  model: as `rewrite` got it.  shapes: known ones of
-    its inputs."""
+    """Say what changes the outcome, commands last: what can be tried here is.  model: as `rewrite` got it.  shapes: if known."""
     report, seen, found = result.report, result._seen, []
     stay = [site.reason or "" for site in report.sites if site.status == "rejected"]
     if seen.saved:

@@ -215,9 +215,7 @@ def driver() -> ctypes.CDLL | None:
 def current_ordinal() -> int | None:
     """The number of the device that a launch would run on; None where the driver does not say."""
     number, cuda = ctypes.c_int(), driver()
-    if cuda is None or cuda.cuCtxGetDevice(ctypes.byref(number)) != 0:
-        return None
-    return number.value
+    return None if cuda is None or cuda.cuCtxGetDevice(ctypes.byref(number)) != 0 else number.value
 
 
 def last_error() -> str:

@@ -46,13 +46,14 @@ MADE_UP = "unk__"
 """How names of sizes begin that shape inference makes up."""
 WITHOUT_INFERENCE = ("GroupNormalization", "MeanVarianceNormalization")
 """Operators whose result has the shape of X, and whose shape onnx does not infer: an Identity stands for each meanwhile."""
-SAVED = {"FusedConv": "Conv", "QuickGelu": "Identity"}
+SAVED = {"FusedConv": "Conv", "PRelu": "Pow", "QuickGelu": "Identity"}
 UNKNOWN_SIZE = "UnknownSize"
 """No operator: it stands for one whose result's size onnx says otherwise than runtimes, so that the size is unknown."""
 DISPUTED = "onnx says another shape than runtimes"
 """Note of a tensor, after shape inference, whose sizes must not be stored: onnx would find that they contradict its own."""
 BRANCHES_OPSET = 11
 """The first opset whose Ifs may have branches of different shapes; before, onnx takes the better known one."""
+MISRANKED = ("ConvTranspose", "Squeeze", "Unsqueeze")
 OTHER_VALUES = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
 INFERENCE_ERRORS = (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, RuntimeError, ValueError, EncodeError)
 """The exceptions of onnx's checker and shape inference."""
@@ -69,15 +70,16 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
     nodes = model_nodes(probe)
     for node in (*ops_of(nodes, *WITHOUT_INFERENCE), *protos.of_onnxruntime(probe)):
         node.op_type = "Identity"
-    for node in nodes:  # onnxruntime writes these into models that it saves; the others give the same shape
-        if node.domain == "com.microsoft" and node.op_type in SAVED:
+    for node in nodes:  # onnxruntime writes these into models that it saves; a PRelu's slope may be the larger one
+        if node.op_type in SAVED and node.domain in ("com.microsoft", *protos.STANDARD_DOMAINS):
             node.domain, node.op_type = "", SAVED[node.op_type]
-    for node in ops_of(nodes, *POOLINGS, "ConvTranspose"):  # runtimes add nothing to the sizes that SAME gives
-        if (known_attributes(node) or {}).get("auto_pad") in (b"SAME_UPPER", b"SAME_LOWER"):
-            give(node, {}, ("ceil_mode", "output_padding"))
-            dilations = [number for item in node.attribute for number in item.ints if item.name == "dilations"]
-            if is_op(node, *POOLINGS) and max(dilations, default=1) > 1:  # which onnxruntime leaves out there
-                node.op_type = UNKNOWN_SIZE
+    for node in ops_of(nodes, *POOLINGS, "ConvTranspose"):  # runtimes add nothing to the sizes that auto_pad gives
+        given = {item.name: item for item in node.attribute}
+        auto, dilated = (given.get(name, onnx.AttributeProto()) for name in ("auto_pad", "dilations"))
+        same = auto.s in (b"SAME_UPPER", b"SAME_LOWER")
+        give(node, {}, ("pads", "ceil_mode", "output_padding") if same else ("pads",) if auto.s == b"VALID" else ())
+        if auto.ref_attr_name or same and is_op(node, *POOLINGS) and (dilated.ref_attr_name or max(dilated.ints, default=1) > 1):
+            node.op_type = UNKNOWN_SIZE  # onnxruntime leaves dilations out there
     for node in ops_of(nodes, "Resize"):  # onnxruntime 1.32 leaves negative axes out under a policy
         given = {item.name: item for item in node.attribute}
         if given.keys() >= {"axes", "keep_aspect_ratio_policy"} and given["keep_aspect_ratio_policy"].s != b"stretch":
@@ -86,7 +88,7 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
         for item in node.attribute:
             if item.name == "to" and item.i not in protos.WIDE:  # onnx would take a size as it is; type and shape stay known
                 node.op_type, item.name = "RandomUniformLike", "dtype"
-    for node in ops_of(nodes, "If") if opset_of(model.opset_import) < BRANCHES_OPSET else ():
+    for node in ops_of(nodes, "SplitToSequence", "STFT", *(["If"] if opset_of(model.opset_import) < BRANCHES_OPSET else [])):
         node.op_type = UNKNOWN_SIZE
     scaled, result, by_onnx = ops_of(nodes, "Resize", "Upsample"), None, None
     try:
@@ -128,14 +130,18 @@ def _hide_slices(graph: GraphProto | onnx.FunctionProto) -> None:
 
 
 def _stop_values(graphs: list[GraphProto], inferred: ModelProto) -> bool:
-    """Hide the values behind each Unsqueeze of a vector, of which onnx takes elements for rows; return True if there are any."""
-    nodes = [(n, graph) for graph in graphs for n in graph.node if n.op_type == "Unsqueeze" and is_op(n, "Unsqueeze")]
+    """Hide ranks and values that onnx says wrongly behind nodes of MISRANKED; return True if there are any."""
+    nodes = [(n, graph) for graph in graphs for n in graph.node if n.op_type in MISRANKED and is_op(n, *MISRANKED)]
     known, found = _types(inferred) if nodes else {}, False
     for node, body in nodes:
         x, y = (known.get("".join(names[:1]), TypeProto()) for names in (node.input, node.output))
         before, after = (len(kind.tensor_type.shape.dim) for kind in (x, y))  # after: 0 where the axes are no constants here
-        if y.tensor_type.elem_type in protos.INTEGERS and (before == 1 or before < 2 <= after):
-            body.value_info.add(name=node.output[0], type=y)
+        if is_op(node, "Unsqueeze"):  # elements of a vector are no rows
+            wrong = y.tensor_type.elem_type in protos.INTEGERS and (before == 1 or before < 2 <= after)
+        else:  # no axes are all to onnxruntime's Squeeze; onnx ends at an output_shape below the map's
+            wrong = after > 0 and (before == after) == is_op(node, "Squeeze")
+        if wrong:
+            body.value_info.extend([ValueInfoProto(name=node.output[0], type=y)] if is_op(node, "Unsqueeze") else [])
             node.op_type, found = UNKNOWN_SIZE, True
     return found
 
@@ -209,13 +215,15 @@ def _mark_unknown(function: onnx.FunctionProto) -> None:
     rows: set[str] = set()
     for node in ops_of(nodes, "Add", "Cast", "Concat", "Mul", "Sub", "Unsqueeze"):
         rows.update(node.output if is_op(node, "Unsqueeze") or rows.intersection(node.input) else ())
-    for node in ops_of(nodes, "Gather", "Slice", "Squeeze"):
-        if rows.intersection(node.input[:1]):
+    stored, at = _constants(nodes), 1 if opset < 11 else 2
+    full = {name for name, value in stored if _numbers(value, np.int64).size}
+    for node in ops_of(nodes, "ConvTranspose", "Gather", "Slice", "Squeeze"):
+        none = is_op(node, "Squeeze") and not (full.issuperset(node.input[1:]) and all(item.ints for item in node.attribute))
+        if none or rows.intersection(node.input[:1]) or any(item.name == "output_shape" for item in node.attribute):
             node.op_type = UNKNOWN_SIZE
     for node in ops_of(nodes, *POOLINGS) if opset < CEIL_OPSET else ():
         if any(item.name == "ceil_mode" and (item.i or item.ref_attr_name) for item in node.attribute):
             node.op_type = UNKNOWN_SIZE
-    stored, at = _constants(nodes), 1 if opset < 11 else 2
     for node in ops_of(nodes, "Resize", "Upsample"):
         own = [item.floats for item in node.attribute if item.name == "scales"]
         given = [value for name, value in stored if name == node.input[at]] if len(node.input) > at else own
@@ -446,8 +454,7 @@ def _infer(model: ModelProto, strict: bool = False) -> ModelProto:
 
 
 def _complete(model: ModelProto) -> None:
-    """Put functions for convpool's operators into a model, and notes in place of sparse initializers, of which onnx takes the
-    shape for that of a number."""
+    """Put functions for convpool's operators into a model, and notes for sparse initializers, which onnx takes for numbers."""
     add_functions_for_sizes(model)
     for graph in graphs_within(model.graph):
         for tensor in graph.sparse_initializer:

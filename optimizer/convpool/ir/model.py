@@ -201,8 +201,7 @@ class LoadedModel:
         return data if same else None
 
     def check_data(self) -> None:
-        """Raise ModelError for a data file that has been written since the model was loaded: old and new weights may not stand
-        beside one another."""
+        """Raise ModelError for a data file that has been written since the model was loaded: old and new weights may not mix."""
         for path, (location, stamp) in zip(self.weight_files, self.data_files.items(), strict=True):
             with suppress(OSError):  # whoever reads it has an error of its own
                 status = path.stat()

@@ -85,9 +85,7 @@ def in_words(why: Reject) -> str:
     if why.condition == BETWEEN:
         article = "an" if why.got[:1] in "AEIOU" else "a"
         return f"{article} {why.got} stands between: {why.node}"
-    if why.condition.startswith("output '"):
-        return f"read by something else too: {why.condition}"
-    return str(why)
+    return f"read by something else too: {why.condition}" if why.condition.startswith("output '") else str(why)
 
 
 def spatial_size(scope: Scope, tensor: str, rank: int, first_axis: int = 2) -> Ints | None:

@@ -89,8 +89,7 @@ def build_prepared(trt: ModuleType, model: ModelProto, options: BuildOptions) ->
 
 
 def _parse(trt: ModuleType, builder: Any, model: ModelProto) -> tuple[Any, Any]:
-    """The network of a model, and its parser, which has the weights and must outlive it.  Raises ModelError with TensorRT's own
-    messages."""
+    """The network of a model, and its parser, which has the weights and must outlive it.  Raises ModelError, as TensorRT says."""
     log = logger(trt)
     flags = trt.NetworkDefinitionCreationFlag
     typed = flags.EXPLICIT_BATCH if is_weakly_typed(trt) else getattr(flags, "STRONGLY_TYPED", None)
