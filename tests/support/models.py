@@ -40,8 +40,7 @@ def graph(
     imports: str = "",
 ) -> onnx.ModelProto:
     """A model with `body` as its nodes.  constants: initializers by name; a tuple is a shape to fill with `weights`, a list of
-    ints an int64 tensor. imports: of domains beside the standard one; where there are functions, "local" unless said
-    otherwise."""
+    ints an int64 tensor. imports: of domains beside the standard one; by default "local" where there are functions."""
     imports = imports or (', "local": 1' if functions else "")
     text = f'<ir_version: {ir}, opset_import: ["": {opset}{imports}]>\nmain ({inputs}) => ({outputs})\n{{\n{body}\n}}\n'
     model = onnx.parser.parse_model(text + functions)

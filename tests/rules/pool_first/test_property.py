@@ -48,8 +48,7 @@ REWRITTEN = {
     "pool average": 100, "pool global": 22, "pool slices": 18, "pool steps": 17, "pool resize": 7, "pool box": 46,
     "pool view": 29, "pool reduce": 24, "pool unsqueezed": 28, "pool axes": 13, "pool flattened": 18, "pool sum": 25,
 }  # fmt: skip
-"""So many of a thousand cases, or more, are rewritten: a tenth to a fifth fewer than now.  A form that is no longer found is
-missing here."""
+"""So many of a thousand cases, or more, are rewritten: a tenth to a fifth fewer than now, to see a form that is lost."""
 RUNTIME_OPSET, RUNTIME_IR = 26, 13
 """The newest that the oldest onnxruntime of interest is known to take; newer models are checked by the first bound."""
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPU memory for tests: arrays side by side between guard zones; everything around them, and an output before it is written,
-is NaN."""
+"""GPU memory for tests: arrays between guard zones; all around them, and an output before it is written, is NaN."""
 
 from __future__ import annotations
 
