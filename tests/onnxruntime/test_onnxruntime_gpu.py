@@ -224,7 +224,7 @@ def test_a_session_in_a_process_of_its_own():
 
 
 def least_growth(work, tries: int = 3) -> int:
-    """Bytes of the device's memory that are gone after some work, the least of a few tries: others' use is not there each time."""
+    """Bytes of the device's memory that are gone after some work, the least of a few tries: others use some now and then."""
     grown = []
     for _ in range(tries):
         before = free_bytes()
