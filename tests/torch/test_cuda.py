@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operators on a GPU: against PyTorch's own in float64, in every type and layout, in graphs and on streams.  Training steps
-captured in CUDA graphs give what eager ones give."""
+"""The operators on a GPU: against PyTorch's own in float64, in every type and layout, on streams, and captured steps."""
 
 import copy
 import math

@@ -231,8 +231,7 @@ def test_values_and_two_derivatives_behind_an_upsampling(rank, seed):
     x, weight, bias, *rest = random_upsampling(seed, rank)
     own = (upsampling.upsample_conv_of, upsampling._transposed, two_operators)
     functions = (lambda x, weight, bias=None, run=run: run(x, weight, bias, *rest) for run in own)
-    given = [x, weight, *([] if bias is None else [bias])]
-    check_with_derivatives(next(functions), given, *functions)
+    check_with_derivatives(next(functions), [x, weight, *([] if bias is None else [bias])], *functions)
     half = weight.detach().bfloat16()  # rounded once
     assert torch.equal(upsampling.summed_weights(half, rest[0]), upsampling.summed_weights(half.double(), rest[0]).bfloat16())
 

@@ -159,8 +159,7 @@ GAINING = [
     (WIDE, 200, 32, {}, [1, 1]),
     (THIN, 200, 8, {}, [1, 1]),
     ((512, 512, 512), 200, 4, {}, [0, 0]),
-    # Second derivatives are worth their nodes on large maps, also in a long step, and for convolutions without a pooling.  Pooled
-    # weights take the host longer there.
+    # Second derivatives are worth their nodes on large maps, in long steps too, and without a pooling; pooled weights are not.
     ((8, *THIN), 0, 256, PENALTY, [1, 1, 1]),
     ((8, *THIN), 200, 256, PENALTY, [1, 1, 1]),
     ((8, *THIN), 0, 8, PENALTY, [0, 0, 0]),

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules of every kind through `convpool.torch.optimize`: what they compute stays, also after they have changed, and under
-what PyTorch offers around modules."""
+"""Modules of every kind through `convpool.torch.optimize`: what they compute stays, also when they change or are wrapped."""
 
 import copy
 import functools

@@ -55,8 +55,7 @@ def inference(module, x):
 
 
 def distance(found, reference):
-    """Largest difference of any tensor of a kind, each relative to its own largest value, or a millionth of the kind's; NaN if
-    any is NaN."""
+    """Largest difference of any tensor of a kind, each relative to its largest value, or a millionth of the kind's; or NaN."""
     sizes = [float(t.abs().max()) for t in reference]
     scales = (max(size, 1e-6 * max(sizes)) or 1 for size in sizes)
     differences = [float((a - b).abs().max()) / scale for a, b, scale in zip(found, reference, scales, strict=True)]

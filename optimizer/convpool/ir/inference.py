@@ -54,6 +54,7 @@ DISPUTED = "onnx says another shape than runtimes"
 BRANCHES_OPSET = 11
 """The first opset whose Ifs may have branches of different shapes; before, onnx takes the better known one."""
 MISRANKED = ("ConvTranspose", "Squeeze", "Unsqueeze")
+"""Operators of which onnx may say a wrong rank, or elements for rows."""
 OTHER_VALUES = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
 INFERENCE_ERRORS = (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, RuntimeError, ValueError, EncodeError)
 """The exceptions of onnx's checker and shape inference."""
