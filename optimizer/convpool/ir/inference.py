@@ -78,7 +78,8 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
         given = {item.name: item for item in node.attribute}
         auto, dilated = (given.get(name, onnx.AttributeProto()) for name in ("auto_pad", "dilations"))
         same = auto.s in (b"SAME_UPPER", b"SAME_LOWER")
-        give(node, {}, ("pads", "ceil_mode", "output_padding") if same else ("pads",) if auto.s == b"VALID" else ())
+        if same or auto.s == b"VALID":
+            give(node, {}, ("pads", "ceil_mode", "output_padding") if same else ("pads",))
         if auto.ref_attr_name or same and is_op(node, *POOLINGS) and (dilated.ref_attr_name or max(dilated.ints, default=1) > 1):
             node.op_type = UNKNOWN_SIZE  # onnxruntime leaves dilations out there
     for node in ops_of(nodes, "Resize"):  # onnxruntime 1.32 leaves negative axes out under a policy
