@@ -87,7 +87,7 @@ def _bodies(node: fx.Node) -> list[fx.Graph]:
 
 
 def _schemas(target: object) -> list[Any]:
-    """Those of an operator, or of all its overloads; of PyTorch's functions in C++, the operator's that they call."""
+    """The schemas of an operator, or of all its overloads; of a function in C++, the schema of the operator that it calls."""
     if isinstance(target, types.BuiltinFunctionType):
         target = getattr(getattr(torch.ops.aten, target.__name__, None), "default", None)
     if isinstance(target, torch._ops.OpOverloadPacket):
