@@ -142,31 +142,33 @@ def test_while_a_graph_is_captured_only_gradients_that_are_asked_for_are_made(ca
     assert asked == (exact if captures else [[True, False, True], [True, True, True], [False, True, True]])
 
 
+def assert_several(y, asked, weight, **options):
+    """Check torch.autograd.grad(is_grads_batched=True), as of jacobian(vectorize=True), and derivatives; return single ones."""
+    many = torch.randn(3, *y.shape, dtype=y.dtype, device=y.device, generator=torch.Generator(y.device).manual_seed(3))
+    one = [torch.autograd.grad(y, asked, each, create_graph=True) for each in many]
+    given = {"retain_graph": True, "is_grads_batched": True}
+    found = [torch.autograd.grad(y, asked, many, create_graph=records, **given) for records in (False, True)]
+    found.append(tuple(map(torch.stack, zip(*one, strict=True))))
+    again = [torch.autograd.grad(sum(t.sin().sum() for t in each), weight, retain_graph=True) for each in found[1:]]
+    for got, expected in (found[::2], found[1:], again):
+        torch.testing.assert_close(got, expected, **options)
+    return one
+
+
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("relu", [False, True])
 def test_several_gradients_at_once(last, relu):
-    """torch.autograd.grad(is_grads_batched=True), as of jacobian(vectorize=True), and of gradients once more."""
-    generator = torch.Generator().manual_seed(3)
     given = x, weight, bias = drawn(2, 4, 6, 8, last=last), drawn(3, 4, 3, 3, last=last), drawn(3)
     window, rest = ([2, 2], [1, 1], [1, 1, 1, 1], [1, 1]), ([2, 2], [0, 0, 0, 0], [1, 1], 1, relu)
     hidden = pairs.conv_with_derivatives(x, weight.transpose(0, 1).repeat(1, 2, 1, 1)[:, :4], None, ((1, 1), (1, 1), (1, 1), 1))
-    y, asked = pooled_conv(hidden, weight, bias, *window, *rest), given
-    for _ in range(2):
-        many = torch.randn(3, *y.shape, dtype=torch.float64, generator=generator)
-        got = torch.autograd.grad(y, asked, many, retain_graph=True, is_grads_batched=True)
-        one = [torch.autograd.grad(y, asked, each, create_graph=True) for each in many]
-        torch.testing.assert_close(got, tuple(map(torch.stack, zip(*one, strict=True))))
-        y, asked = one[0][0], given[1:2]
+    one = assert_several(pooled_conv(hidden, weight, bias, *window, *rest).square(), given, weight)
+    assert_several(one[0][0], given[1:2], weight)
 
 
 def test_several_gradients_of_an_upsampled_convolution(device, monkeypatch):
     monkeypatch.setattr(upsampling, "_pays", lambda *given: True)
-    given = [torch.randn(shape, device=device, requires_grad=True) for shape in ((2, 32, 6, 6), (8, 32, 3, 3))]
-    y = upsampling.upsample_conv2d(*given, padding=1)
-    many = torch.randn(3, *y.shape, device=device)
-    one = [torch.autograd.grad(y, given, each, retain_graph=True) for each in many]
-    got = torch.autograd.grad(y, given, many, is_grads_batched=True)
-    torch.testing.assert_close(got, tuple(map(torch.stack, zip(*one, strict=True))), rtol=1e-3, atol=1e-3)
+    x, weight = (torch.randn(shape, device=device, requires_grad=True) for shape in ((2, 32, 6, 6), (8, 32, 3, 3)))
+    assert_several(upsampling.upsample_conv2d(x, weight / 99, padding=1).square(), (x, weight), weight, rtol=1e-3, atol=1e-3)
 
 
 # ---- under torch.compile ----

@@ -241,8 +241,6 @@ def test_pairs_as_convolutions_by_pooled_weights(kind, second, last, device, mon
 FIRST, BEHIND, ONE = [F.avg_pool2d, torch.conv2d], [torch.conv2d, F.avg_pool2d], [eager._weight_means, torch.conv2d]
 ORDERS = [((8, 64, 64), 16, 1, FIRST), ((8, 256, 64), 16, 1, BEHIND), ((1, 512, 128), 4, 1, BEHIND), ((1, 64, 16), 8, 3, BEHIND)]
 ORDERS += [((8, 64, 4), 32, 5, ONE), ((8, 64, 64), 8, 5, FIRST), ((0, 64, 64), 8, 3, FIRST)]
-
-
 TYPES, STEPS = [(torch.float32, 1e-5), (torch.bfloat16, 0.03)], [(False, False), (False, True), (True, False)]
 CASES = [(*step, *order, *TYPES[(i + j) % 2]) for (i, step), (j, order) in itertools.product(enumerate(STEPS), enumerate(ORDERS))]
 

@@ -179,13 +179,13 @@ class _Gradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple:
         (grad, other), (outer,), number, geometry = ctx.saved_tensors, grads, ctx.number, ctx.geometry
-        needs = wanted(ctx, (True, True))
-        (d_other,), d_grad = side_by_side(
+        needs, (x, weight) = wanted(ctx, (True, True)), (other, outer) if number else (outer, other)
+        found, d_grad = side_by_side(
             grad,
-            lambda: (_gradient(grad, outer, other.detach(), geometry, 1 - number) if needs[1] else None,),
-            lambda: _pair(*((other, outer) if number else (outer, other)), None, geometry, _by_torch) if needs[0] else None,
+            lambda: pair_gradients(grad, x, weight, geometry, (number == 1, number == 0, False)) if needs[1] else (None, None),
+            lambda: pair_by_torch(x, weight, geometry) if needs[0] else None,
         )
-        return d_grad, d_other, None, None, None
+        return d_grad, found[1 - number], None, None, None
 
 
 # Without PyTorch's question for transforms, which has been answered.
@@ -205,7 +205,7 @@ def pair_gradients(grad: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, 
         d_x = d_z if is_single or not needs[0] else _fusible_adjoint(d_z, x, *geometry[:4])
         alone = channel_sums(grad) if needs[2] and not together else None
         return d_x if needs[0] else None, d_weight if needs[1] else None, d_bias if together else alone
-    if records and type(grad) is Tensor:  # for PyTorch's own autograd
+    if records and type(grad) is Tensor and not any(map(is_batched, (grad, x, weight))):  # for PyTorch's own autograd
         d_input = _gradient(grad, weight, x.detach(), geometry, 0) if needs[0] else None
         d_weight = _gradient(grad, x, weight.detach(), geometry, 1) if needs[1] else None
         return d_input, d_weight, channel_sums(grad) if needs[2] else None
@@ -232,8 +232,13 @@ def _boxes(grad: Tensor) -> Any:
     return not torch.is_grad_enabled() and _home(grad) or _ops
 
 
+def pair_by_torch(x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+    """A pair in a backward pass, differentiable: the box means, then PyTorch's convolution."""
+    tensors = x, weight, None
+    return _by_torch(tensors, geometry) if is_batched(x) or is_batched(weight) else _pair(*tensors, geometry, _by_torch)
+
+
 def _by_torch(tensors: Any, geometry: Geometry) -> Tensor:
-    """A pair without derivatives: the box means, then PyTorch's convolution."""
     with torch._C._ExcludeDispatchKeyGuard(AUTOCAST):
         return plain.pooled_conv(*tensors, *geometry, mean=_boxes(tensors[0]).box_mean)
 
@@ -380,7 +385,9 @@ def _is_cuda_graph_captured() -> bool:
 
 
 def is_batched(grad: Tensor) -> bool:
-    """Return True for several gradients in one, of torch.autograd.grad(is_grads_batched=True): operators alone take it."""
+    """Return True for several gradients in one, of torch.autograd.grad(is_grads_batched=True).
+
+    Operators alone take it, and their derivatives alone are recorded."""
     return not torch.compiler.is_compiling() and torch._C._functorch.is_legacy_batchedtensor(grad)
 
 

@@ -92,7 +92,10 @@ class _UpsampleConv(torch.autograd.Function):
         found = pairs.pair_gradients(x, grad, turned, geometry, (False, True, False))[1] if needs[1] else None
         d_weight = None if found is None else _turned(found, copies, weight)
         with torch._C._ExcludeDispatchKeyGuard(pairs.AUTOCAST):  # a backward pass in its context has forward's types
-            d_x = pairs.pooled_conv_of((grad, turned, None), geometry) if needs[0] else None
+            if needs[0] and pairs.is_batched(grad):
+                d_x = pairs.pair_by_torch(grad, turned, geometry)
+            else:
+                d_x = pairs.pooled_conv_of((grad, turned, None), geometry) if needs[0] else None
         return d_x, d_weight, pairs.channel_sums(grad) if needs[2] else None, None, None
 
 
@@ -128,16 +131,21 @@ class _Blocks(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, scales: Ints, sums: bool) -> Tensor:
         ctx.scales, ctx.sums = scales, sums
         made = kernels.blocks(x, scales, sums) if pairs.takes_kernels(x) else None
-        if made is None and sums:
-            return plain.box_mean(x, scales, scales, (0, 0) * len(scales), (1,) * len(scales)) * math.prod(scales)
-        return interpolated(x, scales) if made is None else made
+        return _blocks_by_torch(x, scales, sums) if made is None else made
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple:
-        return _blocks(grads[0], ctx.scales, not ctx.sums), None, None
+        run = _blocks_by_torch if pairs.is_batched(grads[0]) else _blocks
+        return run(grads[0], ctx.scales, not ctx.sums), None, None
 
 
 _blocks = super(torch.autograd.Function, _Blocks).apply
+
+
+def _blocks_by_torch(x: Tensor, scales: Ints, sums: bool) -> Tensor:
+    if sums:
+        return plain.box_mean(x, scales, scales, (0, 0) * len(scales), (1,) * len(scales)) * math.prod(scales)
+    return interpolated(x, scales)
 
 
 def interpolated(x: Tensor, scales: Ints) -> Tensor:
