@@ -143,15 +143,17 @@ def test_while_a_graph_is_captured_only_gradients_that_are_asked_for_are_made(ca
 
 
 def assert_several(y, asked, weight, **options):
-    """Check torch.autograd.grad(is_grads_batched=True), as of jacobian(vectorize=True), and derivatives; return single ones."""
+    """Check several gradients at once, as of jacobian(vectorize=True), and by torch.vmap, and derivatives; return single ones."""
     many = torch.randn(3, *y.shape, dtype=y.dtype, device=y.device, generator=torch.Generator(y.device).manual_seed(3))
     one = [torch.autograd.grad(y, asked, each, create_graph=True) for each in many]
-    given = {"retain_graph": True, "is_grads_batched": True}
-    found = [torch.autograd.grad(y, asked, many, create_graph=records, **given) for records in (False, True)]
-    found.append(tuple(map(torch.stack, zip(*one, strict=True))))
-    again = [torch.autograd.grad(sum(t.sin().sum() for t in each), weight, retain_graph=True) for each in found[1:]]
-    for got, expected in (found[::2], found[1:], again):
-        torch.testing.assert_close(got, expected, **options)
+    expected = tuple(map(torch.stack, zip(*one, strict=True)))
+    for records in (False, True):
+        kept = {"create_graph": records, "retain_graph": True}
+        mapped = torch.vmap(lambda each, kept=kept: torch.autograd.grad(y, asked, each, **kept))(many)
+        for found in (mapped, torch.autograd.grad(y, asked, many, is_grads_batched=True, **kept)):
+            torch.testing.assert_close(found, expected, **options)
+            sums = [sum(t.sin().sum() for t in each) for each in (found if records else expected, expected)]
+            torch.testing.assert_close(*(torch.autograd.grad(t, weight, retain_graph=True) for t in sums), **options)
     return one
 
 

@@ -111,7 +111,6 @@ def test_outputs_and_derivatives(name, device, dtype, of):
 
 # ---- in training ----
 
-
 OF_ALL_KINDS = ("SNGAN 32x32", "WGAN-GP 64x64", "StarGAN v2 64x64", "DVD-GAN", "LeNet-5", "DenseNet of short blocks")
 
 

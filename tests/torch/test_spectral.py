@@ -33,9 +33,7 @@ def network(wrap=spectral_norm, **options):
 
 
 def compiled(net, monkeypatch, inner=None, dynamic=None):
-    """The network with what a GPU's graphs have in front, by PyTorch's operators, and how many weights each graph normalizes.
-
-    inner: what compiles the graphs."""
+    """The network with a GPU's normalization by PyTorch's operators, and how many weights a graph has.  inner: its compiler."""
     monkeypatch.setattr(kernels, "library_is_there", lambda: True)
     monkeypatch.setattr(training, "has", lambda name: True)
     counts = []

@@ -86,7 +86,7 @@ def _run(tensors: Any, geometry: Geometry) -> Tensor:
 
 def _home(t: Tensor) -> Any:
     """The module whose functions a tensor's operators call at once, without derivatives; None where something looks on."""
-    if type(t) not in _TYPES or torch._C._len_torch_dispatch_stack() or is_batched(t):
+    if type(t) not in _TYPES or torch._C._len_torch_dispatch_stack() or is_transformed(t):
         return None
     return kernels if t.is_cuda else plain
 
@@ -195,7 +195,7 @@ _pair, _gradient = (super(torch.autograd.Function, function).apply for function 
 def pair_gradients(grad: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, needs: Sequence[bool]) -> Gradients:
     """The gradients of a pair; differentiable."""
     records, is_single = torch.is_grad_enabled(), plain.is_single(*geometry[:3])
-    if not is_batched(grad):
+    if not is_transformed(grad):
         grad = grad.contiguous(memory_format=plain.result_format(x, weight))  # copied once for all who read it
     if isinstance(grad, FunctionalTensor) and not records:
         # AOTAutograd follows, for torch.compile.  A compiler fuses the bias's sums with what is around them; with those of few
@@ -205,7 +205,7 @@ def pair_gradients(grad: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, 
         d_x = d_z if is_single or not needs[0] else _fusible_adjoint(d_z, x, *geometry[:4])
         alone = channel_sums(grad) if needs[2] and not together else None
         return d_x if needs[0] else None, d_weight if needs[1] else None, d_bias if together else alone
-    if records and type(grad) is Tensor and not any(map(is_batched, (grad, x, weight))):  # for PyTorch's own autograd
+    if records and type(grad) is Tensor and not any(map(is_transformed, (grad, x, weight))):  # for PyTorch's own autograd
         d_input = _gradient(grad, weight, x.detach(), geometry, 0) if needs[0] else None
         d_weight = _gradient(grad, x, weight.detach(), geometry, 1) if needs[1] else None
         return d_input, d_weight, channel_sums(grad) if needs[2] else None
@@ -219,7 +219,7 @@ def _at_means(grad: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, needs
     window, (strides, pads, dilations, groups), rank = geometry[:4], geometry[4:8], x.dim() - 2
     z, even = x, pads[:rank] == pads[rank:]
     if not plain.is_single(*window[:3]):  # without the weight's gradient the shape and order alone count
-        z = _boxes(x if is_batched(x) else grad).box_mean(x, *window) if needs[1] else _empty_means(x, *window)
+        z = _boxes(x if is_transformed(x) else grad).box_mean(x, *window) if needs[1] else _empty_means(x, *window)
     if not even:
         z = F.pad(z, plain.torch_pads(pads))
     convolution = (strides, pads[:rank] if even else (0,) * rank, dilations, groups)
@@ -229,13 +229,13 @@ def _at_means(grad: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, needs
 
 def _boxes(grad: Tensor) -> Any:
     """The box mean and its adjoint: operators, or their kernels at once where no derivatives are wanted and nothing looks on."""
-    return not torch.is_grad_enabled() and _home(grad) or _ops
+    return plain if is_transformed(grad) else not torch.is_grad_enabled() and _home(grad) or _ops
 
 
 def pair_by_torch(x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
     """A pair in a backward pass, differentiable: the box means, then PyTorch's convolution."""
     tensors = x, weight, None
-    return _by_torch(tensors, geometry) if is_batched(x) or is_batched(weight) else _pair(*tensors, geometry, _by_torch)
+    return _by_torch(tensors, geometry) if is_transformed(x) or is_transformed(weight) else _pair(*tensors, geometry, _by_torch)
 
 
 def _by_torch(tensors: Any, geometry: Geometry) -> Tensor:
@@ -291,7 +291,7 @@ def of_convolution(grad: Tensor, z: Tensor, weight: Tensor, convolution: Convolu
         )
         return d_z, *found
     few = None  # cuDNN is slower with images
-    if needs[1] and has_few_channels(weight, needs[2]) and takes_kernels(grad) and not is_batched(z):
+    if needs[1] and has_few_channels(weight, needs[2]) and takes_kernels(grad) and not is_transformed(z):
         few = kernels.few_channels_gradients(grad, z, weight, convolution, needs[2])
     if few is not None:
         return of_convolution(grad, z, weight, convolution, (True, False, False))[0] if needs[0] else None, *few
@@ -312,8 +312,7 @@ def has_few_channels(weight: Tensor, bias: bool) -> bool:
 
 def takes_kernels(t: Tensor) -> bool:
     """Return True if the library's kernels may run on a tensor at once: on the current GPU, and nothing intercepts operators."""
-    on_current = _home(t) is kernels and t.get_device() == torch.cuda.current_device()
-    return on_current and not torch._C._are_functorch_transforms_active()
+    return _home(t) is kernels and t.get_device() == torch.cuda.current_device()
 
 
 MANY = 1 << 21
@@ -339,13 +338,13 @@ def _sums_by_product(grad: Tensor) -> bool:
 
     cuBLAS cannot start while a CUDA graph is captured: so a thread's first product is made as soon as there are MANY numbers.
     """
-    if not grad.is_cuda or grad.element_size() != 2 or is_batched(grad) or plain.memory_format(grad) == torch.contiguous_format:
+    if not grad.is_cuda or grad.element_size() != 2 or is_transformed(grad):
         return False
     started = getattr(_products, "started", False)
     least = 4 * MANY if started and not is_in_cuda_graph(grad) else MANY
     if type(grad) is not Tensor or torch.is_grad_enabled() or grad.numel() < least:
         return False
-    if not started and _is_cuda_graph_captured():
+    if plain.memory_format(grad) == torch.contiguous_format or not started and _is_cuda_graph_captured():
         return False
     return not torch.are_deterministic_algorithms_enabled() and hasattr(torch.ops.aten.mm, "dtype")
 
@@ -384,11 +383,13 @@ def _is_cuda_graph_captured() -> bool:
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
-def is_batched(grad: Tensor) -> bool:
-    """Return True for several gradients in one, of torch.autograd.grad(is_grads_batched=True).
+def is_transformed(grad: Tensor) -> bool:
+    """Return True for several gradients in one, of torch.autograd.grad(is_grads_batched=True), and inside of transforms.
 
-    Operators alone take it, and their derivatives alone are recorded."""
-    return not torch.compiler.is_compiling() and torch._C._functorch.is_legacy_batchedtensor(grad)
+    PyTorch's operators alone take them, and their derivatives alone are recorded."""
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._functorch.is_legacy_batchedtensor(grad) or are_transforms_active()
 
 
 # ---- convolutions of no pair ----

@@ -22,7 +22,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from convpool.cuda import library, training
 from convpool.torch import kernels, plain
 from convpool.torch.changes import changes, contexts_of, is_of_module, memories, value_of
-from convpool.torch.pairs import LIBRARY, is_batched, unwatched
+from convpool.torch.pairs import LIBRARY, is_transformed, unwatched
 
 TURNS = ("t", getattr, torch.ops.aten.numpy_T, torch.ops.aten.matrix_H)  # since PyTorch 2.14 .T and .H are operators
 
@@ -253,7 +253,7 @@ class _Normalize(torch.autograd.Function):
         run: Callable = _plain_adjoint
         if not torch.is_grad_enabled() and isinstance(kept, FunctionalTensor):
             run = torch.ops.convpool.spectral_norm_adjoint
-        elif not torch.is_grad_enabled() and all(unwatched(grad, kept, "meta") and not is_batched(grad) for grad in given[1]):
+        elif not torch.is_grad_enabled() and all(unwatched(grad, kept, "meta") and not is_transformed(grad) for grad in given[1]):
             run = _adjoint
         for n, found in zip(wanted, run(*given) if wanted else (), strict=True):
             made[n] = found

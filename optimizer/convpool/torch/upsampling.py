@@ -92,7 +92,7 @@ class _UpsampleConv(torch.autograd.Function):
         found = pairs.pair_gradients(x, grad, turned, geometry, (False, True, False))[1] if needs[1] else None
         d_weight = None if found is None else _turned(found, copies, weight)
         with torch._C._ExcludeDispatchKeyGuard(pairs.AUTOCAST):  # a backward pass in its context has forward's types
-            if needs[0] and pairs.is_batched(grad):
+            if needs[0] and pairs.is_transformed(grad):
                 d_x = pairs.pair_by_torch(grad, turned, geometry)
             else:
                 d_x = pairs.pooled_conv_of((grad, turned, None), geometry) if needs[0] else None
@@ -119,7 +119,7 @@ def _turned(weight: Tensor, factor: int, like: Tensor | None = None) -> Tensor:
         if made is not None:
             return made
     turned = weight.flip(tuple(range(2, weight.dim()))).transpose(0, 1)
-    if recorded or pairs.is_batched(weight):
+    if recorded or pairs.is_transformed(weight):
         return (factor * turned).contiguous()
     return torch.mul(turned, factor, out=torch.empty(turned.shape, dtype=weight.dtype, device=weight.device, memory_format=found))
 
@@ -135,7 +135,7 @@ class _Blocks(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple:
-        run = _blocks_by_torch if pairs.is_batched(grads[0]) else _blocks
+        run = _blocks_by_torch if pairs.is_transformed(grads[0]) else _blocks
         return run(grads[0], ctx.scales, not ctx.sums), None, None
 
 
