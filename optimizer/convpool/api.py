@@ -110,8 +110,8 @@ def optimize(
     given = CheckInputs(max(check, 1), arrays, shapes, seed, rtol, atol, progress)
     given.maker(fixed.proto)  # before any work too
     options = replace(options, accumulation=accumulation, upsampling=upsampling)
-    sized = autotune or "plain_conv" in options.rules or "tensorrt" in options.devices
-    known = tensor_shapes(fixed, shapes, evaluate) if sized else {}
+    asks_sizes = autotune or "plain_conv" in options.rules or "tensorrt" in options.devices  # open ones too
+    known = tensor_shapes(fixed, shapes, evaluate) if asks_sizes else {}
     reached = in_reach(fixed, options)  # a form of the model in which more pairs are seen, if there is one
     result = rewrite(fixed, options, reached, known, Tuner(seed, progress) if autotune else None)
     report = result.report

@@ -138,7 +138,7 @@ def rewrite(
     """`optimize` without its check.  reached: where it starts, of `in_reach`; default the model.  shapes: see `Context`."""
     start, stays = reached or (model, ())
     result = LoadedModel(deepcopy(start.proto), model.base_dir, path=model.path, data_files=model.data_files)
-    moved_back = options.lowering != "convavgpool" and schema.move_back(result.proto)
+    moved_back = options.lowering != "convavgpool" and schema.move_back(result.proto)  # for lower_operator
     run = Pipeline(result, start.inferred, options, shapes=shapes, tuner=tuner)
     scopes = run.scopes()
     before, seen = count(scopes), survey(scopes)
@@ -287,8 +287,8 @@ class Pipeline:
         return bool(found)
 
     def _plans(self, scope: Scope, rules: list[Rule], kept: list[Kept]) -> list[Found]:
-        """Plans for one scope that share no node.  A site in the way of another is seen again in the next round.  kept: gets the
-        sites that stay."""
+        """Plans for one scope, none of a node that another owns.  A site in the way of another is seen again in the next round.
+        kept: gets the sites that stay."""
         may_have = [rule for rule in rules if not rule.needs or not scope.op_types.isdisjoint(rule.needs)]
         sites = [(rule, site) for rule in may_have for site in rule.sites(scope, self._context)]
         verdicts = [(rule, site, rule.verdict(site, self._context)) for rule, site in sites]

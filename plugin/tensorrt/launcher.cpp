@@ -196,7 +196,7 @@ void Launcher::launch(Run &run, const void *const *inputs, void *output, void *w
     pointers.w = inputs[kInputW];
     pointers.b = problem.has_bias ? inputs[kInputB] : nullptr;
     if (problem.prologue_affine) pointers.scale = inputs[kInputScale], pointers.shift = inputs[kInputShift];
-    if (problem.has_residual) pointers.residual = inputs[problem.prologue_affine ? kInputShift + 1 : kInputB + 1];
+    if (problem.has_residual) pointers.residual = inputs[problem.prologue_affine ? kInputShift + 1 : kInputB + 1];  // last
     pointers.y = output;
     pointers.workspace = workspace;
     pointers.workspace_bytes = workspace == nullptr ? 0 : run.request.workspace_bytes;

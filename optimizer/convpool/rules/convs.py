@@ -67,7 +67,7 @@ class ConvLeaf:
     """The convolution and the nodes between it and the join or pooling, all of which go."""
     folded: tuple[Step, ...] = ()
     """The nodes whose effect is in `affine`."""
-    passed: tuple[int, ...] = ()
+    passed_pads: tuple[int, ...] = ()
     """Pads in front of the convolution, which reads from before them: nearest first, and they may have other readers."""
 
     @property
@@ -277,7 +277,7 @@ def with_pads_in_front(scope: Scope, leaf: ConvLeaf) -> ConvLeaf:
     name, pads, passed = zero_pads(scope, leaf.input, leaf.conv.rank)
     if not passed or any(_pooled(scope, scope.nodes[index].output[0]) for index in passed):
         return leaf
-    return replace(padded(leaf, pads), input=name, passed=passed)
+    return replace(padded(leaf, pads), input=name, passed_pads=passed)
 
 
 def padded(leaf: ConvLeaf, pads: Ints) -> ConvLeaf:

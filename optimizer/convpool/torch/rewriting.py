@@ -139,7 +139,7 @@ class Rebuilding:
             self._give(node, upsample_conv_of, (*self._tensors(node), tuple(values["factors"]), tuple(values["pads"])))
         elif node.name in self._skeleton.labels:
             self._copy(node, node.name)
-        elif (label := re.sub(r"_moved(_\d+)?$", "", node.name)) in self._skeleton.labels and label:
+        elif (label := re.sub(r"_moved(_\d+)?$", "", node.name)) in self._skeleton.labels and label:  # of resampling.emit
             self._copy(node, label, small=True)
         elif is_op(node, "Mul") and node.input[1] in self._constants:
             factor = numpy_helper.to_array(self._constants[node.input[1]]).item()

@@ -141,8 +141,8 @@ convpool_status launch_plan(convpool_plan &plan, const convpool_tensors &t, cuda
     convpool_tensors tensors = t;
     cudaError_t error = cudaSuccess;
     if (work.workspace.statistics_bytes > 0) {
-        const size_t before = (t.prepared != nullptr ? 0 : work.workspace.weights_bytes) + work.workspace.x_bytes;
-        error = statistics::launch(work.problem, tensors, static_cast<char *>(t.workspace) + before, stream);
+        const size_t behind_x = (t.prepared != nullptr ? 0 : work.workspace.weights_bytes) + work.workspace.x_bytes;
+        error = statistics::launch(work.problem, tensors, static_cast<char *>(t.workspace) + behind_x, stream);
     }
     if (error == cudaSuccess) error = work.launch(tensors, stream);
     return cuda_status(work.tactic.name.c_str(), error);

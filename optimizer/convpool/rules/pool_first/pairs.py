@@ -281,7 +281,7 @@ class PairRule(Rule):
         gone = {*plan.pooling.nodes, *convs.tree_nodes(plan.tree)}
         edit.replace(max(plan.pooling.root, *convs.tree_nodes(plan.tree)), gone)
         rewire(plan.shape_nodes, edit)
-        edit.drop_unread(index for leaf in plan.leaves for index in leaf.passed)
+        edit.drop_unread(index for leaf in plan.leaves for index in leaf.passed_pads)
 
     def rewritten(self, plan: PairPlan, outputs: list[str], times: dict[str, float] | None, log: Log) -> None:
         scope, made = plan.scope, iter(outputs)
@@ -401,7 +401,7 @@ class PairEmitter:
             padding = {"pads": spec.pads, "count_include_pad": 1} if any(spec.pads) else {}
             give(self._edit.nodes[-1], padding | ({"dilations": spec.dilations} if max(spec.dilations) > 1 else {}))
         stand_for(self._edit.nodes[-1], self._root)
-        self._root = NodeProto()  # another one stands for none
+        self._root = NodeProto()  # a second pooling stands for no old node
         return output
 
     def _join(self, tree: convs.JoinTree) -> str:

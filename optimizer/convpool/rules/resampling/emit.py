@@ -105,7 +105,7 @@ def _at_full_size(group: plans.Group, scope: Scope) -> Iterator[tuple[int, int, 
         found = group.resample
         if found is None:
             yield first, count, sources
-        elif sources == (source_of(found),):
+        elif sources == (source_of(found),):  # nothing stands between
             yield first, count, (scope.nodes[found.node].output[0],)
         else:
             yield first, count, tuple(Applied(found.node, (source,), kind="resample", resample=found) for source in sources)

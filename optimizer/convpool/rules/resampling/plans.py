@@ -263,7 +263,7 @@ def with_forms(plan: ResamplingPlan, context: Context) -> ResamplingPlan | Rejec
     if not is_conv_first(plan) and any(group.resample and in_float32(scope, group.resample) for group in plan.groups):
         return reject(scope, leaf.node, "type", "BFLOAT16", "one that onnxruntime's ConvTranspose has")
     for_gpu = "gpu" in options.devices and options.upsampling is None
-    may_be_node = options.lowering == "convavgpool" and context.enabled("chain_upsample")
+    may_be_node = options.lowering == "convavgpool" and context.enabled("chain_upsample")  # with the upsampling
     if for_gpu and (unknown := _unmeasured(plan, may_be_node)) is not None:
         return unknown
     m, large = channels_out(leaf), _large_size(plan)
@@ -298,8 +298,8 @@ def with_forms(plan: ResamplingPlan, context: Context) -> ResamplingPlan | Rejec
         return rejection(scope, leaf.node, too_many)
     if any(not group.form for group in groups):
         after += expand.pass_cost(out, expand.PASS_WEIGHT)
-    before = expand.dense_cost(conv, m, channels_in(leaf), large) + _between(plan, large=True)
-    after += _between(plan, large=False)
+    before = expand.dense_cost(conv, m, channels_in(leaf), large) + _cost_between(plan, large=True)
+    after += _cost_between(plan, large=False)
     counts = (before.macs, after.macs) if leaf.size is not None else (None, None)
     # `best`: of the last map, where all stay at full size.
     what = "+".join(dict.fromkeys(group.form for group in groups if group.form)) or best
@@ -479,7 +479,7 @@ def work_of(plan: ResamplingPlan, group: Group) -> Work:
     return Work(conv, up, channels_out(plan.leaf), len(group.channels), size, plan.scope.opset)
 
 
-def _between(plan: ResamplingPlan, *, large: bool) -> Cost:
+def _cost_between(plan: ResamplingPlan, *, large: bool) -> Cost:
     """The cost of what is done between resamplings and convolution: on the large map as it is, or on the small ones."""
     scope, total = plan.scope, Cost()
     for group in plan.groups:
@@ -495,7 +495,7 @@ def _between(plan: ResamplingPlan, *, large: bool) -> Cost:
 # ---- what stands behind -------------------------------------------------------------------------------------------------
 
 
-def with_nodes_behind(plan: ResamplingPlan) -> ResamplingPlan:
+def with_normalization(plan: ResamplingPlan) -> ResamplingPlan:
     """The plan with a BatchNormalization behind the convolution folded into it."""
     scope, leaf = plan.scope, plan.leaf
     if leaf.weight is None or not is_known(scope, leaf):

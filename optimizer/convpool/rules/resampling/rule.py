@@ -70,7 +70,7 @@ class UpsampleLast(MovingRule):
         found = _without_forms(site, context)
         if not isinstance(found, plans.ResamplingPlan):
             return found
-        plan, refused = plans.with_nodes_behind(found), None
+        plan, refused = plans.with_normalization(found), None
         options = context.options
         with_plugin = "cpu" not in options.devices and options.lowering == "convavgpool" and options.upsampling is None
         if with_plugin and not plans.is_conv_first(plan):
@@ -236,7 +236,7 @@ class ResizeLast(MovingRule):
         picks = all(item.picks for item in read.resampled)
         plan = _infinite(site.scope, leaf, picks=picks) or plans.planned(site, leaf, read, read.nodes, context)
         if isinstance(plan, plans.ResamplingPlan):
-            plan = plans.with_forms(plans.with_nodes_behind(plan), context)
+            plan = plans.with_forms(plans.with_normalization(plan), context)
         return plans.with_activations(plan) if isinstance(plan, plans.ResamplingPlan) else plan
 
 

@@ -270,7 +270,7 @@ public:
         reason = problem_reason(p, t);
         if (reason.empty()) reason = lay_out(p, t, row, device, layout);
         if (!reason.empty()) return nullptr;
-        const void *function = kernel_of_row<kRows>(t.row, p.has_prologue());
+        const void *function = kernel_of_row<kRows>(t.row);
         const Kernel main{function, layout.grid, row.tile.warps_m * row.tile.warps_n * 32, row.split, layout.shared_bytes};
         return std::make_unique<DirectFusedPlan>(p, t, device, main, layout);
     }

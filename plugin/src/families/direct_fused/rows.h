@@ -11,7 +11,7 @@ namespace convpool {
 
 constexpr int kMaxTaps = 81;  // of direct_fused
 
-// direct_fused. Lengths in chunks of 16 bytes unless said otherwise.
+// direct_fused. kernel.cuh draws raw and P, of which this tells. Lengths in chunks of 16 bytes unless said otherwise.
 struct DirectFusedParams {
     const void *x, *w;
     void *y;

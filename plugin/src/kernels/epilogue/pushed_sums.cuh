@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The split reduction of small tiles multiplied by wgmma: a cluster's blocks each hold a part of a tile's sum, add the parts up,
-// and store Y.
+// The split reductions: a cluster's blocks each hold a part of a tile's sum, add the parts up, store Y. PushedSums is for small
+// tiles multiplied by wgmma, store_split, at the end, for others.
 //
-// The tile's fragments of 16 pixels x 8 channels are dealt out to the blocks in order. Every block pushes its part of a fragment
+// PushedSums deals fragments of 16 pixels x 8 channels out to the blocks in order. Every block pushes its part of a fragment
 // into the memory of the block that finishes it. That one adds the parts in the order of the blocks, so that the result does not
 // depend on timing, and stores the sum. No block loads from another, which would take a round trip for every load.
 //
