@@ -149,7 +149,7 @@ CHANGES = {
 def test_a_module_that_changes(name, monkeypatch):
     monkeypatch.setitem(SCALE, "a", 1.0)
     torch.manual_seed(2)
-    module = Net(lambda m, x: m.pair(x) * m.factor * sum(m.factors) * SCALE["a"])
+    module = Net(lambda m, x: m.pair(F.interpolate(x, scale_factor=(m.factor, 2.0))) * m.factor * sum(m.factors) * SCALE["a"])
     changed, _ = optimize(copy.deepcopy(module), X.clone().requires_grad_())
     assert_same(module, changed)
     for net in (module, changed):

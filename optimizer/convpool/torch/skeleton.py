@@ -25,6 +25,7 @@ import torch
 import torch.nn.functional as F
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from torch import Tensor, fx
+from torch.utils import _pytree as pytree
 
 from convpool.algebra.geometry import Refusal, refuse
 from convpool.errors import OptionError
@@ -452,7 +453,7 @@ def translate_call(s: Skeleton, label: str, node: fx.Node) -> NodeProto | None:
     given = arguments(node)
     if given is None or "input" in given and not isinstance(given["input"], (fx.Node, int, float)):
         return None
-    if any(isinstance(given.get(name), fx.Node) for name in NUMBERS):
+    if any(isinstance(item, fx.Node) for name in NUMBERS for item in pytree.tree_leaves(given.get(name))):
         return None
     if max(getattr(value_of(item), "ndim", 0) for item in (node, *node.all_input_nodes)) == 1:
         return None  # no part of a pair, and onnx would follow each value, as those of a shape, of all images in a batch
