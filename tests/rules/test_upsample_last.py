@@ -525,7 +525,9 @@ REFUSED = {
     "half pixel with floor": (HALF, CONV, {}, "resampling; got nearest, half_pixel, floor, 4 times as many elements"),
     "align corners": (CORNERS, CONV, {}, "resampling; got nearest, align_corners"),
     "no whole factor": (UP, CONV, {"s": scales(1.5, 2)}, "3 times as many elements, expected nearest"),
-    "linear": (UP.replace('"nearest"', '"linear"'), CONV, {}, "got linear, asymmetric, floor, 4 times as many elements"),
+    "linear": (UP.replace('"nearest"', '"linear"'), CONV, {}, "resampling; got linear, expected nearest upsampling by whole"),
+    "linear, of open sizes": ('h = Shape(z)\nu = Resize<mode="linear">(x, , , h)\n', CONV, {},
+        "resampling; got linear, expected nearest upsampling by whole factors", "float[N,64,H,W] x, float[N,64,A,B] z"),
     "channels": (UP, CONV, {"s": np.float32([1, 2, 2, 2]), "w": (64, 128, 3, 3)}, "channels; got [1.0, 2.0], expected 1 and 1"),
     "extrapolation": (CROP, CONV, {"roi": np.float32([0, 0, 0, 0, 1, 1, 1, 1])}, "mode; got tf_crop_and_resize, expected one of"),
     "shrinks": (UP, CONV, {"s": scales(0.5, 0.5)}, "0.25 times as many elements"),
@@ -787,7 +789,9 @@ def test_maps_per_channel_move_in_front_of_interpolation_and_others_do_not():
     given = pointwise(resized('mode="linear"') + body, {"p": np.linspace(0.5, 2, 16, dtype=np.float32)})
     assert operators(rewrite(given).graph)["Resize"] == 1
     relu = reason(pointwise(resized('mode="linear"') + "v = Relu(u)\ny = Conv(v, w, b)"))
-    assert relu == "Relu 'v': between resize and convolution; got Relu, expected maps per channel"
+    assert relu == "Relu 'v': between resize and convolution; got Relu, expected a scale and shift per channel"
+    summed = graph(SUM + "a = Relu(v)\ny = Conv<pads=[1,1,1,1]>(a, w)", SCALES, inputs=f"{IMAGE}, float[1,64,24,24] z")
+    assert reason(summed).endswith("got Relu, expected a scale per channel of a sum of maps")
 
 
 STAYS_POINTWISE = {

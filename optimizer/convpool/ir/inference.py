@@ -92,7 +92,7 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
                 node.op_type, item.name = "RandomUniformLike", "dtype"
     for node in ops_of(nodes, "SplitToSequence", "STFT", *(["If"] if opset_of(model.opset_import) < BRANCHES_OPSET else [])):
         node.op_type = UNKNOWN_SIZE
-    scaled, result, by_onnx = ops_of(nodes, "Resize", "Upsample"), None, None
+    pooled, scaled, result, by_onnx = ops_of(nodes, *POOLINGS), ops_of(nodes, "Resize", "Upsample"), None, None
     try:
         for function in filter(lambda function: not is_own(function), probe.functions):  # convpool's are by whole scales
             _mark_unknown(function)
@@ -100,7 +100,7 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
             _hide_slices(graph)
         result = by_onnx = _infer(probe)
         result = _infer(probe) if _stop_values(graphs, result) else result
-        while drop_windows(probe, graphs, result) or scaled and raise_scales(probe, graphs, result):
+        while pooled and drop_windows(probe, graphs, result) or scaled and raise_scales(probe, graphs, result):
             result = _infer(probe)
         if fill_in(probe, result, taken):
             result = _infer(probe)
@@ -192,7 +192,7 @@ def side_by_side(model: ModelProto, inferred: ModelProto) -> list[tuple[GraphPro
 
 def _types(inferred: ModelProto) -> dict[str, TypeProto]:
     """The types that are known by tensor, in all graphs of a model whose bodies' names are told apart."""
-    return {name: kind for _, _, known in side_by_side(inferred, inferred) for name, kind in known.items()}
+    return {v.name: v.type for graph in graphs_within(inferred.graph) for v in (*graph.value_info, *graph.input, *graph.output)}
 
 
 def _constants(nodes: Iterable[onnx.NodeProto]) -> list[tuple[str, Any]]:

@@ -119,7 +119,7 @@ class Walk:
         index = scope.producer.get(tensor)
         if index is None or scope.nodes[index].output[0] != tensor:
             return plain
-        node, found = scope.nodes[index], recognise(scope, index, self._rank)
+        node, found = scope.nodes[index], recognise(scope, index, self._rank, nearest=self._whole_factors)
         if isinstance(found, Resample):
             found = against(scope, found, self._rank, whole_factors=self._whole_factors) or found
         if isinstance(found, Reject):
@@ -188,7 +188,8 @@ class Walk:
         picks = all(item.picks for item in found.resampled)
         scales = per_channel and isinstance(step, Step) and step.affine is not None and not step.affine.shift.any()
         if found.summed and not scales or not picks and not per_channel:
-            self.rejects.append(reject(scope, index, "between resize and convolution", node.op_type, "maps per channel"))
+            expected = "a scale per channel of a sum of maps" if found.summed else "a scale and shift per channel"
+            self.rejects.append(reject(scope, index, "between resize and convolution", node.op_type, expected))
             return None
         if len(found.parts) > 1 and not self._divisible(index, data):
             return None
@@ -292,9 +293,7 @@ class Walk:
     def _normalised(self, index: int, depth: int) -> Map | None:
         node = self._scope.nodes[index]
         found = self._of_whole_factors(index, node.input[0], depth)
-        if found is None:
-            return None
-        if len(found.parts) > 1 and (is_op(node, "GroupNormalization") or not self._divisible(index, [0])):
+        if found is None or len(found.parts) > 1 and (is_op(node, "GroupNormalization") or not self._divisible(index, [0])):
             return None
         return self._applied(index, [0], [found], found.nodes)
 

@@ -77,13 +77,13 @@ class Resample:
         return self.up or self.node
 
 
-def recognise(scope: Scope, index: int, rank: int) -> Resample | Reject | None:
-    """The resampling that a node ends, why it cannot move, or None for other nodes.  Raises AttributeReference."""
+def recognise(scope: Scope, index: int, rank: int, *, nearest: bool = False) -> Resample | Reject | None:
+    """The resampling that a node ends, why it cannot move, or None.  nearest: refuse other modes.  Raises AttributeReference."""
     node = scope.nodes[index]
     if is_op(node, "Resize", "Upsample"):
-        return _resize(scope, index, rank)
+        return _resize(scope, index, rank, nearest)
     if is_op(node, "Cast"):
-        return _between_casts(scope, index, rank)
+        return _between_casts(scope, index, rank, nearest)
     if is_op(node, "Reshape", "Transpose") and (found := _repeated_axes(scope, index, rank)) is not None:
         return found
     if is_op(node, "ConvTranspose"):
@@ -96,8 +96,11 @@ def recognise(scope: Scope, index: int, rank: int) -> Resample | Reject | None:
 # ---- Resize and Upsample ------------------------------------------------------------------------------------------------
 
 
-def _resize(scope: Scope, index: int, rank: int) -> Resample | Reject:
+def _resize(scope: Scope, index: int, rank: int, nearest: bool) -> Resample | Reject:
     node, values = scope.nodes[index], attributes(scope.nodes[index])
+    mode = values.get("mode", b"nearest").decode(errors="replace")
+    if nearest and mode != "nearest":
+        return reject(scope, index, "resampling", mode, "nearest upsampling by whole factors")
     scales = scales_of(scope, index, rank)
     if isinstance(scales, Reject):
         return scales
@@ -107,15 +110,11 @@ def _resize(scope: Scope, index: int, rank: int) -> Resample | Reject:
     known = rough_scales(scope, index, rank, spatial)
     if known is None:
         return unknown_scales(scope, index, rank, spatial)
-    mode = values.get("mode", b"nearest").decode(errors="replace")
     old = scope.opset < 11
     coordinates = values.get("coordinate_transformation_mode", b"asymmetric" if old else b"half_pixel").decode(errors="replace")
-    if coordinates not in POSITIONS:
-        return reject(scope, index, "coordinate_transformation_mode", coordinates, f"one of {', '.join(POSITIONS)}")
-    if mode not in RESIZE_WEIGHTS:
-        return reject(scope, index, "mode", mode, f"one of {', '.join(RESIZE_WEIGHTS)}")
-    nodes = frozenset((index, *size_nodes(scope, node.input[1:])))
-    growth = float(math.prod(known))
+    for name, got, expected in (("coordinate_transformation_mode", coordinates, POSITIONS), ("mode", mode, RESIZE_WEIGHTS)):
+        if got not in expected:
+            return reject(scope, index, name, got, f"one of {', '.join(expected)}")
     rounding = values.get("nearest_mode", b"floor" if old else b"round_prefer_floor").decode(errors="replace")
     up = None
     if mode == "nearest" and None not in spatial and all(scale.denominator == 1 for scale in known) and max(known) > 1:
@@ -124,10 +123,11 @@ def _resize(scope: Scope, index: int, rank: int) -> Resample | Reject:
     for name in ("antialias", "exclude_outside"):  # one nearest element outside may be a zero
         if values.get(name, 0) and up is None:
             return reject(scope, index, name, 1, 0)
-    return Resample(index, node.input[0], up, growth, nodes, mode)
+    nodes = size_nodes(scope, node.input[1:])
+    return Resample(index, node.input[0], up, float(math.prod(known)), frozenset((index, *nodes)), mode)
 
 
-def _between_casts(scope: Scope, index: int, rank: int) -> Resample | Reject | None:
+def _between_casts(scope: Scope, index: int, rank: int, nearest: bool) -> Resample | Reject | None:
     """A Resize that computes in a wider type than the one that its input has, and its result gets."""
     chain = scope.chain(index, "Resize", "Cast") or scope.chain(index, "Upsample", "Cast")
     if chain is None:
@@ -137,7 +137,7 @@ def _between_casts(scope: Scope, index: int, rank: int) -> Resample | Reject | N
     given, wide, result = (scope.info(name).elem_type for name in (x, scope.nodes[first].output[0], scope.nodes[index].output[0]))
     if given != result or given not in HALF_TYPES or wide not in (TensorProto.FLOAT, TensorProto.DOUBLE):
         return None
-    found = _resize(scope, resize, rank)
+    found = _resize(scope, resize, rank, nearest)
     if isinstance(found, Reject):
         return found
     return replace(found, node=index, input=x, nodes=found.nodes | set(chain), casts=(first, resize))
