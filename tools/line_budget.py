@@ -15,9 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
-    "optimizer": 25160,
+    "optimizer": 25159,
     "plugin": 17500,
-    "tests": 35994,
+    "tests": 35998,
     "benchmarks": 8638,
     "tools": 952,
     "examples": 1167,
