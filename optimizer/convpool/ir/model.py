@@ -496,17 +496,12 @@ def with_sizes(model: ModelProto, shapes: Shapes) -> ModelProto:
     also in bodies, are then those that follow from the inputs: those noted for other sizes go, and names of sizes given too,
     since exporters name sizes by guess.
     """
-    fixed = deepcopy(model)
+    fixed = at_shapes(model, shapes)
     sizes: dict[str, set[int]] = {}
-    for value in fixed.graph.input:
-        if value.name in shapes:
-            shape = value.type.tensor_type.shape
-            names = [dim.dim_param for dim in shape.dim]
-            del shape.dim[:]
-            for number, size in enumerate(shapes[value.name]):
-                shape.dim.add(dim_value=size)
-                if number < len(names) and names[number]:
-                    sizes.setdefault(names[number], set()).add(size)
+    for value in model.graph.input:
+        for dim, size in zip(value.type.tensor_type.shape.dim, shapes.get(value.name, ()), strict=False):
+            sizes.setdefault(dim.dim_param, set()).add(size)
+    sizes.pop("", None)
     for value in fixed.graph.input:
         for dim in value.type.tensor_type.shape.dim:
             if len(sizes.get(dim.dim_param, ())) == 1:
@@ -527,7 +522,8 @@ def at_shapes(model: ModelProto, shapes: Shapes) -> ModelProto:
     fixed = deepcopy(model)
     for value in fixed.graph.input:
         if value.name in shapes:
-            value.CopyFrom(helper.make_tensor_value_info(value.name, value.type.tensor_type.elem_type, list(shapes[value.name])))
+            kind = helper.make_tensor_type_proto(value.type.tensor_type.elem_type, list(shapes[value.name]))
+            value.type.tensor_type.CopyFrom(kind.tensor_type)
     return fixed
 
 
