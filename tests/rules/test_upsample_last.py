@@ -774,14 +774,14 @@ def test_a_concat_of_a_sum_that_may_broadcast_stays():
     rewrite(alone, size=1, upsampling="conv_first")  # a 1x1 convolution commutes with broadcasting
 
 
-@pytest.mark.parametrize(("size", "most"), [(8, "of 0 microseconds"), (256, "")])
+@pytest.mark.parametrize(("size", "most"), [(8, "of 0.3 microseconds"), (256, "")])
 def test_several_maps_of_few_elements_stay_on_a_gpu(size, most):
     body = """a = Resize<mode="linear">(x, , s2) v = Resize<mode="linear">(q, , s4) j = Concat<axis=1>(a, v) y = Conv(j, w, b8)"""
     values = {"s2": scales(2, 2), "s4": scales(4, 4), "w": (8, 32, 1, 1), "b8": (8,)}
     given = pointwise(body, values, inputs=f"float[1,16,{2 * size},{2 * size}] x, float[1,16,{size},{size}] q")
     result = convpool.optimize(given, target="cuda", check=0)
     assert result.changed == (not most) and convpool.optimize(given, target="cpu", check=0).changed
-    assert not most or f"several maps, time on a GPU; got 5 {most}" in result.report.sites[0].reason
+    assert not most or f"several maps, time on a GPU; got 5.1 {most}" in result.report.sites[0].reason
 
 
 def test_maps_per_channel_move_in_front_of_interpolation_and_others_do_not():
