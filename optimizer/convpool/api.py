@@ -143,15 +143,17 @@ def _next_steps(result: OptimizeResult, model: LoadedModel, options: OptimizeOpt
         found.append(TAKE_ORIGINAL)
     elif seen.quantized:
         found.append(QUANTIZE_LATER)
-    on_cpu, given = replace(options, devices=TARGETS["cpu"].devices), suggested(model.proto, shapes)
+    on_cpu = replace(options, devices=TARGETS["cpu"].devices, rules=options.rules | {"upsample_if"})
+    given = suggested(model.proto, shapes)
     if not found and any(re.search(r"\bunknown\b|computed tensor|not provably|for every size", reason) for reason in stay):
         found += _preparing(report, model, options, given)
-        if not found and report.options["target"] == "any" and any("for every size" in reason for reason in stay):
-            found += _preparing(report, model, on_cpu, given)
-    if report.options["target"] == "any" and any(reason.endswith(OF_TARGET) for reason in stay):
+    by_size = not found and any("for every size" in reason for reason in stay)
+    if report.options["target"] == "any" and (by_size or any(reason.endswith(OF_TARGET) for reason in stay)):
         more = _pairs(model, on_cpu) - report.summary.rewritten
         if more > 0:
             found.append(f"{more} more for onnxruntime on a CPU: convpool optimize {name_of(model)} --target cpu")
+        elif by_size:
+            found += _preparing(report, model, on_cpu, given)
     if report.summary.rewritten and report.summary.model_macs_before is None:
         if given and count(scopes_at(model, given, evaluate)).total is not None:
             words = _words("--input-shape", given)

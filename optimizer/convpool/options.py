@@ -114,6 +114,8 @@ RULES = (
     Entry("pool_first", "convolution followed by average pooling", "pairs", "pool_first.rule:PoolFirst", ALL),
     Entry("fuse_pool_conv", "AveragePool followed by Conv", "pairs", "offloaded:FusePoolConv"),
     Entry("upsample_last", "nearest upsampling followed by Conv", "pairs", "resampling.rule:UpsampleLast", ALL),
+    Entry("upsample_if", "with upsample_last: where open sizes may differ from a multiple, an If on them",
+          "pairs", "resampling.rule:UpsampleLast", ("cpu",)),
     Entry("resize_last", "any enlarging Resize followed by a 1x1 Conv", "pairs", "resampling.rule:ResizeLast", ALL),
     Entry("resize_first", "a 1x1 Conv followed by a Resize to fewer elements", "pairs", "resampling.rule:ResizeFirst", ALL),
     Entry("image_conv", f"convolutions of images: {OF_IMAGES}",

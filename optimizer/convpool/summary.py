@@ -81,12 +81,13 @@ class ModelMacs:
 
 
 def count(scopes: Sequence[Scope]) -> ModelMacs:
-    """The multiply-adds of an indexed model, outer scopes first.  An open batch counts as 1 where no other size is open."""
+    """The multiply-adds of an indexed model, outer scopes first.  An open batch counts as 1 where no other size is open; of an If
+    whose condition is known counts the branch that it takes."""
     constants: dict[int, set[str]] = {}
     found = []
     batches, batch = (open_batches(scopes[0]), _batch(scopes[0])) if scopes else (frozenset(), 1)
     for scope in scopes:
-        if scope.is_own:
+        if scope.is_own or _is_not_taken(scope):
             continue
         around = constants[id(scope.parent)] if scope.parent is not None else set()
         stored = {*scope.initializers, *scope.sparse}  # but for those that a caller can replace
@@ -101,6 +102,15 @@ def count(scopes: Sequence[Scope]) -> ModelMacs:
                 macs = None if None in sizes else math.prod(cast(tuple[int, ...], sizes))
                 found.append(NodeMacs(scope.path, label(node), node.op_type in CONVOLUTIONS, macs))
     return ModelMacs(tuple(found), batch)
+
+
+def _is_not_taken(scope: Scope) -> bool:
+    """Return True for a branch of an If, and for a body in it, where the condition is known and takes the other one."""
+    if (around := scope.parent) is None:
+        return False
+    node = around.nodes[scope.owner]
+    taken = around.constant(node.input[0]) if is_op(node, "If") else None
+    return _is_not_taken(around) or taken is not None and scope.path.endswith("then_branch") != bool(taken.array().all())
 
 
 def open_batches(main: Scope) -> frozenset[str]:

@@ -42,21 +42,12 @@ SITUATIONS: dict[str, tuple] = {  # nodes, words of the report, and constants
     "a Resize to one half": ('y = Resize<mode="linear">(x, , half)', "0 convolutions, 1 average, 1 Resize", HALF),
     "a Resize to twice the size": ("h = Conv(x, w)\ny = Resize(h, , up)", "1 convolution, 0 averages, 1 Resize", UP),
     "Softmax": (f"{SOFTMAX}y = {POOL}(r)", "Softmax 1 x"),
-    "two kinds": (
-        f"{SOFTMAX}p = {POOL}(r)\nk = Conv(p, v)\nm = CumSum(k, one)\ny = {POOL}(m)",
-        "Softmax 1 x, CumSum 1 x",
-        {"v": (32, 32, 1, 1), "one": np.int64(1)},
-    ),
-    "behind something linear": (
-        f"h = Conv(x, w)\ng = Mul(h, two)\nr = Softmax<axis=1>(g)\ny = {POOL}(r)",
-        "Softmax 1 x",
-        {"two": np.float32(2)},
-    ),
-    "a residual": (
-        f"h = Conv<pads=[1,1,1,1]>(x, v)\ns = Add(h, x)\nr = Softmax<axis=1>(s)\ny = {POOL}(r)",
-        "Softmax 1 x",
-        {"v": (16, 16, 3, 3)},
-    ),
+    "two kinds": (f"{SOFTMAX}p = {POOL}(r)\nk = Conv(p, v)\nm = CumSum(k, one)\ny = {POOL}(m)", "Softmax 1 x, CumSum 1 x",
+        {"v": (32, 32, 1, 1), "one": np.int64(1)}),
+    "behind something linear": (f"h = Conv(x, w)\ng = Mul(h, two)\nr = Softmax<axis=1>(g)\ny = {POOL}(r)", "Softmax 1 x",
+        {"two": np.float32(2)}),
+    "a residual": (f"h = Conv<pads=[1,1,1,1]>(x, v)\ns = Add(h, x)\nr = Softmax<axis=1>(s)\ny = {POOL}(r)", "Softmax 1 x",
+        {"v": (16, 16, 3, 3)}),
     "MatMul": (f"h = Conv(x, w)\nr = MatMul(h, m)\ny = {POOL}(r)", "MatMul 1 x", {"m": (10, 12)}),
     "Where": (f"h = Conv(x, w)\nc = Greater(h, h)\nr = Where(c, h, h)\ny = {POOL}(r)", "Where 1 x"),
     "a transposed convolution": (f"h = ConvTranspose(x, v)\ny = {POOL}(h)", "ConvTranspose 1 x", {"v": (16, 8, 3, 3)}),
@@ -67,44 +58,31 @@ SITUATIONS: dict[str, tuple] = {  # nodes, words of the report, and constants
         "QLinearConv 1 x",
         SCALES,
     ),
-    "FusedConv with an activation": (
-        f'h = com.microsoft.FusedConv<activation="Relu", kernel_shape=[3,3]>(x, w)\ny = {POOL}(h)',
-        "com.microsoft.FusedConv 1 x",
-    ),
+    "FusedConv with an activation": (f'h = com.microsoft.FusedConv<activation="Relu", kernel_shape=[3,3]>(x, w)\ny = {POOL}(h)',
+        "com.microsoft.FusedConv 1 x"),
     "a linear Resize and FusedConv": (f'u = Resize<mode="linear">(x, , up){FUSED}', "0 averages, 1 Resize", UP),
     "in a branch": (
         f"y = If(flag) <then_branch = yes () => (float[a,b,c,d] a) {{ h = Conv(x, w) r = LRN<size=3>(h) a = {POOL}(r) }}, "
         f"else_branch = no () => (float[a,b,c,d] b) {{ b = {POOL}(x) }}>",
         "1 convolution, 2 averages, 0 Resizes",
     ),
-}
+}  # fmt: skip
 QUANTIZE = "next      run convpool with --lowering auto on the float model, and quantize the result"
 ORIGINAL = "next      the model was saved by onnxruntime, with operators of its own: optimize the original"
 HELPED: dict[str, tuple] = {  # nodes, words of the report, the step, and constants
-    "quantized": (
-        "q = QLinearConv(x8, s, z, w8, s, z, s, z)\nf = DequantizeLinear(q, s, z)\ny = GlobalAveragePool(f)",
-        "QLinearConv 1 x",
-        QUANTIZE,
-        SCALES,
-    ),
-    "dynamically quantized": (
-        "q = ConvInteger(x8, w8, z, z)\nf = Cast<to=1>(q)\nm = Mul(f, s)\ny = GlobalAveragePool(m)",
-        "ConvInteger 1 x",
-        QUANTIZE,
-        SCALES,
-    ),
-    "FusedConv": (
-        f"h = com.microsoft.FusedConv<kernel_shape=[3,3]>(x, w)\ny = {POOL}(h)",
-        "com.microsoft.FusedConv 1 x",
-        ORIGINAL,
-    ),
+    "quantized": ("q = QLinearConv(x8, s, z, w8, s, z, s, z)\nf = DequantizeLinear(q, s, z)\ny = GlobalAveragePool(f)",
+        "QLinearConv 1 x", QUANTIZE, SCALES),
+    "dynamically quantized": ("q = ConvInteger(x8, w8, z, z)\nf = Cast<to=1>(q)\nm = Mul(f, s)\ny = GlobalAveragePool(m)",
+        "ConvInteger 1 x", QUANTIZE, SCALES),
+    "FusedConv": (f"h = com.microsoft.FusedConv<kernel_shape=[3,3]>(x, w)\ny = {POOL}(h)", "com.microsoft.FusedConv 1 x",
+        ORIGINAL),
     "FusedConv behind a Resize": (f"u = Resize(x, , up){FUSED}", "0 averages, 1 Resize", ORIGINAL, UP),
     "upsampled in onnxruntime's layout": (
         f"u = com.microsoft.nchwc.Upsample<scales=[1,1,2,2]>(x){FUSED.replace('Fused', 'nchwc.')}",
         "0 averages, 1 Resize",
         ORIGINAL,
     ),
-}
+}  # fmt: skip
 
 
 def situation(body: str, constants: dict | None = None) -> onnx.ModelProto:
@@ -176,8 +154,9 @@ PREPARED = {
     "a mean in two steps": ("h = Conv(x, w)\na = ReduceMean<axes=[2]>(h)\ny = ReduceMean<axes=[3]>(a)", "--fix-shape"),
     "ceil_mode": (f"h = Conv<pads=[1,1,1,1]>(x, w)\ny = {POOL.replace('<', '<ceil_mode=1, ')}(h)", "--fix-shape"),
     "SAME_UPPER": (f"h = Conv<pads=[1,1,1,1]>(x, w)\ny = {SAME}(h)", "--fix-shape"),
-    "a Resize by means of the size of a skip": (
-        "m = Conv<strides=[2,2]>(x, v)\na = Shape<end=2>(m)\nb = Shape<start=2>(x)\ns = Concat<axis=0>(a, b)\n"
+    "a Resize by means of sizes that nothing tells": (
+        "m = Conv<strides=[2,2]>(x, v)\na = Shape<end=2>(m)\nb = Shape<start=2>(x)\nc = Mul(b, b)\nd = Div(c, b)\n"
+        "s = Concat<axis=0>(a, d)\n"
         'u = Resize<mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor">(m, , , s)\n'
         "y = Conv<pads=[1,1,1,1]>(u, w48)",
         "--target cpu --fix-shape",
@@ -220,6 +199,13 @@ def test_the_step_that_prepares_a_model_has_more_rewritten(name, target, tmp_pat
     assert rewritten(path, *words, "--input-shape", "x:1x16x224x224") == 1
     result = onnx.load(path.with_suffix(".convpool.onnx"))
     assert ("--fix-shape" in option) == (not result.graph.input[0].type.tensor_type.shape.dim[2].dim_param)
+
+
+def test_a_resize_to_the_size_of_a_skip_is_for_a_cpu(tmp_path, capsys):
+    body = PREPARED["a Resize by means of sizes that nothing tells"][0].replace("(a, d)", "(a, b)")
+    onnx.save(graph(body, NONE, inputs="float[N,16,H,W] x"), path := tmp_path / "m.onnx")
+    assert steps(inspect(path, capsys)) == [f"next      1 more for onnxruntime on a CPU: convpool optimize {path} --target cpu"]
+    assert rewritten(path, "inspect", str(path), "--target", "cpu") == 1
 
 
 def test_rules_that_are_disabled_are_named(tmp_path, capsys):

@@ -35,7 +35,8 @@ the same, so that the original seems to run and nothing exact can agree with it.
 OTHER_SIZES = ((3, 1), (0, 1), (3, 32), (3, 0))
 """(batch, step) by which sizes change for a second run, tried in turn.
 
-batch 0: as it was.  step: 0 as they were, 1 to odd sizes and another one for each axis, 32 for networks that halve five times.
+batch 0: as it was.  step: 0 as they were, 1 to odd sizes and another one for each axis, or from odd ones to multiples of 32, by
+which an If may decide; 32 for networks that halve five times.
 Never smaller, so that the windows of poolings fit as before, unless an engine takes no larger ones.
 """
 SCALES = (1.0, 2.0**-4, 2.0**-8, 2.0**-12)
@@ -170,7 +171,9 @@ class InputMaker:
                 if key not in sizes and axis == 0 and dim not in self._shared:
                     sizes[key] = batch + 2 if batch == shape[0] else batch or shape[0]
                 elif key not in sizes:
-                    sizes[key] = shape[axis] + step * (2 * sides + 1) | step % 2
+                    flips = shape[axis] % 2 and step % 2
+                    odd = shape[axis] + step * (2 * sides + 1) | step % 2
+                    sizes[key] = (shape[axis] // 32 + sides + 1) * 32 if flips else odd
                     sides += 1
                 shape[axis] = sizes[key]
             shapes[name] = tuple(shape)

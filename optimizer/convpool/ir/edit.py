@@ -18,7 +18,7 @@ from convpool.algebra.parts import ACCUMULATIONS
 from convpool.ir import schema
 from convpool.ir.index import Scope
 from convpool.ir.inference import MADE_UP, has_open_sizes, noted_sizes, side_by_side
-from convpool.ir.protos import fresh_name, graphs_within, label, model_nodes, opset_of, refill, rename, value_names
+from convpool.ir.protos import fresh_name, graphs_within, label, model_nodes, nodes_within, opset_of, refill, rename, value_names
 
 
 class Edit:
@@ -76,7 +76,7 @@ class Edit:
     def dead(self) -> set[int]:
         """The nodes of `drop_unread` that nothing reads any more."""
         scope = self.scope
-        read = {name for nodes in self.inserted.values() for node in nodes for name in node.input}
+        read = {name for nodes in self.inserted.values() for node in nodes_within(nodes) for name in node.input}
         read |= scope.outputs | {name for names in self.new_inputs.values() for name in names}
         bodies = [(child.owner, child.free_names()) for child in scope.children]
         found: set[int] = set()
@@ -129,7 +129,7 @@ class Editor:
         self.operator_used = self.operator_used or any(schema.is_operator(scope.nodes[index]) for index in removed)
         self._maybe_dead |= {name for index in removed for name in scope.nodes[index].input} - gone
         named = self._gives_names and bool(self._node_names - {""})
-        for node in sum(edit.inserted.values(), []):
+        for node in (node for added in edit.inserted.values() for node in nodes_within(added)):
             if named and not node.name:  # tools make names of these, and onnxruntime refuses two of one name
                 node.name = fresh_name(next(filter(None, node.output)), self._node_names)
             self._node_names.add(node.name)

@@ -161,7 +161,12 @@ def sparse_values(model: ModelProto) -> list[TensorProto]:
 
 def all_nodes(proto: GraphProto | FunctionProto) -> list[NodeProto]:
     """The nodes of a graph or function and of the graphs in their attributes, each before those in it."""
-    return [node for graph in graphs_within(proto) for node in graph.node]
+    return nodes_within(proto.node)
+
+
+def nodes_within(nodes: Iterable[NodeProto]) -> list[NodeProto]:
+    """Nodes, and those of the graphs in their attributes, each before those in it."""
+    return [found for node in nodes for found in (node, *nodes_within(n for _, _, body in subgraphs(node) for n in body.node))]
 
 
 def model_nodes(model: ModelProto, without: str | None = None) -> list[NodeProto]:

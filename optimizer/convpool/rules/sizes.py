@@ -38,6 +38,8 @@ from convpool.rules.linear import BROADCASTING, UNARY, Step, op_of, order_of, pa
 
 MAX_DEPTH = 96
 """Nodes that a size is traced back through at most, of maps and of what computes sizes together."""
+MAX_TRIED = 1024
+"""Largest size that `may_hold` tries."""
 MERSENNE = (31, 61, 89, 107, 127, 521, 607)
 """Exponents of the primes that stand for open sizes."""
 OPEN = 2 ** MERSENNE[0] - 1
@@ -66,6 +68,10 @@ class SizeOf:
         n = f"({n} + {self.offset})" if self.offset else n
         n = f"{n} // {self.divisor}" if self.divisor > 1 else n
         return n if self.factor == 1 else f"{self.factor} * ({n})"
+
+    def at(self, n: int) -> Fraction:
+        """The number that the term is for a size n."""
+        return self.factor * ((n + self.offset) // self.divisor)
 
     def times(self, factor: Fraction) -> SizeOf:
         return replace(self, factor=self.factor * factor)
@@ -176,6 +182,15 @@ def rough_scales(scope: Scope, index: int, rank: int, scales: Sequence[Fraction 
             return None
         found.append(scale)
     return found
+
+
+def may_hold(scope: Scope, index: int, rank: int, factors: Sequence[int]) -> bool:
+    """Return True if the computed sizes of a Resize are those of its map times the factors for some input up to MAX_TRIED."""
+    beside = _sizes_beside(scope, index, rank)
+    return all(
+        isinstance(term, SizeOf) and any(term.at(n) == own.at(n) * factors[axis - 2] > 0 for n in range(MAX_TRIED))
+        for axis, (term, own) in beside.items()
+    )
 
 
 # ---- sizes of maps ------------------------------------------------------------------------------------------------------

@@ -281,54 +281,32 @@ ALONE = "expected 0 and 1, batch and channels, alone"
 READ = "Split 'd': results of Split that are read; got 2, expected one"
 READERS = "output '{}' has 2 readers; got other readers, expected only the pooling"
 STAYS: dict[str, tuple] = {  # nodes from c to the average or what POOL reads, the reason, and what `graph_of` is given
-    "Cast to another type": (
-        "d = Cast<to=11>(c)",
-        f"Cast 'd': {LINEAR.format('Cast of FLOAT to DOUBLE')}",
-        {"outputs": "double[a,b,c,d] y"},
-    ),
-    "Cast to another type and back": (
-        "e = Cast<to=10>(c)\nd = Cast<to=1>(e)",
-        f"Cast 'd': {LINEAR.format('Cast of FLOAT16 to FLOAT')}",
-    ),
-    "CastLike another type": (
-        "d = CastLike(c, v)",
-        f"CastLike 'd': {LINEAR.format('CastLike of FLOAT to FLOAT16')}",
-        {"inputs": "float[1,16,12,12] x, float16 v", "outputs": "float16[a,b,c,d] y"},
-    ),
+    "Cast to another type": ("d = Cast<to=11>(c)",
+        f"Cast 'd': {LINEAR.format('Cast of FLOAT to DOUBLE')}", {"outputs": "double[a,b,c,d] y"}),
+    "Cast to another type and back": ("e = Cast<to=10>(c)\nd = Cast<to=1>(e)",
+        f"Cast 'd': {LINEAR.format('Cast of FLOAT16 to FLOAT')}"),
+    "CastLike another type": ("d = CastLike(c, v)", f"CastLike 'd': {LINEAR.format('CastLike of FLOAT to FLOAT16')}",
+        {"inputs": "float[1,16,12,12] x, float16 v", "outputs": "float16[a,b,c,d] y"}),
     "rows of Slice": ("d = Slice(c, one, end, rows)", f"Slice 'd': axes of Slice; got 2, {ALONE}"),
     "rows reversed": ("d = Slice(c, minus, begin, rows, minus)", f"Slice 'd': axes of Slice; got 2, {ALONE}"),
-    "axes computed": (
-        "d = Slice(c, one, end, v)",
-        "Slice 'd': axes of Slice; got a computed tensor, expected a constant",
-        {"inputs": "float[1,16,12,12] x, int64[1] v"},
-    ),
+    "axes computed": ("d = Slice(c, one, end, v)",
+        "Slice 'd': axes of Slice; got a computed tensor, expected a constant", {"inputs": "float[1,16,12,12] x, int64[1] v"}),
     "rows of Gather": ("d = Gather<axis=2>(c, ids)", f"Gather 'd': axes of Gather; got 2, {ALONE}"),
-    "one channel of Gather": (
-        "d = Gather<axis=1>(c, id)\ny = ReduceMean<axes=[1,2], keepdims=0>(d)",
-        "Gather 'd': axes of what it gives; got 3, expected 4",
-        {"outputs": "float[a] y"},
-    ),
+    "one channel of Gather": ("d = Gather<axis=1>(c, id)\ny = ReduceMean<axes=[1,2], keepdims=0>(d)",
+        "Gather 'd': axes of what it gives; got 3, expected 4", {"outputs": "float[a] y"}),
     "rows of Split": ("d, e = Split<axis=2>(c)", f"Split 'd': axes of Split; got 2, {ALONE}"),
-    "a part of a Split that is read": (
-        "d, e = Split<axis=1>(c)\nf = Relu(e)",
-        READ,
-        {"outputs": "float[a,b,c,d] y, float[e,g,h,i] f"},
-    ),
-    "rolled channels": (
-        "e = Slice(c, one, end, one)\nf = Slice(c, one, last, one)\nd = Concat<axis=1>(e, f)",
-        f"Conv 'c': {READERS.format('c')}",
-    ),
+    "a part of a Split that is read": ("d, e = Split<axis=1>(c)\nf = Relu(e)",
+        READ, {"outputs": "float[a,b,c,d] y, float[e,g,h,i] f"}),
+    "rolled channels": ("e = Slice(c, one, end, one)\nf = Slice(c, one, last, one)\nd = Concat<axis=1>(e, f)",
+        f"Conv 'c': {READERS.format('c')}"),
     "rows and columns exchanged": ("d = Transpose<perm=[0,1,3,2]>(c)", f"Transpose 'd': {VIEWS.format('Transpose')}"),
     "halves of channels and rows exchanged": (
         "e = Reshape(c, r)\nf = Transpose<perm=[0,3,2,1,4,5]>(e)\nd = Reshape(f, s)",
         f"Reshape 'd': {VIEWS.format('Reshape')}",
         {"r": [1, 2, 16, 2, 16, 32], "s": [1, 32, 32, 32], "inputs": "float[1,16,32,32] x"},
     ),
-    "channels cut across": (
-        "d = Reshape(c, r)",
-        "Reshape 'd': shape of a Reshape; got [1, 24, 16, 12], expected axes split in two, or joined",
-        {"r": [1, 24, 16, 12]},
-    ),
+    "channels cut across": ("d = Reshape(c, r)",
+        "Reshape 'd': shape of a Reshape; got [1, 24, 16, 12], expected axes split in two, or joined", {"r": [1, 24, 16, 12]}),
     "a view that something else reads": (
         "e = Reshape(c, r)\nd = Reshape(e, s)\nz = Relu(e)",
         f"Reshape 'e': {READERS.format('e')}",
@@ -337,22 +315,16 @@ STAYS: dict[str, tuple] = {  # nodes from c to the average or what POOL reads, t
     "DepthToSpace": ("d = DepthToSpace<blocksize=2>(c)", f"DepthToSpace 'd': {LINEAR.format('DepthToSpace')}"),
     "repeated columns": ("d = Tile(c, t)", f"Tile 'd': {LINEAR.format('Tile')}", {"t": [1, 1, 1, 2]}),
     "larger by Expand": ("d = Expand(c, t)", f"Expand 'd': {LINEAR.format('Expand')}", {"t": [2, 32, 12, 12]}),
-    "the larger one": (
-        "d = Max(c, v)",
-        f"Max 'd': {LINEAR.format('Max')}",
-        {"inputs": "float[1,16,12,12] x, float[1,32,12,12] v"},
-    ),
-    "channels flattened with space": (
-        "d = Flatten(c)\nf = Identity(d)\ny = ReduceMean<axes=[1]>(f)",
-        f"Flatten 'd': {VIEWS.format('Flatten')}",
-        {"outputs": "float[a,b] y"},
-    ),
+    "the larger one": ("d = Max(c, v)",
+        f"Max 'd': {LINEAR.format('Max')}", {"inputs": "float[1,16,12,12] x, float[1,32,12,12] v"}),
+    "channels flattened with space": ("d = Flatten(c)\nf = Identity(d)\ny = ReduceMean<axes=[1]>(f)",
+        f"Flatten 'd': {VIEWS.format('Flatten')}", {"outputs": "float[a,b] y"}),
     "the batch averaged, not the channel": (
         "y = ReduceMean<axes=[0,2,3], keepdims=0>(c)",
         "ReduceMean 'y': axes of the average; got the batch and others, expected all axes, or not the batch",
         {"outputs": "float[a] y"},
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", STAYS)

@@ -2,12 +2,13 @@
 """The change and the reports of the rules that move a convolution in front of resamplings; and the nodes of a plan: maps at their
 own size, the convolution in the form chosen for each, and their sum."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
-from onnx import NodeProto, TensorProto
+from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from convpool.algebra import expand
 from convpool.algebra.expand import TransposeSpec, UpsampleSpec
@@ -70,7 +71,7 @@ class MovingRule(ResamplingRule):
         name = emitter.joined("Add", results)
         last = next(node for node in reversed(emitter.nodes) if name in node.output)
         last.output[0] = plan.output
-        made = [node for node in emitter.nodes if is_op(node, "Conv", "ConvTranspose") or node.domain]
+        made = [node for node in emitter.nodes if is_op(node, "Conv", "ConvTranspose", "If") or node.domain]
         stand_for(made[-1] if made[-1].domain else made[0], old)  # by `_in_order` the operator comes last, what moved first
         edit.replace(leaf.node, plan.own)
         edit.drop_unread(plan.dropped)
@@ -214,9 +215,37 @@ class ResamplingEmitter:
         if group.resample is None and plan.skip_is_node:
             return self.operator(x, weight, bias, conv, None)
         if group.resample is None:
-            named = ((weight, "weight"), (bias, "bias"))
-            return self.conv([x, *(self.constant(array, name) for array, name in named if array is not None)], conv)
-        return self.form(group.form, x, weight, bias, conv, group.resample)
+            return self._as_before(x, weight, bias, conv)
+        found = replace(group.resample, assumed=False)
+        if not group.resample.assumed:
+            return self.form(group.form, x, weight, bias, conv, found)
+        by_sizes, sizes = replace(found, up=None), self._sizes(x, plan.scope.nodes[found.resampler])
+        then = self._branch(plan, lambda: self.form(group.form, x, weight, bias, conv, found))
+        other = self._branch(plan, lambda: self._as_before(self.resample(x, by_sizes, sizes), weight, bias, conv))
+        return self.add("If", [self._is_upsampled(found)], "chosen", then_branch=then, else_branch=other)
+
+    def _as_before(self, x: str, weight: np.ndarray, bias: np.ndarray | None, conv: ConvSpec) -> str:
+        named = ((weight, "weight"), (bias, "bias"))
+        return self._activated(self.conv([x, *(self.constant(a, name) for a, name in named if a is not None)], conv))
+
+    def _branch(self, plan: plans.ResamplingPlan, give: Callable[[], str]) -> GraphProto:
+        """What `give` adds as the graph of its result."""
+        before, self.nodes[:] = list(self.nodes), []
+        result = helper.make_tensor_value_info(give(), self._scope.info(plan.output).elem_type, None)
+        made, self.nodes[:] = list(self.nodes), before
+        return helper.make_graph(made, "branch", [], [result])
+
+    def _is_upsampled(self, found: Resample) -> str:
+        """A flag: whether the sizes of a Resize are those of its map times the factors."""
+        assert found.up is not None
+        node, shape = self._scope.nodes[found.resampler], self.add("Shape", [found.input], "shape")
+        factors, axes = np.array([1, 1, *found.up.factors], np.int64), attributes(node).get("axes")
+        if axes is not None:
+            factors = factors[axes]
+            shape = self.add("Gather", [shape, self.constant(np.array(axes, np.int64), "axes")], "shape")
+        wanted = self.add("Mul", [shape, self.constant(factors, "factors")], "sizes")
+        equal = self.add("Cast", [self.add("Equal", [wanted, node.input[3]], "equal")], "equal", to=TensorProto.INT64)
+        return self.add("Cast", [self.add("ReduceMin", [equal], "equal", keepdims=0)], "upsampled", to=TensorProto.BOOL)
 
     def conv(self, inputs: Sequence[str], spec: ConvSpec | TransposeSpec, wanted: str = "conv") -> str:
         """A Conv or ConvTranspose of x, weights and, if there is one, a bias."""
@@ -304,23 +333,23 @@ class ResamplingEmitter:
         names = [self.constant(np.array(values, np.int64), "crop") for values in (starts, ends, axes)]
         return self.add("Slice", [x, *names], "cropped")
 
-    def resample(self, x: str, found: Resample) -> str:
-        """The resampling of another map of the same spatial size."""
+    def resample(self, x: str, found: Resample, sizes: str = "") -> str:
+        """The resampling of another map of the same spatial size.  sizes: of the result, where they are computed already."""
         if found.up is not None and in_float32(self._scope, found):
             wide = self._upsample(self.add("Cast", [x], "wide", to=TensorProto.FLOAT), found.up)
             return self.add("Cast", [wide], "narrow", to=TensorProto.BFLOAT16)
-        if found.up is not None:
+        if found.up is not None and not found.assumed:
             return self._upsample(x, found.up)
         for old in (self._scope.nodes[index] for index in (*found.casts, found.node)):
             by_sizes = is_op(old, "Resize") and len(old.input) > 3 and old.input[3]
-            x = self._copied(old, f"{self._prefix}_resized", {0: x, **({3: self._sizes(x, old)} if by_sizes else {})})
+            x = self._copied(old, f"{self._prefix}_resized", {0: x, **({3: sizes or self._sizes(x, old)} if by_sizes else {})})
         return x
 
     def _sizes(self, x: str, old: NodeProto) -> str:
         """The sizes of a Resize for a map with another number of channels."""
         axes = attributes(old).get("axes", range(self._rank + 2))
         places = [i for i, axis in enumerate(axes) if axis % (self._rank + 2) < 2]
-        if not places:
+        if not places or x == old.input[0]:
             return old.input[3]
         shape = self.add("Shape", [x], "shape")
         parts = []

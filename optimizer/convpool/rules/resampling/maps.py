@@ -97,9 +97,11 @@ def source_of(found: Resample) -> Source:
 class Walk:
     """Takes tensors of one scope back to their resamplings.  rejects: what was in the way, nearest first."""
 
-    def __init__(self, scope: Scope, rank: int, *, whole_factors: bool) -> None:
-        """whole_factors: whether nearest upsampling by whole factors alone counts."""
+    def __init__(self, scope: Scope, rank: int, *, whole_factors: bool, assumes: bool = False) -> None:
+        """whole_factors: whether nearest upsampling by whole factors alone counts.  assumes: also by those that a run has to
+        confirm."""
         self._scope, self._rank, self._whole_factors = scope, rank, whole_factors
+        self._assumes = assumes
         self._known: dict[str, Map] = {}
         self.rejects: list[Reject] = []
 
@@ -121,6 +123,7 @@ class Walk:
             return plain
         node, found = scope.nodes[index], recognise(scope, index, self._rank, nearest=self._whole_factors)
         if isinstance(found, Resample):
+            found = replace(found, up=found.likely, assumed=True) if found.likely is not None and self._assumes else found
             found = against(scope, found, self._rank, whole_factors=self._whole_factors) or found
         if isinstance(found, Reject):
             self.rejects.append(found)
@@ -145,9 +148,10 @@ class Walk:
 
     def _resampled(self, tensor: str, found: Resample, depth: int) -> Map:
         """A resampling; of an upsampled map one upsampling by the product of the factors."""
-        parts = self.map(found.input, depth + 1).parts if found.up is not None and found.turned is None else ()
+        known = found.up is not None and found.turned is None and not found.assumed
+        parts = self.map(found.input, depth + 1).parts if known else ()
         first = parts[0].resample if len(parts) == 1 else None
-        if first is not None and first.up is not None and found.up is not None:
+        if first is not None and first.up is not None and not first.assumed and found.up is not None:
             up = UpsampleSpec(tuple(a * b for a, b in zip(first.up.factors, found.up.factors, strict=True)))
             nodes = found.nodes | self.map(found.input).nodes
             both = replace(found, input=first.input, up=up, growth=float(up.copies), nodes=nodes)
@@ -284,7 +288,7 @@ class Walk:
         found = self.map(tensor, depth + 1)
         if not found.resampled:
             return None
-        if found.summed or any(item.up is None for item in found.resampled):
+        if found.summed or any(item.up is None or item.assumed for item in found.resampled):
             got, expected = "of another resampling", "of one that repeats each element"
             self.rejects.append(reject(self._scope, index, "statistics of the map", got, expected))
             return None

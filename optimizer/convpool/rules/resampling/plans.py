@@ -113,15 +113,20 @@ class ResamplingPlan(Plan):
         return schema.UPSAMPLING_VERSION if any(group.form == OPERATOR for group in self.groups) else 0
 
     @property
+    def assumed(self) -> tuple[Resample, ...]:
+        """The upsamplings whose factors a run has to confirm."""
+        return tuple(group.resample for group in self.groups if group.resample is not None and group.resample.assumed)
+
+    @property
     def output(self) -> str:
         """The tensor that the new nodes give."""
         last = self.behind[-1] if self.behind else self.leaf.node if self.folded is None else self.folded
         return self.scope.nodes[last].output[0]
 
     @property
-    def timed(self) -> tuple[frozenset[int], str]:
-        """All from the resamplings on."""
-        return self.own | self.dropped, self.output
+    def timed(self) -> tuple[frozenset[int], str] | None:
+        """All from the resamplings on, where their factors are known."""
+        return None if self.assumed else (self.own | self.dropped, self.output)
 
     @property
     def resampler(self) -> int:
@@ -219,7 +224,7 @@ def planned(
     plan = ResamplingPlan(scope, leaf, groups, dropped)
     if context.options.for_torch:
         return _against_torch_node(site, leaf, groups, one) or plan
-    if not one or not is_conv_first(plan):  # else the weights need not be known: that form is the cheapest by far
+    if not one or plan.assumed or not is_conv_first(plan):  # else the weights need not be known: that form is the cheapest by far
         if not is_known(scope, leaf) or leaf.weight is None:
             return reject(scope, leaf.node, "weights", "computed, or an input that a caller may override", "a constant")
         dtype = helper.tensor_dtype_to_np_dtype(leaf.weight.data_type)

@@ -33,7 +33,7 @@ from convpool.ir.index import FOLDABLE, Dim, Scope
 from convpool.ir.protos import HALF_TYPES, attributes, is_op
 from convpool.rules.base import Reject, reject
 from convpool.rules.linear import MAX_CHAIN, VIEWS, WHOLE_AXIS, Span, View, axes_of, joined, order_of, slice_numbers, viewed
-from convpool.rules.sizes import OPEN, rough_scales, scales_of, shape_terms, size_number, size_terms, unknown_ratios
+from convpool.rules.sizes import OPEN, may_hold, rough_scales, scales_of, shape_terms, size_number, size_terms, unknown_ratios
 
 CENTRED = ("half_pixel", "pytorch_half_pixel", "half_pixel_symmetric")
 """Coordinates for which each element of an upsampled map lies nearest to one of the input, for every whole factor."""
@@ -50,7 +50,8 @@ class Resample:
     """A resampling of the tensor `input`, which node `node` gives; `nodes`: all that goes with it where nothing else reads it.
     up: its factors where it is nearest by whole ones.  growth: how many elements there are for each of the input's.  mode: of a
     Resize; all other spellings are "nearest".  turned: the Transpose behind it of an input with the channels last.  casts: a Cast
-    and the Resize behind it, where `node` is the Cast back."""
+    and the Resize behind it, where `node` is the Cast back.  likely: what `up` is if, in a run, the sizes turn out to be
+    these times those of the map.  assumed: whether that is `up`."""
 
     node: int
     input: str
@@ -60,6 +61,8 @@ class Resample:
     mode: str = "nearest"
     turned: int | None = None
     casts: Ints = ()
+    likely: UpsampleSpec | None = None
+    assumed: bool = False
 
     @property
     def resampler(self) -> int:
@@ -74,7 +77,7 @@ class Resample:
     @property
     def key(self) -> object:
         """Equal for two resamplings that do the same to maps of one size."""
-        return self.up or self.node
+        return self.node if self.up is None or self.assumed else self.up
 
 
 def recognise(scope: Scope, index: int, rank: int, *, nearest: bool = False) -> Resample | Reject | None:
@@ -116,15 +119,18 @@ def _resize(scope: Scope, index: int, rank: int, nearest: bool) -> Resample | Re
         if got not in expected:
             return reject(scope, index, name, got, f"one of {', '.join(expected)}")
     rounding = values.get("nearest_mode", b"floor" if old else b"round_prefer_floor").decode(errors="replace")
-    up = None
-    if mode == "nearest" and None not in spatial and all(scale.denominator == 1 for scale in known) and max(known) > 1:
+    whole = None
+    if mode == "nearest" and all(scale.denominator == 1 for scale in known) and max(known) > 1:
         factors = tuple(int(scale) for scale in known)
-        up = UpsampleSpec(factors) if _repeats(coordinates, rounding, factors) else None
+        whole = UpsampleSpec(factors) if _repeats(coordinates, rounding, factors) else None
+    up, likely = (whole, None) if None not in spatial else (None, whole)
+    if likely is not None and not may_hold(scope, index, rank, likely.factors):
+        likely = None
     for name in ("antialias", "exclude_outside"):  # one nearest element outside may be a zero
         if values.get(name, 0) and up is None:
             return reject(scope, index, name, 1, 0)
-    nodes = size_nodes(scope, node.input[1:])
-    return Resample(index, node.input[0], up, float(math.prod(known)), frozenset((index, *nodes)), mode)
+    nodes = frozenset((index, *size_nodes(scope, node.input[1:])))
+    return Resample(index, node.input[0], up, float(math.prod(known)), nodes, mode, likely=likely)
 
 
 def _between_casts(scope: Scope, index: int, rank: int, nearest: bool) -> Resample | Reject | None:

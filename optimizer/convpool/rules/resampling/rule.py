@@ -12,6 +12,7 @@ unless the convolution is moved as it is; (8) it takes at most 95% of the time b
 Cost: `algebra.expand`, fitted in onnxruntime on a CPU; on GPUs what was measured.  `emit.MovingRule` writes for targets with the
 plugin a node of UpsampleConv, where `_against_operator` has no reason; else the form that `algebra.expand` describes, a sum where
 the convolution was split.  A BatchNormalization behind it is folded first, and an activation goes in front of DepthToSpace.
+Where whole factors are only likely, as beside a skip of open size, an If takes the form or Resize and Conv (`upsample_if`).
 
 Any enlarging resampling, then a 1x1 convolution: the convolution goes in front.  And the mirror image.
 
@@ -58,13 +59,13 @@ from convpool.rules.resampling.resize import Resample, first_apart, recognise
 class UpsampleLast(MovingRule):
     """Every convolution, but 1x1 ones, that reads what is upsampled."""
 
-    names = ("upsample_last",)
+    names = ("upsample_last", "upsample_if")
     has_alternatives = True
 
     def sites(self, scope: Scope, context: Context) -> Iterator[plans.ResamplingSite]:
-        """The convolutions of a scope; in a graph of PyTorch's 1x1 ones too."""
+        """The convolutions of a scope; in a graph of PyTorch's 1x1 ones too.  None by "upsample_if" alone."""
         for pointwise in (False, True) if context.options.for_torch else (False,):
-            yield from plans.resampling_sites(scope, pointwise=pointwise)
+            yield from plans.resampling_sites(scope, pointwise=pointwise) if context.enabled(self.names[0]) else ()
 
     def check(self, site: plans.ResamplingSite, context: Context) -> plans.ResamplingPlan | Reject | None:
         found = _without_forms(site, context)
@@ -73,7 +74,7 @@ class UpsampleLast(MovingRule):
         plan, refused = plans.with_normalization(found), None
         options = context.options
         with_plugin = "cpu" not in options.devices and options.lowering == "convavgpool" and options.upsampling is None
-        if with_plugin and not plans.is_conv_first(plan):
+        if with_plugin and not plans.is_conv_first(plan) and not plan.assumed:
             refused = _against_operator(plan, context)
             if refused is None:
                 return plans.as_operator(replace(plan, skip_is_node=_skip_is_node(plan, context)), plans.OPERATOR)
@@ -96,7 +97,7 @@ def _without_forms(site: plans.ResamplingSite, context: Context) -> plans.Resamp
         return leaf
     rank = leaf.conv.rank
     name, pads, passed = convs.zero_pads(scope, leaf.input, rank)
-    walk = Walk(scope, rank, whole_factors=True)
+    walk = Walk(scope, rank, whole_factors=True, assumes=_assumes(site, context))
     read = walk.map(name)
     if not read.resampled and not any(leaf.conv.pads) and not any(pads):
         edges = _edges(scope, name, rank, walk)
@@ -118,6 +119,15 @@ def _without_forms(site: plans.ResamplingSite, context: Context) -> plans.Resamp
     if covers_zeros_only(conv):
         return reject(scope, site.root, "pads", list(conv.pads), f"less than the kernel's extent, {list(conv.extents)}")
     return plans.planned(site, leaf, read, read.nodes | set(passed), context)
+
+
+def _assumes(site: plans.ResamplingSite, context: Context) -> bool:
+    """Return True if an If may decide between the forms and the original, which is not to become such an If again."""
+    around = site.scope
+    while around.parent is not None and not is_op(around.parent.nodes[around.owner], "If"):
+        around = around.parent
+    typed = site.scope.info(site.scope.nodes[site.root].output[0]).elem_type
+    return context.enabled("upsample_if") and around.parent is None and bool(typed)
 
 
 def _edges(scope: Scope, name: str, rank: int, walk: Walk) -> tuple[Map, Ints] | Reject | None:
@@ -147,7 +157,8 @@ def _edges(scope: Scope, name: str, rank: int, walk: Walk) -> tuple[Map, Ints] |
     spatial = (*pads[2:half], *pads[half + 2 :])
     if mode not in ("edge", "reflect"):
         return reject(scope, index, "mode of Pad", f"{mode}, pads {list(spatial)}", "zeros around the map, edge or reflect")
-    up = inner.parts[0].resample.up if inner.parts[0].resample is not None else None
+    found = inner.parts[0].resample
+    up = found.up if found is not None and not found.assumed else None
     if len(inner.parts) > 1 or up is None or any((*pads[:2], *pads[half : half + 2])) or min(spatial) < 0:
         return reject(scope, index, "Pad", mode, "one of a single upsampled map, on spatial axes")
     factors = up.factors * 2
