@@ -229,7 +229,7 @@ class ResamplingEmitter:
         return self._activated(self.conv([x, *(self.constant(a, name) for a, name in named if a is not None)], conv))
 
     def _branch(self, plan: plans.ResamplingPlan, give: Callable[[], str]) -> GraphProto:
-        """What `give` adds as the graph of its result."""
+        """The nodes that `give` adds, as the graph of its result."""
         before, self.nodes[:] = list(self.nodes), []
         result = helper.make_tensor_value_info(give(), self._scope.info(plan.output).elem_type, None)
         made, self.nodes[:] = list(self.nodes), before
