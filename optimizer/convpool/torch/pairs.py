@@ -66,7 +66,7 @@ def pooled_conv_of(tensors: tuple, geometry: Geometry) -> Tensor:
     x, weight = tensors[:2]
     if unwatched(x, weight, "cuda" if x.is_cuda else x.device.type):
         return _pair(*tensors, geometry, _run) if _needs_gradients(tensors) else _run(tensors, geometry)
-    if is_exporting() or not torch.compiler.is_compiling() and are_transforms_active():
+    if is_exporting() or is_transformed(x):
         return plain.pooled_conv(*cast_for_autocast(tensors), *geometry)
     return _ops.pooled_conv(*tensors, *geometry)
 
@@ -96,14 +96,9 @@ def unwatched(x: Any, weight: Any, device: str) -> bool:
     c = torch._C
     if type(x) not in _TYPES or type(weight) not in _TYPES or torch.compiler.is_compiling() or c._len_torch_dispatch_stack():
         return False
-    if c._len_torch_function_stack() or are_transforms_active() or c._get_tracing_state() is not None:
+    if c._len_torch_function_stack() or is_transformed(x) or c._get_tracing_state() is not None:
         return False
     return device == "meta" or not torch.is_autocast_enabled(device)
-
-
-def are_transforms_active() -> bool:
-    """Return True if a transform of torch.func or forward-mode differentiation follows operators."""
-    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def is_exporting() -> bool:
@@ -183,7 +178,7 @@ class _Gradient(torch.autograd.Function):
         found, d_grad = side_by_side(
             grad,
             lambda: pair_gradients(grad, x, weight, geometry, (number == 1, number == 0, False)) if needs[1] else (None, None),
-            lambda: pair_by_torch(x, weight, geometry) if needs[0] else None,
+            lambda: pair_by_torch((x, weight, None), geometry) if needs[0] else None,
         )
         return d_grad, found[1 - number], None, None, None
 
@@ -232,10 +227,9 @@ def _boxes(grad: Tensor) -> Any:
     return plain if is_transformed(grad) else not torch.is_grad_enabled() and _home(grad) or _ops
 
 
-def pair_by_torch(x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+def pair_by_torch(tensors: Any, geometry: Geometry) -> Tensor:
     """A pair in a backward pass, differentiable: the box means, then PyTorch's convolution."""
-    tensors = x, weight, None
-    return _by_torch(tensors, geometry) if is_transformed(x) or is_transformed(weight) else _pair(*tensors, geometry, _by_torch)
+    return _by_torch(tensors, geometry) if any(map(is_transformed, tensors[:2])) else _pair(*tensors, geometry, _by_torch)
 
 
 def _by_torch(tensors: Any, geometry: Geometry) -> Tensor:
@@ -383,13 +377,14 @@ def _is_cuda_graph_captured() -> bool:
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
-def is_transformed(grad: Tensor) -> bool:
-    """Return True for several gradients in one, of torch.autograd.grad(is_grads_batched=True), and inside of transforms.
+def is_transformed(t: Tensor) -> bool:
+    """Return True inside of torch.func's transforms and forward mode, and for several gradients in one (is_grads_batched=True).
 
-    PyTorch's operators alone take them, and their derivatives alone are recorded."""
+    PyTorch's operators alone take what is there, and their derivatives alone are recorded."""
     if torch.compiler.is_compiling():
         return False
-    return torch._C._functorch.is_legacy_batchedtensor(grad) or are_transforms_active()
+    active = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    return active or torch._C._functorch.is_legacy_batchedtensor(t)
 
 
 # ---- convolutions of no pair ----

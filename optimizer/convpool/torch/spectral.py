@@ -22,7 +22,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from convpool.cuda import library, training
 from convpool.torch import kernels, plain
 from convpool.torch.changes import changes, contexts_of, is_of_module, memories, value_of
-from convpool.torch.pairs import LIBRARY, is_transformed, unwatched
+from convpool.torch.pairs import LIBRARY, unwatched
 
 TURNS = ("t", getattr, torch.ops.aten.numpy_T, torch.ops.aten.matrix_H)  # since PyTorch 2.14 .T and .H are operators
 
@@ -148,7 +148,7 @@ LIBRARY.define("spectral_norm_adjoint(Tensor[] weights, Tensor[] grads, Tensor k
 def normalized(weights: Sequence[Tensor], us: Sequence[Tensor], vs: Sequence[Tensor], *kind: Any) -> Any:
     """The weights, each divided by its largest singular value; the vectors u and v change in place.  kind: u_first, epsilon."""
     if not unwatched(weights[0], weights[0], "meta") or not all(map(_plain, (*weights, *us, *vs))):
-        return [_original(*tensors, *kind) for tensors in zip(weights, us, vs, strict=True)]
+        return [weight / _sigma(weight, u, v, *kind) for weight, u, v in zip(weights, us, vs, strict=True)]
     return _recorded(_launch, weights, us, vs, *kind)
 
 
@@ -167,13 +167,8 @@ def _plain(tensor: Tensor) -> bool:
     return type(tensor) in (Tensor, torch.nn.Parameter) and tensor.is_cuda and dense and not tensor.data_ptr() & 15
 
 
-def _original(weight: Tensor, u: Tensor, v: Tensor, u_first: bool, epsilon: float) -> Tensor:
-    """Normalize one weight by PyTorch's operators; u and v change in place."""
-    return weight / _sigma(weight, u, v, u_first, epsilon)
-
-
 def _sigma(weight: Tensor, u: Tensor, v: Tensor, u_first: bool, epsilon: float) -> Tensor:
-    """A weight's largest singular value, of u and v after a step of theirs."""
+    """A weight's largest singular value by PyTorch's operators, of u and v after a step, which changes them in place."""
     matrix, options = weight.flatten(1), {"dim": 0, "eps": epsilon}
     with torch.no_grad():
         for is_u in (u_first, not u_first):
@@ -253,7 +248,7 @@ class _Normalize(torch.autograd.Function):
         run: Callable = _plain_adjoint
         if not torch.is_grad_enabled() and isinstance(kept, FunctionalTensor):
             run = torch.ops.convpool.spectral_norm_adjoint
-        elif not torch.is_grad_enabled() and all(unwatched(grad, kept, "meta") and not is_transformed(grad) for grad in given[1]):
+        elif not torch.is_grad_enabled() and all(unwatched(grad, kept, "meta") for grad in given[1]):
             run = _adjoint
         for n, found in zip(wanted, run(*given) if wanted else (), strict=True):
             made[n] = found

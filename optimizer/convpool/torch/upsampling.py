@@ -91,11 +91,9 @@ class _UpsampleConv(torch.autograd.Function):
         turned = _turned(weight, copies)
         found = pairs.pair_gradients(x, grad, turned, geometry, (False, True, False))[1] if needs[1] else None
         d_weight = None if found is None else _turned(found, copies, weight)
+        run = pairs.pair_by_torch if pairs.is_transformed(grad) else pairs.pooled_conv_of
         with torch._C._ExcludeDispatchKeyGuard(pairs.AUTOCAST):  # a backward pass in its context has forward's types
-            if needs[0] and pairs.is_transformed(grad):
-                d_x = pairs.pair_by_torch(grad, turned, geometry)
-            else:
-                d_x = pairs.pooled_conv_of((grad, turned, None), geometry) if needs[0] else None
+            d_x = run((grad, turned, None), geometry) if needs[0] else None
         return d_x, d_weight, pairs.channel_sums(grad) if needs[2] else None, None, None
 
 
