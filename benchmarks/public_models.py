@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Public models with resized maps, exported by PyTorch from random weights: what the rules find and what it saves.
 
-    python -m benchmarks public_models [NAME ...] [--json FILE] [--exporter torchscript|dynamo|both] [--export FOLDER]
+    python -m benchmarks public_models [NAME ...] [--json FILE] [--exporter torchscript|dynamo|both] [--open] [--export FOLDER]
 
 For each model and exporter: the sites rewritten for a CPU, and the share of the whole model's multiply-adds that is saved in form
 fused (`saved`) and by cost (`auto`).  Outputs are checked in onnxruntime.  Needs torch, onnxscript, diffusers,
 segmentation_models_pytorch and transformers; models of packages that are not there are left out.  --export writes files only.
+--open leaves batch and sizes of the inputs open, with which `convpool optimize FILE --target cpu --time --input-shape ...` times.
 """
 
 from __future__ import annotations
@@ -347,15 +348,29 @@ class Reversed(nn.Module):
         return self.inner(*inputs[::-1])
 
 
-def exported(name: str, exporter: str, folder: Path) -> Path:
-    """The ONNX file of a model."""
+def exported(name: str, exporter: str, folder: Path, *, is_open: bool = False) -> Path:
+    """The ONNX file of a model.  is_open: leave all sizes of its inputs open, but for the channels."""
     torch.manual_seed(0)
     module, inputs = MODELS[name][1]()
     path = folder / f"{name.replace(' ', '_')}_{exporter}.onnx"
+    names = [f"x{number}" for number in range(len(inputs))]
+    axes = [[axis for axis in range(x.dim()) if axis != 1] for x in inputs]
+    given: dict[str, Any] = {}
+    if is_open and exporter == "dynamo":
+        given["dynamic_shapes"] = tuple(dict.fromkeys(own, torch.export.Dim.DYNAMIC) for own in axes)
+    elif is_open:
+        given |= {"input_names": names, "dynamic_axes": dict(zip(names, axes, strict=True))}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
-            module.eval(), inputs, path, dynamo=exporter == "dynamo", opset_version=18, external_data=False, verbose=False
+            module.eval(),
+            inputs,
+            path,
+            dynamo=exporter == "dynamo",
+            opset_version=18,
+            external_data=False,
+            verbose=False,
+            **given,
         )
     return path
 
@@ -377,6 +392,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="models whose name has this in it")
     parser.add_argument("--exporter", choices=("torchscript", "dynamo", "both"), default="both")
+    parser.add_argument("--open", action="store_true", help="leave sizes of the inputs open")
     parser.add_argument("--export", type=Path, metavar="FOLDER")
     parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args()
@@ -389,7 +405,7 @@ def main() -> int:
             for exporter in exporters:
                 row: dict[str, Any] = {"name": name, "exporter": exporter, "review": expected}
                 try:
-                    path = exported(name, exporter, options.export or Path(temporary))
+                    path = exported(name, exporter, options.export or Path(temporary), is_open=options.open)
                     row |= {} if options.export else measured(path)
                     path.unlink() if not options.export else None
                 except ConvpoolError as error:
