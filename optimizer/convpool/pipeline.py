@@ -40,7 +40,7 @@ from convpool.ir.edit import Editor
 from convpool.ir.files import save, self_contained, serialize
 from convpool.ir.index import Scope, index_model, index_with_shapes
 from convpool.ir.inference import infer_shapes
-from convpool.ir.inlining import MAX_NODES, Call, inlined
+from convpool.ir.inlining import Call, inlined
 from convpool.ir.model import LoadedModel, passes_full_check
 from convpool.ir.model import check as check_model
 from convpool.ir.process import EndedError
@@ -81,7 +81,7 @@ def _without_calls(model: LoadedModel, options: OptimizeOptions) -> Reached:
     wanted: frozenset[Call] | None = None
     stays: KeptPairs = ()
     before: frozenset[tuple[str, str]] = frozenset()
-    while 0 < model.expanded <= MAX_NODES and wanted != frozenset() and (found := inlined(model.proto, wanted)) is not None:
+    while wanted != frozenset() and (found := inlined(model.proto, wanted)) is not None:
         result = replace(model, proto=found.model, inferred=infer_shapes(found.model), source=None)
         if wanted is None:
             before = _planned(_pairs_of(model, options)[0])

@@ -13,7 +13,7 @@ import convpool
 from convpool.errors import ModelError
 from convpool.ir import index as constants
 from convpool.ir.index import folded
-from tests.support.models import function_scope, graph, operators, weights
+from tests.support.models import function_scope, graph, index, operators, weights
 from tests.support.rewriting import DIRECT, PAIR, POOL, rewrite
 
 CONV = "c = Conv<pads=[1,1,1,1]>(x, w)"
@@ -166,6 +166,8 @@ def test_a_chain_from_an_input_is_no_constant():
     body = f"{CONV}\ni = Constant<value_ints = [1, 2]>()\nf = Unsqueeze(v, i)\nh = Mul(c, f)\ny = {POOL}(h)"
     model = graph(body, inputs="float[1,16,12,12] x, float[32] v", opset=18)
     assert operators(rewrite(model, 1).graph) == {**DIRECT, "Constant": 1, "Mul": 1, "Unsqueeze": 1}
+    (scope,) = index(graph("u = Unsqueeze(k, a) g = Gather<axis=1>(u, k) y = Mul(g, g)", {"k": [0]}, inputs="int64[1] a"))
+    assert scope.constant("g") is None  # it may be a matrix
 
 
 # As exports of torch.nn.utils.spectral_norm compute them: W / (u' W v).

@@ -6,7 +6,7 @@ import os
 import stat
 import sys
 import threading
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from unittest.mock import Mock
 
 import numpy as np
@@ -16,11 +16,10 @@ from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
 import convpool
 from convpool.errors import ModelError
-from convpool.ir import files
+from convpool.ir import files, inlining
 from convpool.ir import index as constants
 from convpool.ir import model as sanity
 from convpool.ir.index import constant_of
-from convpool.ir.model import check_functions
 from tests.fuzz.damaged import Outcome, share
 from tests.support.damage import damaged
 from tests.support.models import graph, operators
@@ -175,7 +174,7 @@ def test_functions_that_call_one_another(name, edges):
     """In time that grows with the number of calls; a circle of any length is found."""
     model = calling(edges)
     size = len(edges) + len(model.functions)
-    assert steps_of(lambda: check_functions(model)) < 60 * size
+    assert steps_of(lambda: inlining.check_functions(model)) < 60 * size
     below: dict[int, set[int]] = {}
     for caller, callee in sorted(edges, reverse="backward" in name):
         below.setdefault(caller, set()).update({callee} | below.get(callee, set()))
@@ -183,9 +182,9 @@ def test_functions_that_call_one_another(name, edges):
     for start in {top, edges[0][0]}:
         end = max(below[start])
         with pytest.raises(ModelError, match="it calls itself; got a circle"):
-            check_functions(calling([*edges, (end, start)]))
+            inlining.check_functions(calling([*edges, (end, start)]))
     with pytest.raises(ModelError, match=f"'d::f{top}': it calls itself"):
-        check_functions(calling([*edges, (top, top)]))
+        inlining.check_functions(calling([*edges, (top, top)]))
 
 
 @pytest.mark.parametrize("width", [2, 3, 7, 10, 700])
@@ -193,16 +192,14 @@ def test_functions_that_call_one_another(name, edges):
 def test_functions_whose_calls_stand_for_too_many_nodes(width, beyond):
     """A row of functions, each of which calls the one before `width` times, up to the limit and beyond."""
     levels, nodes = 0, 1
-    while 1 + width * nodes < sanity.MAX_NODES:
+    while 1 + width * nodes < inlining.MAX_NODES:
         levels, nodes = levels + 1, 1 + width * nodes
     levels += beyond
     model = calling([(level + 1, level) for level in range(levels) for _ in range(width)])
     model.graph.node.append(onnx.helper.make_node(f"f{levels}", ["x"], ["many"], domain="d"))
-    if beyond:
-        with pytest.raises(ModelError, match=f"stand for too many nodes; got more than {sanity.MAX_NODES}"):
-            check_functions(model)
-    else:
-        check_functions(model)
+    refusal = pytest.raises(ModelError, match=f"stand for too many nodes; got more than {inlining.MAX_NODES}")
+    with refusal if beyond else nullcontext():
+        inlining.check_functions(model)
 
 
 def test_a_function_that_calls_itself():
@@ -221,10 +218,10 @@ def test_functions_of_one_name_differ_by_their_overloads(order):
     functions = [onnx.helper.make_function("d", "f", ["x"], ["y"], [nodes[key]], imports, overload=key) for key in nodes]
     model = calling([])
     model.functions.extend(functions[::order])
-    check_functions(model)
+    inlining.check_functions(model)
     model.functions.append(functions[1])
     with pytest.raises(ModelError, match="'d::f': defined twice"):
-        check_functions(model)
+        inlining.check_functions(model)
 
 
 def test_an_operator_of_convpools_without_its_attributes():

@@ -28,6 +28,7 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, SparseTensorP
 from convpool.ir import protos
 from convpool.ir.files import is_external
 from convpool.ir.inference import BRANCHES_OPSET, DISPUTED, infer_elsewhere, infer_shapes
+from convpool.ir.inlining import called_by
 from convpool.ir.protos import HALF_TYPES, INTEGERS, STANDARD_DOMAINS, all_nodes, is_op, key_of
 from convpool.ir.schema import is_own
 
@@ -127,7 +128,7 @@ def infer_function(model: ModelProto, function: FunctionProto, inputs: list[Any]
     if any(attribute.ref_attr_name for node in all_nodes(function) for attribute in node.attribute):
         return None
     graph = helper.make_graph(function.node, "body", inputs, [])
-    probe = helper.make_model(graph, opset_imports=function.opset_import, functions=model.functions)
+    probe = helper.make_model(graph, opset_imports=function.opset_import, functions=called_by(function, model))
     probe.ir_version = model.ir_version
     inferred = infer_shapes(probe)
     return None if inferred is None else inferred.graph
@@ -375,7 +376,7 @@ class Scope:
         sources = node.input if is_op(node, "Concat") else node.input[:1]
         known = [part for source in sources if (part := self.sizes(source, depth + 1)) is not None]
         matrix = any(len(getattr(self.infos.get(source), "shape", None) or ()) > 1 for source in sources)
-        matrix |= is_op(node, "Unsqueeze") and sum(map(len, known)) > 1
+        matrix |= is_op(node, "Unsqueeze") and len(getattr(self.infos.get(name), "shape", None) or (0, 0)) > 1
         if matrix or len(known) < len(sources) or sum(map(len, known)) > MAX_FOLDED_ELEMENTS:
             return None
         if cast or is_op(node, "Concat", "Unsqueeze"):

@@ -19,29 +19,39 @@ fault, and sizes beyond memory make it run for hours.  One process serves all mo
 used, and not only its survival: what reads beside an array fails at one time and not at another."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from typing import Any
 
 import numpy as np
 import onnx
 from google.protobuf.message import EncodeError
-from onnx import GraphProto, ModelProto, TensorProto, TensorShapeProto, TypeProto, ValueInfoProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TensorShapeProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
 from convpool.algebra.geometry import Refusal, windows
 from convpool.errors import ModelError
 from convpool.ir import inference_process, protos
 from convpool.ir.inference_process import GROWTH_BYTES
+from convpool.ir.inlining import inlined
 from convpool.ir.process import EndedError, Shared
-from convpool.ir.protos import give, graphs_within, is_op, known_attributes, model_nodes, ops_of, opset_of, refill, subgraphs
+from convpool.ir.protos import (
+    all_nodes,
+    give,
+    graphs_within,
+    is_op,
+    known_attributes,
+    model_nodes,
+    ops_of,
+    opset_of,
+    refill,
+    subgraphs,
+)
 from convpool.ir.schema import add_functions_for_sizes, is_own
 from convpool.ir.serving import FAILED, MEMORY
 
 Notes = dict[str, ValueInfoProto]
 """Types and shapes that a graph notes of its tensors."""
 POOLINGS = ("AveragePool", "LpPool", "MaxPool")
-CEIL_OPSET = 22
-"""The first opset in which onnx counts the windows of `ceil_mode` as runtimes do."""
 MADE_UP = "unk__"
 """How names of sizes begin that shape inference makes up."""
 WITHOUT_INFERENCE = ("GroupNormalization", "MeanVarianceNormalization")
@@ -53,8 +63,8 @@ DISPUTED = "onnx says another shape than runtimes"
 """Note of a tensor, after shape inference, whose sizes must not be stored: onnx would find that they contradict its own."""
 BRANCHES_OPSET = 11
 """The first opset whose Ifs may have branches of different shapes; before, onnx takes the better known one."""
-MISRANKED = ("ConvTranspose", "Squeeze", "Unsqueeze")
-"""Operators of which onnx may say a wrong rank, or elements for rows."""
+MISREAD = (*POOLINGS, "Attention", "Concat", "ConvTranspose", "Einsum", "NonZero", "Resize", "Squeeze", "Unsqueeze", "Upsample")
+"""Operators of which onnx may say wrong sizes, by the sizes of what they read, or elements for rows."""
 OTHER_VALUES = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
 INFERENCE_ERRORS = (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, RuntimeError, ValueError, EncodeError)
 """The exceptions of onnx's checker and shape inference."""
@@ -66,44 +76,41 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
     process."""
     probe = without_large_values(model)
     taken, renamed = take(probe)
-    graphs = [graph for graph, _ in taken]
+    notes = {name: note for _, noted in reversed(taken) for name, note in noted.items()}
     _complete(probe)
-    nodes = model_nodes(probe)
-    for node in (*ops_of(nodes, *WITHOUT_INFERENCE), *protos.of_onnxruntime(probe)):
+    found = inlined(probe)
+    whole = probe if found is None else found.model
+    refill(whole.functions, filter(is_own, whole.functions))  # of others that stay nothing is known
+    graphs, nodes, opset = graphs_within(whole.graph), all_nodes(whole.graph), opset_of(model.opset_import)
+    for node in (*ops_of(nodes, *WITHOUT_INFERENCE), *protos.of_onnxruntime(whole)):
         node.op_type = "Identity"
     for node in nodes:  # onnxruntime writes these into models that it saves; a PRelu's slope may be the larger one
         if node.op_type in SAVED and node.domain in ("com.microsoft", *protos.STANDARD_DOMAINS):
             node.domain, node.op_type = "", SAVED[node.op_type]
-    for node in ops_of(nodes, *POOLINGS, "ConvTranspose"):  # runtimes add nothing to the sizes that auto_pad gives
-        given = {item.name: item for item in node.attribute}
-        auto, dilated = (given.get(name, onnx.AttributeProto()) for name in ("auto_pad", "dilations"))
-        same = auto.s in (b"SAME_UPPER", b"SAME_LOWER")
-        if same or auto.s == b"VALID":
-            give(node, {}, ("pads", "ceil_mode", "output_padding") if same else ("pads",))
-        if auto.ref_attr_name or same and is_op(node, *POOLINGS) and (dilated.ref_attr_name or max(dilated.ints, default=1) > 1):
-            node.op_type = UNKNOWN_SIZE  # onnxruntime leaves dilations out there
-    for node in ops_of(nodes, "Resize"):  # onnxruntime 1.32 leaves negative axes out under a policy
-        given = {item.name: item for item in node.attribute}
-        if given.keys() >= {"axes", "keep_aspect_ratio_policy"} and given["keep_aspect_ratio_policy"].s != b"stretch":
-            node.op_type = UNKNOWN_SIZE if min(given["axes"].ints, default=-1) < 0 else node.op_type
+    for node in ops_of(nodes, *POOLINGS, "ConvTranspose", "Resize"):  # runtimes add nothing to the sizes that auto_pad gives
+        values = known_attributes(node) or {}
+        same = values.get("auto_pad") in (b"SAME_UPPER", b"SAME_LOWER")
+        if same or values.get("auto_pad") == b"VALID":
+            give(node, {}, ("pads", "ceil_mode") if same else ("pads",))
+        odd = same and is_op(node, *POOLINGS) and max(values.get("dilations", ()), default=1) > 1
+        odd |= values.get("keep_aspect_ratio_policy", b"stretch") != b"stretch" and min(values.get("axes", ()), default=0) < 0
+        if odd:  # onnxruntime leaves dilations out under SAME, and 1.32 a Resize's negative axes under a policy
+            node.op_type = UNKNOWN_SIZE
     for node in ops_of(nodes, "Cast"):
         for item in node.attribute:
             if item.name == "to" and item.i not in protos.WIDE:  # onnx would take a size as it is; type and shape stay known
                 node.op_type, item.name = "RandomUniformLike", "dtype"
-    for node in ops_of(nodes, "SplitToSequence", "STFT", *(["If"] if opset_of(model.opset_import) < BRANCHES_OPSET else [])):
+    for node in ops_of(nodes, "SplitToSequence", "STFT", *(["If"] if opset < BRANCHES_OPSET else [])):
         node.op_type = UNKNOWN_SIZE
-    pooled, scaled, result, by_onnx = ops_of(nodes, *POOLINGS), ops_of(nodes, "Resize", "Upsample"), None, None
+    result = by_onnx = None
     try:
-        for function in filter(lambda function: not is_own(function), probe.functions):  # convpool's are by whole scales
-            _mark_unknown(function)
-        for graph in protos.holders(probe) if any(node.op_type == "Slice" for node in nodes) else ():
+        for graph in graphs if ops_of(nodes, "Slice") else ():
             _hide_slices(graph)
-        result = by_onnx = _infer(probe)
-        result = _infer(probe) if _stop_values(graphs, result) else result
-        while pooled and drop_windows(probe, graphs, result) or scaled and raise_scales(probe, graphs, result):
-            result = _infer(probe)
-        if fill_in(probe, result, taken):
-            result = _infer(probe)
+        result = by_onnx = _infer(whole)
+        while ops_of(nodes, *MISREAD) and _correct(whole, result):
+            result = _infer(whole)
+        if fill_in(whole, result, notes):
+            result = _infer(whole)
     except INFERENCE_ERRORS:
         pass  # without the notes that do not fit, or without shapes
     if result is not None and by_onnx is not None:
@@ -111,8 +118,16 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
             for value in (*graph.value_info, *graph.output):
                 if _contradict(value.type, types.get(value.name)):
                     value.doc_string = DISPUTED
-        result.ClearField("functions")
-        result.functions.extend(model.functions)
+        if found is not None:
+            inner = graphs_within(result.graph)
+            known = {value.name: value for graph in inner for value in (*graph.input, *graph.output, *graph.value_info)}
+            for graph in graphs_within(probe.graph):
+                made = dict.fromkeys(name for node in graph.node for name in node.output if name in known)
+                for bounds in (graph.input, graph.output):
+                    refill(bounds, [known.get(value.name, value) for value in bounds])
+                graph.value_info.extend(known[name] for name in made if name not in {value.name for value in graph.output})
+            result = probe
+        refill(result.functions, model.functions)
         for own, typed, _ in side_by_side(model, result):
             for node, before in zip(typed.node, own.node, strict=True):
                 node.domain, node.op_type = before.domain, before.op_type
@@ -120,10 +135,10 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
     return result
 
 
-def _hide_slices(graph: GraphProto | onnx.FunctionProto) -> None:
+def _hide_slices(graph: GraphProto) -> None:
     """Hide ends of Slices of which onnx takes others than runtimes: where `protos.takes_more`, or starts, ends or steps are no
     constants of this graph.  Of a vector it takes all from computed starts, of a map all by steps of an unknown rank."""
-    own = dict(_constants(graph.node)) | {item.name: item for item in getattr(graph, "initializer", ())}
+    own = dict(_constants(graph.node)) | {item.name: item for item in graph.initializer}
     for node in ops_of(graph.node, "Slice"):
         names = [*node.input, *[""] * 4][1:5]
         numbers = [_numbers(own.get(name, ()), np.int64).reshape(-1) for name in names]
@@ -131,21 +146,70 @@ def _hide_slices(graph: GraphProto | onnx.FunctionProto) -> None:
             node.input[2] = ""
 
 
-def _stop_values(graphs: list[GraphProto], inferred: ModelProto) -> bool:
-    """Hide ranks and values that onnx says wrongly behind nodes of MISRANKED; return True if there are any."""
-    nodes = [(n, graph) for graph in graphs for n in graph.node if n.op_type in MISRANKED and is_op(n, *MISRANKED)]
-    known, found = _types(inferred) if nodes else {}, False
-    for node, body in nodes:
-        x, y = (known.get("".join(names[:1]), TypeProto()) for names in (node.input, node.output))
-        before, after = (len(kind.tensor_type.shape.dim) for kind in (x, y))  # after: 0 where the axes are no constants here
-        if is_op(node, "Unsqueeze"):  # elements of a vector are no rows
-            wrong = y.tensor_type.elem_type in protos.INTEGERS and (before == 1 or before < 2 <= after)
-        else:  # no axes are all to onnxruntime's Squeeze; onnx ends at an output_shape below the map's
-            wrong = after > 0 and (before == after) == is_op(node, "Squeeze")
-        if wrong:
-            body.value_info.extend([ValueInfoProto(name=node.output[0], type=y)] if is_op(node, "Unsqueeze") else [])
+def _correct(model: ModelProto, inferred: ModelProto) -> bool:
+    """Put an unknown operator in the place of each node that onnx misreads, with the right sizes where they are known; return
+    True if there are any.  In bodies none are: onnxruntime holds them to what onnx says.  Values are lost: of a vector behind an
+    Unsqueeze onnx takes elements for rows."""
+    known, found, graphs = _types(inferred), False, graphs_within(model.graph)
+    known |= {t.name: helper.make_tensor_type_proto(t.data_type, t.dims) for graph in graphs for t in graph.initializer}
+    stored = dict(_constants(all_nodes(model.graph))) | {tensor.name: tensor for graph in graphs for tensor in graph.initializer}
+    for node, body in [(n, graph) for graph in graphs for n in graph.node if n.op_type in MISREAD and is_op(n, *MISREAD)]:
+        names, values = ("".join(node.output[:1]), *(node.input or [""])), known_attributes(node) or {}
+        kinds = [known.get(name, TypeProto()).tensor_type for name in names]
+        after, *operands = ([d.dim_value if d.HasField("dim_value") else -1 for d in kind.shape.dim] for kind in kinds)
+        at = 1 if opset_of(model.opset_import) < 11 else 2
+        scales = _numbers(stored.get(node.input[at], ()) if len(node.input) > at else values.get("scales", ()))
+        right, before = _right_sizes(node, values, after, operands, scales), len(operands[0])
+        rows = is_op(node, "Unsqueeze") and kinds[0].elem_type in protos.INTEGERS and (before == 1 or before < 2 <= len(after))
+        if rows or right != after:
             node.op_type, found = UNKNOWN_SIZE, True
+            if right is not None and (rows or body is model.graph):
+                value = body.value_info.add(name=names[0], type=known[names[0]])
+                for dim, size in zip(value.type.tensor_type.shape.dim, right, strict=True):
+                    dim.MergeFrom(TensorShapeProto.Dimension(dim_value=size if size >= 0 else None))
     return found
+
+
+@np.errstate(all="ignore")
+def _right_sizes(
+    node: NodeProto, values: Mapping[str, Any], after: list[int], operands: list[list[int]], scales: np.ndarray
+) -> list[int] | None:
+    """The sizes of a node's result by runtimes, -1 for an open one; None where they are not known.  after: by onnx.  operands:
+    sizes of what it reads; all are none where the rank is unknown.  scales: of a Resize, if they are constant."""
+    before, lost = operands[0], len(operands[0]) - len(after)
+    if is_op(node, "Concat"):  # onnxruntime leaves those without elements out
+        return None if len(before) > 1 and any(0 in sizes for sizes in operands) else after
+    if is_op(node, "Einsum"):  # of a letter's sizes onnx takes the first one, runtimes the one that is not 1
+        terms = values.get("equation", b"").replace(b" ", b"").split(b"->")[0].split(b",")
+        pairs = {pair for term, sizes in zip(terms, operands, strict=False) for pair in zip(term, sizes, strict=False)}
+        return after if len(pairs) == len(dict(pairs)) else None
+    if is_op(node, "Squeeze"):  # no axes are all to onnxruntime; onnx wants an order of them
+        return None if after and lost < max(1, len(values.get("axes", ()))) else after
+    if is_op(node, "Attention", "NonZero"):  # 0 for an open size
+        return None if 0 in after else after
+    if is_op(node, "ConvTranspose") and lost:  # of an output_shape below the map's onnx says the first two sizes
+        return None
+    counts = np.array(after)
+    if is_op(node, "Resize", "Upsample"):  # onnx does not round the product of scale and size to float32
+        axes = [axis for axis in values.get("axes", range(len(before))) if -len(before) <= axis < len(before)]
+        if after and scales.shape == (len(axes),):
+            sizes = np.array(before, np.float32)[axes]
+            rounded = np.floor(scales * sizes)
+            counts[axes] = np.where((sizes >= 0) & (rounded < 2**20), rounded, counts[axes])
+    same = is_op(node, "ConvTranspose") and values.get("auto_pad", b"")[:4] == b"SAME" and not values.get("output_shape")
+    if after and (same or is_op(node, *POOLINGS) and values.get("ceil_mode")):
+        kernel = values.get("kernel_shape") or operands[:2][-1][2:]
+        spec = windows({**values, "kernel_shape": kernel}, len(before) - 2)
+        if isinstance(spec, Refusal):
+            return None
+        sizes, (begins, ends), strides = np.array(before[2:]), np.reshape(spec.pads, (2, -1)), np.array(spec.strides)
+        if same:  # as many as steps, or as the windows cover
+            covered = np.minimum(sizes * strides, (sizes - 1) * strides + spec.extents + (values.get("output_padding") or 0))
+        else:  # runtimes drop a last window that starts behind the map, onnx from opset 22
+            last = (sizes + begins + ends - spec.extents + strides - 1) // strides
+            covered = last + (last * strides < sizes + begins)
+        counts[2:] = np.where(sizes < 0, counts[2:], covered)
+    return [int(count) for count in counts]
 
 
 def without_large_values(model: ModelProto) -> ModelProto:
@@ -208,30 +272,6 @@ def _numbers(given: Any, kind: type = np.float32) -> np.ndarray:
         readable = given.data_type in types and given.data_location != TensorProto.EXTERNAL
         given = numpy_helper.to_array(given) if readable else ()
     return np.array(given, kind)
-
-
-@np.errstate(all="ignore")
-def _mark_unknown(function: onnx.FunctionProto) -> None:
-    """Leave no size behind nodes of a function that onnx may misread: see `drop_windows`, `raise_scales`, `_stop_values`."""
-    nodes, opset = protos.all_nodes(function), opset_of(function.opset_import)
-    rows: set[str] = set()
-    for node in ops_of(nodes, "Add", "Cast", "Concat", "Mul", "Sub", "Unsqueeze"):
-        rows.update(node.output if is_op(node, "Unsqueeze") or rows.intersection(node.input) else ())
-    stored, at = _constants(nodes), 1 if opset < 11 else 2
-    full = {name for name, value in stored if _numbers(value, np.int64).size}
-    for node in ops_of(nodes, "ConvTranspose", "Gather", "Slice", "Squeeze"):
-        none = is_op(node, "Squeeze") and not (full.issuperset(node.input[1:]) and all(item.ints for item in node.attribute))
-        if none or rows.intersection(node.input[:1]) or any(item.name == "output_shape" for item in node.attribute):
-            node.op_type = UNKNOWN_SIZE
-    for node in ops_of(nodes, *POOLINGS) if opset < CEIL_OPSET else ():
-        if any(item.name == "ceil_mode" and (item.i or item.ref_attr_name) for item in node.attribute):
-            node.op_type = UNKNOWN_SIZE
-    for node in ops_of(nodes, "Resize", "Upsample"):
-        own = [item.floats for item in node.attribute if item.name == "scales"]
-        given = [value for name, value in stored if name == node.input[at]] if len(node.input) > at else own
-        exact = [len(scales) and not np.mod(scales, 1 / 16).any() for scales in map(_numbers, given)]
-        if not (exact and all(exact)) and [*node.input[at : at + 1]] != [""]:  # behind which are sizes
-            node.op_type = UNKNOWN_SIZE
 
 
 def take(model: ModelProto) -> tuple[list[tuple[GraphProto, Notes]], dict[str, str]]:
@@ -297,91 +337,29 @@ def _forget_shape(kind: TypeProto) -> None:
         _forget_shape(kind.map_type.value_type)
 
 
-def fill_in(model: ModelProto, inferred: ModelProto, taken: Sequence[tuple[GraphProto, Notes]]) -> bool:
+def fill_in(model: ModelProto, inferred: ModelProto, notes: Notes) -> bool:
     """Put the notes that count into a model that is without; whether there are any.  inferred: it, after shape inference."""
-    graphs = [(graph, known, noted) for (graph, noted), (_, _, known) in zip(taken, side_by_side(model, inferred), strict=True)]
-    pairs = ((note.type, known.get(name)) for _, known, noted in graphs for name, note in noted.items())
+    known, filled = _types(inferred), False
     ranks = all(value.type.tensor_type.HasField("shape") for value in model.graph.input)
-    ranks = ranks and not any(_contradict(*pair) for pair in pairs)
-    is_open, filled = has_open_sizes(model), False
-    for graph, known, noted in graphs:
-        missing = {name: note for name, note in noted.items() if not known.get(name, TypeProto()).tensor_type.HasField("shape")}
-        inputs = {value.name: value for value in graph.input}
-        bounds = set(inputs)
-        for node in graph.node if missing else ():
+    ranks = ranks and not any(_contradict(note.type, known.get(name)) for name, note in notes.items())
+    is_open = has_open_sizes(model)
+    missing = {name: note for name, note in notes.items() if not known.get(name, TypeProto()).tensor_type.HasField("shape")}
+    for graph in graphs_within(model.graph) if missing else ():
+        bounds: dict[str, ValueInfoProto | None] = {value.name: value for value in graph.input}
+        for node in graph.node:
             known_by_onnx = onnx.defs.has(node.op_type, "" if node.domain == "ai.onnx" else node.domain)
             if any(subgraphs(node)) or not known_by_onnx and node.op_type != UNKNOWN_SIZE:  # whose notes are often onnx's
-                bounds.update(node.output)
-        for name, note in missing.items():
-            if name not in bounds:
-                continue
+                bounds |= dict.fromkeys(node.output)
+        for name in filter(missing.__contains__, bounds):
             filled = True
-            value = inputs.get(name) or graph.value_info.add(name=name)
-            value.type.CopyFrom(note.type)
+            value = bounds[name] or graph.value_info.add(name=name)
+            value.type.CopyFrom(missing[name].type)
             if not ranks or not value.type.HasField("tensor_type"):
                 _forget_shape(value.type)
             for dim in value.type.tensor_type.shape.dim:
                 if is_open or dim.dim_value < 0 or dim.HasField("dim_param"):
                     dim.Clear()
     return filled
-
-
-def drop_windows(model: ModelProto, graphs: list[GraphProto], inferred: ModelProto) -> bool:
-    """Write poolings with `ceil_mode` in a model's graphs without, whose last window starts behind the map; whether any are.
-    Runtimes drop that window; onnx counts it before opset 22.  For shape inference alone: pads are such that sizes are right."""
-    found, known = False, _types(inferred)
-    for graph in graphs if opset_of(model.opset_import) < CEIL_OPSET else ():
-        for node in graph.node:
-            values = known_attributes(node) if is_op(node, *POOLINGS) else None
-            if not values or not values.get("ceil_mode"):
-                continue
-            dims = known.get("".join(node.input[:1]), TypeProto()).tensor_type.shape.dim[2:]
-            spec, ends, dropped = windows({a.name: list(a.ints) for a in node.attribute if a.ints}, len(dims)), [], False
-            if isinstance(spec, Refusal):
-                continue
-            begins, own_ends = spec.pads[: spec.rank], spec.pads[spec.rank :]
-            for dim, extent, stride, begin, end in zip(dims, spec.extents, spec.strides, begins, own_ends, strict=True):
-                size = dim.dim_value + begin
-                last = -(-(size + end - extent) // stride) * stride
-                if dim.HasField("dim_value") and last >= size:
-                    last, dropped = last - stride, True
-                ends.append(max(last + extent - size, 0) if dim.HasField("dim_value") else end)
-            if dropped and graph is model.graph:
-                give(node, {"pads": [*begins, *ends]}, ("ceil_mode", "auto_pad"))
-            elif dropped:  # onnxruntime holds bodies to what onnx says
-                node.op_type = UNKNOWN_SIZE
-            found |= dropped
-    return found
-
-
-@np.errstate(all="ignore")
-def raise_scales(model: ModelProto, graphs: list[GraphProto], inferred: ModelProto) -> bool:
-    """Raise scales of Resizes by a rounding error where results are longer than onnx says; whether there are any.  Runtimes round
-    the product of scale and size to float32, up to a whole number too; onnx rounds it down.  For shape inference alone."""
-    found, at = False, 1 if opset_of(model.opset_import) < 11 else 2
-    known = _types(inferred)
-    nodes = [(node, graph) for graph in graphs for node in graph.node]
-    stored = dict(_constants(node for node, _ in nodes))
-    stored |= {tensor.name: tensor for graph in graphs for tensor in graph.initializer}
-    for node, graph in [(node, graph) for node, graph in nodes if is_op(node, "Resize", "Upsample")]:
-        dims, own = known.get("".join(node.input[:1]), TypeProto()).tensor_type.shape.dim, {a.name: a for a in node.attribute}
-        axes = own["axes"].ints if "axes" in own else range(len(dims))
-        given = stored.get(node.input[at], ()) if len(node.input) > at else own.get("scales", onnx.AttributeProto()).floats
-        scales = _numbers(given)
-        if scales.shape != (len(axes),) or not {*axes} <= {*range(-len(dims), len(dims))}:
-            continue
-        sizes = np.array([dims[axis].dim_value for axis in axes], np.float32)
-        exact, rounded = scales.astype(np.float64) * sizes, scales * sizes
-        longer = (np.floor(exact) < np.floor(rounded)) & (rounded < 2**20)  # others may be more than one apart
-        raised, found = np.where(longer, np.nextafter(scales, np.float32(np.inf)), scales), found or bool(longer.any())
-        if longer.any() and graph is not model.graph:  # onnxruntime holds bodies to what onnx says
-            node.op_type = UNKNOWN_SIZE
-        elif longer.any() and len(node.input) > at:
-            node.input[at] = f"{''.join(node.output)}/raised"
-            graph.initializer.append(numpy_helper.from_array(raised, node.input[at]))
-        elif longer.any():
-            own["scales"].floats[:] = raised.tolist()
-    return found
 
 
 def has_open_sizes(model: ModelProto) -> bool:

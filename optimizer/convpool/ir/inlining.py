@@ -5,18 +5,23 @@ A call is named by what it gives first, with the calls around it before that: ("
 ("h", "a") the one that gives a in the function that the first one calls.  `onnx.inliner` takes all calls of a function or none.
 """
 
-from collections.abc import Container, Iterator
+from collections import Counter
+from collections.abc import Container, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, defs, helper
 
+from convpool.errors import ModelError
 from convpool.ir import protos
 from convpool.ir.schema import is_own
 
 Call = tuple[str, ...]
-MAX_NODES = 100_000
-"""Most nodes of a model whose calls are all replaced: functions that call others twice, and these again, grow without end."""
+MAX_NODES = 500_000
+"""Most nodes once functions are expanded.  onnx's checker takes half a minute for these; large models have 20,000."""
+MAX_INLINED = 100_000
+"""Most nodes of a model whose calls are replaced: functions that call others twice, and these again, grow without end."""
 
 
 @dataclass
@@ -30,22 +35,65 @@ class Inlined:
     places: dict[str, tuple[str, str]] = field(default_factory=dict)
 
 
+def check_functions(model: ModelProto) -> int:
+    """The nodes that the main graph stands for once functions are expanded; 0 without functions.  Raises ModelError for functions
+    that older onnx crashes on, or that keep every onnx busy for minutes: two of one name, one that calls itself, directly or not,
+    and calls that stand for more than MAX_NODES nodes."""
+    calls: dict[protos.Key, Counter[protos.Key]] = {}
+    for function in model.functions:
+        key = protos.key_of(function)
+        if key in calls:
+            raise ModelError(f"function '{function.domain}::{function.name}': defined twice; expected once")
+        calls[key] = _called(function)
+    sorter = TopologicalSorter({key: filter(calls.__contains__, called) for key, called in calls.items()})
+    nodes: dict[protos.Key, int] = {}  # that a call stands for, at most MAX_NODES + 1
+    try:
+        for key in sorter.static_order():
+            nodes[key] = _expanded(calls[key], nodes)
+    except CycleError as error:
+        domain, name, _ = error.args[1][-1]
+        raise ModelError(f"function '{domain}::{name}': it calls itself; got a circle, expected none") from error
+    count = _expanded(_called(model.graph), nodes) if nodes else 0
+    if count > MAX_NODES:
+        raise ModelError(f"functions: their calls stand for too many nodes; got more than {MAX_NODES}, expected no more")
+    return count
+
+
+def _called(holder: GraphProto | FunctionProto) -> Counter[protos.Key]:
+    return Counter(map(protos.key_of, protos.all_nodes(holder)))
+
+
+def _expanded(called: Counter[protos.Key], nodes: Mapping[protos.Key, int]) -> int:
+    """Nodes that these stand for once functions are expanded, at most MAX_NODES + 1."""
+    return min(MAX_NODES + 1, 1 + sum(count * nodes.get(name, 1) for name, count in called.items()))
+
+
+def called_by(caller: GraphProto | FunctionProto, model: ModelProto) -> list[FunctionProto]:
+    """The functions of a model that a graph or one of them calls, directly or not."""
+    functions, found = {protos.key_of(function): function for function in model.functions}, dict[protos.Key, FunctionProto]()
+    pending = [caller]
+    while pending:
+        keys = sorted(set(map(protos.key_of, protos.all_nodes(pending.pop()))) & functions.keys() - found.keys())
+        found |= {key: functions[key] for key in keys}
+        pending += [functions[key] for key in keys]
+    return [*found.values()]
+
+
 def inlined(model: ModelProto, calls: Container[Call] | None = None) -> Inlined | None:
     """A copy in which these calls, None for all, are replaced; None where there is none that can be.  convpool's own functions
     stay, those whose operators have other versions than the model's, and those of the standard domain: onnxruntime runs the
-    operator of the name.  Functions that nothing calls any more go."""
+    operator of the name.  Functions that nothing calls any more go.  None, too, for more than MAX_INLINED nodes."""
     functions = {protos.key_of(function): function for function in model.functions}
     usable = {k for k, f in functions.items() if k[0] not in protos.STANDARD_DOMAINS and _fits(f, model) and not is_own(f)}
-    if not any(protos.key_of(node) in usable for node in protos.model_nodes(model)):
+    if not any(protos.key_of(node) in usable for node in protos.all_nodes(model.graph)) or check_functions(model) > MAX_INLINED:
         return None
     result = Inlined(deepcopy(model))
     _Inliner(result, {key: functions[key] for key in usable}, calls).run(result.model.graph)
-    kept = {protos.key_of(node) for graph in protos.training_graphs(model) for node in graph.node}
-    before, after = (set(map(protos.key_of, protos.model_nodes(one))) for one in (model, result.model))
-    while gone := [i for i, function in enumerate(result.model.functions) if protos.key_of(function) in before - after - kept]:
-        for index in reversed(gone):
-            del result.model.functions[index]
-        after = set(map(protos.key_of, protos.model_nodes(result.model)))
+    before = set(map(protos.key_of, protos.model_nodes(model)))
+    uncalled = [function for key, function in functions.items() if key not in before]
+    roots = (result.model.graph, *protos.training_graphs(model), *uncalled)
+    kept = functions.keys() - before | {protos.key_of(function) for root in roots for function in called_by(root, result.model)}
+    protos.refill(result.model.functions, [part for part in result.model.functions if protos.key_of(part) in kept])
     result.origins = _origins(result)
     return result
 

@@ -12,12 +12,10 @@ import math
 import os
 import re
 import sys
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
-from graphlib import CycleError, TopologicalSorter
 from numbers import Integral
 from pathlib import Path
 from types import MappingProxyType
@@ -40,11 +38,10 @@ from convpool.ir.inference import (
     take,
     without_large_values,
 )
+from convpool.ir.inlining import check_functions
 
 SUGGESTED_SIZE = 224
 """Stands for open sizes but the first in a command that is suggested."""
-MAX_NODES = 500_000
-"""Most nodes once functions are expanded.  onnx's checker takes half a minute for these; large models have 20,000."""
 
 
 def check_strings(model: ModelProto) -> None:
@@ -87,39 +84,6 @@ def check_types(model: ModelProto) -> None:
             sizes = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
             if any(size < -1 for size in sizes):  # some write -1 for an open one
                 raise ModelError(f"tensor '{value.name}': shape; got {sizes}, expected no negative size")
-
-
-def check_functions(model: ModelProto) -> int:
-    """The nodes that the main graph stands for once functions are expanded; 0 without functions.  Raises ModelError for functions
-    that older onnx crashes on, or that keep every onnx busy for minutes: two of one name, one that calls itself, directly or not,
-    and calls that stand for more than MAX_NODES nodes."""
-    calls: dict[protos.Key, Counter[protos.Key]] = {}
-    for function in model.functions:
-        key = protos.key_of(function)
-        if key in calls:
-            raise ModelError(f"function '{function.domain}::{function.name}': defined twice; expected once")
-        calls[key] = _called(function)
-    sorter = TopologicalSorter({key: filter(calls.__contains__, called) for key, called in calls.items()})
-    nodes: dict[protos.Key, int] = {}  # that a call stands for, at most MAX_NODES + 1
-    try:
-        for key in sorter.static_order():
-            nodes[key] = _expanded(calls[key], nodes)
-    except CycleError as error:
-        domain, name, _ = error.args[1][-1]
-        raise ModelError(f"function '{domain}::{name}': it calls itself; got a circle, expected none") from error
-    count = _expanded(_called(model.graph), nodes) if nodes else 0
-    if count > MAX_NODES:
-        raise ModelError(f"functions: their calls stand for too many nodes; got more than {MAX_NODES}, expected no more")
-    return count
-
-
-def _called(holder: GraphProto | FunctionProto) -> Counter[protos.Key]:
-    return Counter(map(protos.key_of, protos.all_nodes(holder)))
-
-
-def _expanded(called: Counter[protos.Key], nodes: Mapping[protos.Key, int]) -> int:
-    """Nodes that these stand for once functions are expanded, at most MAX_NODES + 1."""
-    return min(MAX_NODES + 1, 1 + sum(count * nodes.get(name, 1) for name, count in called.items()))
 
 
 def _values(holder: GraphProto | FunctionProto) -> list[ValueInfoProto]:
@@ -176,8 +140,6 @@ class LoadedModel:
     """The file or bytes that the model was parsed from, if not from memory."""
     path: Path | None = None
     """The file that it comes from, also once it has changed."""
-    expanded: int = 0
-    """The nodes that its main graph stood for when it was loaded, see `check_functions`."""
     data_files: Mapping[str, Stamp] = field(default_factory=dict)
     """The files of the external data that the model came with, by their locations relative to `base_dir`."""
 
@@ -268,7 +230,7 @@ def load(source: object, base_dir: Path | None = None) -> LoadedModel:
     for part in (model.proto, *model.proto.functions):
         if protos.opset_of(part.opset_import) > newest:
             raise ModelError(f"model: opset; got {protos.opset_of(part.opset_import)}, expected at most {newest}; update onnx")
-    model.expanded = check_functions(model.proto)
+    check_functions(model.proto)
     schema.check_meaning(model.proto)
     check_types(model.proto)
     check_tensors(model.proto)

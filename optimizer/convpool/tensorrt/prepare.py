@@ -29,8 +29,8 @@ from convpool.errors import ConvpoolError, ModelError
 from convpool.ir import schema
 from convpool.ir.files import self_contained
 from convpool.ir.inference import infer_shapes, mark_layers
-from convpool.ir.inlining import MAX_NODES, inlined
-from convpool.ir.model import TYPE_ATTRIBUTES, LoadedModel, check_functions, feeds, fitting
+from convpool.ir.inlining import inlined
+from convpool.ir.model import TYPE_ATTRIBUTES, LoadedModel, feeds, fitting
 from convpool.ir.protos import all_nodes, give, graphs_within, is_op, known_attributes, refill, rename
 from convpool.options import OptimizeOptions
 from convpool.tensorrt.build_options import HALF_PRECISIONS, BuildOptions, Profile
@@ -92,8 +92,6 @@ def is_plugin_node(node: NodeProto) -> bool:
 
 def inline_own_functions(model: ModelProto) -> ModelProto:
     """The model without local functions but those of convpool's operators, so that pairs inside them go to the plugin too."""
-    if check_functions(model) > MAX_NODES:
-        return model
     found = inlined(model)  # onnx.inliner forgets defaults of a function's attributes, and results that are inputs
     return model if found is None else _without_trailing_blanks(found.model)
 
