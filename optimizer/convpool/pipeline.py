@@ -249,7 +249,7 @@ class Pipeline:
         for stage in stages:
             rules = [rule for rule in stage.rules if not options.rules.isdisjoint(rule.names)]
             rules = [rule for rule in rules if options.lowering == "convavgpool" or not rule.on_operators]
-            due = {"": True, "rewritten": rewritten, "operator": self.log.made_operator}[stage.only_if]
+            due = self.log.made_operator if stage.only_if == "operator" else rewritten or not stage.only_if
             while due and rules and self._round(stage, rules):
                 rewritten, due = rewritten or stage.rewrites, stage.repeats
         return self

@@ -85,7 +85,8 @@ def inlined(model: ModelProto, calls: Container[Call] | None = None) -> Inlined 
     operator of the name.  Functions that nothing calls any more go.  None, too, for more than MAX_INLINED nodes."""
     functions = {protos.key_of(function): function for function in model.functions}
     usable = {k for k, f in functions.items() if k[0] not in protos.STANDARD_DOMAINS and _fits(f, model) and not is_own(f)}
-    if not any(protos.key_of(node) in usable for node in protos.all_nodes(model.graph)) or check_functions(model) > MAX_INLINED:
+    is_called = bool(usable) and any(protos.key_of(node) in usable for node in protos.all_nodes(model.graph))
+    if not is_called or check_functions(model) > MAX_INLINED:
         return None
     result = Inlined(deepcopy(model))
     _Inliner(result, {key: functions[key] for key in usable}, calls).run(result.model.graph)
