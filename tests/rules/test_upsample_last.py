@@ -159,6 +159,10 @@ TRACED = {
         f"l = MaxPool<kernel_shape=[4,4], strides=[4,4]>(x) o = {NEAREST}(l, , s) m = Conv<pads=[1,1,1,1]>(o, w)",
         "q = Div(n, four) t = Mul(q, four)",
     ),
+    "of steps": ("m = ConvTranspose<strides=[2,2], pads=[1,1,1,1], output_padding=[1,1]>(x, w)", "t = Mul(n, four)"),
+    "of more": ("m = ConvTranspose<strides=[2,2], dilations=[2,2], pads=[1,0,0,1]>(x, w)", "a = Add(n, one) t = Mul(a, four)"),
+    "of blocks": ("k = DepthToSpace<blocksize=4>(x) l = SpaceToDepth<blocksize=2>(k) m = Conv(l, w16)", "t = Mul(n, four)"),
+    "of a half": (f"m = {NEAREST}(x, , half)", "q = Div(n, two) t = Mul(q, two)"),
     "of another level": (f"k = MaxPool<{HALVED}>(x) m = {NEAREST}(k, , s)", "q = Div(n, two) t = Mul(q, six)"),
 }
 for node in ("AveragePool<kernel_shape=[1]>(i)", "Conv(i, w1)", "Resize(i, , ones)"):  # of fewer axes, as in Next-ViT's attention
@@ -169,6 +173,10 @@ UNTRACED = {
     "of a mean": ("m = GlobalAveragePool(x)", "t = Identity(n)", "size 2 of 'x' over 1, size 3 of 'x' over 1, expected"),
     "rounded down": (STRIDED, TWICE, f"{OVER} (size 2 of 'x' + 1) // 2"),
     "of a ceiling": (f"m = MaxPool<{HALVED}, ceil_mode=1>(x)", TWICE, f"{OVER} (size 2 of 'x' + 1) // 2"),
+    "of a step more": ("m = ConvTranspose<strides=[2,2]>(x, w)", "t = Mul(n, four)", "4 * (size 2 of 'x') over size 2 of 'm'"),
+    "of steps to a size": ("m = ConvTranspose<strides=[2,2], output_shape=[20,20]>(x, w)", TWICE, f"{OVER} 20"),
+    "of as many steps": ('m = ConvTranspose<strides=[2,2], auto_pad="SAME_UPPER">(x, w)', TWICE, f"{OVER} size 2 of 'm'"),
+    "of three quarters": (f"m = {NEAREST}(x, , most)", TWICE, f"{OVER} size 2 of 'm'"),
     "behind the map": (f"m = MaxPool<{HALVED}, pads=[0,0,1,1], ceil_mode=1>(x)", TWICE, f"{OVER} size 2 of 'm'"),
 }
 
@@ -176,8 +184,8 @@ UNTRACED = {
 def _enlarged(before: str, computed: str):
     sizes = f"h = Shape(x) n = Slice(h, n2, n4) {computed} g = Shape(m) first = Slice(g, n0, n2) sizes = Concat<axis=0>(first, t)"
     constants = {**SCALES, "n0": [0], "n2": [2], "n4": [4], "one": np.array(1), "two": np.array(2), "six": np.array([6, 4])}
-    constants |= {"four": np.array(4), "pads": [0, 0, 1, 0, 0, 0, 1, 2]}
-    constants |= {"flat": [0, 0, -1], "w1": (64, 64, 1), "ones": whole((3,)) ** 0}
+    constants |= {"four": np.array(4), "pads": [0, 0, 1, 0, 0, 0, 1, 2], "w16": (64, 16, 1, 1), "half": scales(0.5, 0.5)}
+    constants |= {"flat": [0, 0, -1], "w1": (64, 64, 1), "ones": whole((3,)) ** 0, "most": scales(0.75, 0.75)}
     return graph(f"{before} {sizes} u = {NEAREST}(m, , , sizes) {CONV}", constants, **OPEN)
 
 

@@ -8,7 +8,8 @@ whatever the inputs are: an Add of such maps broadcasts none of them.  So is twi
 
 | node | sizes of its result |
 |---|---|
-| Conv, AveragePool, MaxPool, ConvAvgPool; Pad; Resize | those of its input, by windows, plus pads, times whole factors |
+| Conv, AveragePool, MaxPool, ConvAvgPool; Pad | those of its input, by windows, plus pads |
+| Resize, ConvTranspose, DepthToSpace; SpaceToDepth | those of its input, times whole factors; over one |
 | elementwise, or along batch and channels alone | those of its input |
 | elementwise, of several; Concat along other axes | those of the inputs of more than one element, if they are the same |
 | Reshape to sizes that are computed | these; one given as -1 by the number of elements |
@@ -30,7 +31,7 @@ from onnx import NodeProto
 
 from convpool.algebra.expand import UpsampleSpec
 from convpool.algebra.geometry import NOMINAL_SIZE, ConvSpec, PoolSpec, Refusal, windows
-from convpool.ir.index import Dim, Scope
+from convpool.ir.index import Scope
 from convpool.ir.protos import INTEGERS, WIDE, attributes, is_op, known_attributes, takes_more
 from convpool.ir.schema import is_operator, layout_of, specs_of
 from convpool.rules.base import Reject, reject
@@ -126,23 +127,12 @@ def scales_of(scope: Scope, index: int, rank: int, depth: int = 0) -> tuple[Frac
 
 def _ratio(scope: Scope, term: Term, x: str, axis: int, depth: int = 0) -> Fraction | None:
     """The number of times that a size is that of `x` on an axis; None where it may be any."""
-    shape = scope.info(x).shape
-    size = shape[axis] if shape is not None else None
     if not isinstance(term, SizeOf):
+        size = _origin(scope, SizeOf(x, axis))
         return term / size if term is not None and isinstance(size, int) and size > 0 else None
     own = traced(scope, x, axis, depth)
-    if (term.offset, term.divisor) != (own.offset, own.divisor) or own.factor <= 0:
-        return None
-    return term.factor / own.factor if _is_same(scope, term, own) else None
-
-
-def _is_same(scope: Scope, one: SizeOf, other: SizeOf) -> bool:
-    """Return True if the sizes in two terms are equal."""
-    if (one.tensor, one.axis) == (other.tensor, other.axis):
-        return True
-    shapes = scope.info(one.tensor).shape, scope.info(other.tensor).shape
-    known: list[Dim] = [shape[size.axis] if shape is not None else None for shape, size in zip(shapes, (one, other), strict=True)]
-    return known[0] is not None and known[0] == known[1]
+    same = (term.offset, term.divisor) == (own.offset, own.divisor) and _origin(scope, term) == _origin(scope, own)
+    return term.factor / own.factor if same and own.factor > 0 else None
 
 
 def _sizes_beside(scope: Scope, index: int, rank: int) -> dict[int, tuple[Term, SizeOf]]:
@@ -174,8 +164,9 @@ def rough_scales(scope: Scope, index: int, rank: int, scales: Sequence[Fraction 
     small = scope.info(scope.nodes[index].input[0]).shape or ()
     for axis, scale in enumerate(scales, 2):
         term, own = beside.get(axis, (None, None))
-        if scale is None and isinstance(term, SizeOf) and own is not None and own.factor > 0 and _is_same(scope, term, own):
-            scale = term.factor / term.divisor * own.divisor / own.factor
+        if scale is None and isinstance(term, SizeOf) and own is not None and own.factor > 0:
+            if _origin(scope, term) == _origin(scope, own):
+                scale = term.factor / term.divisor * own.divisor / own.factor
         if scale is None and small[axis : axis + 1] == (1,):  # one pixel becomes any number of them
             scale = Fraction(NOMINAL_SIZE)
         if scale is None or scale <= 0:
@@ -198,10 +189,8 @@ def may_hold(scope: Scope, index: int, rank: int, factors: Sequence[int]) -> boo
 
 def same_size(scope: Scope, names: list[str], rank: int) -> bool:
     """Return True if the tensors, all of this rank, have provably equal spatial sizes, by shape or origin."""
-    shapes = [scope.info(name).shape for name in names]
-    if any(shape is not None and len(shape) != rank + 2 for shape in shapes):
-        return False
-    return len({spatial_sizes(scope, name, rank) for name in names}) == 1
+    ranks = {len(shape) for name in names if (shape := scope.info(name).shape) is not None}
+    return ranks <= {rank + 2} and len({spatial_sizes(scope, name, rank) for name in names}) == 1
 
 
 def spatial_sizes(scope: Scope, name: str, rank: int) -> tuple[object, ...]:
@@ -211,9 +200,8 @@ def spatial_sizes(scope: Scope, name: str, rank: int) -> tuple[object, ...]:
 
 def _identity(scope: Scope, name: str, axis: int) -> object:
     """A number, or a term with the name of its size in place of the tensor."""
-    shape = scope.info(name).shape
-    if shape is not None and isinstance(shape[axis], int):
-        return shape[axis]
+    if isinstance(size := _origin(scope, SizeOf(name, axis)), int):
+        return size
     term = traced(scope, name, axis)
     return _origin(scope, term), term.factor, term.offset, term.divisor
 
@@ -293,10 +281,13 @@ def _traced_through(scope: Scope, tensor: str, index: int, axis: int, depth: int
         return found.pop() if len(found) == 1 else None
     if axis >= len(shape) and not is_op(node, "Reshape"):  # all in front of a map is traced, also what has fewer axes
         return None
-    if is_op(node, "Conv", "MaxPool", "AveragePool") or is_operator(node) and not layout_of(node):
+    if is_op(node, "Conv", "ConvTranspose", "MaxPool", "AveragePool") or is_operator(node) and not layout_of(node):
         if axis < 2:
             return None if axis and not is_op(node, "MaxPool", "AveragePool") else traced(scope, x, axis, depth)
         return _through_windows(scope, index, values, axis - 2, rank, traced(scope, x, axis, depth))
+    if is_op(node, "DepthToSpace", "SpaceToDepth") and axis > 1 and (block := values.get("blocksize", 0)) > 0:
+        size = traced(scope, x, axis, depth)
+        return size.times(Fraction(block)) if is_op(node, "DepthToSpace") else size.over(block)
     if is_op(node, "Pad"):
         numbers = pad_numbers(scope, index, rank)
         return None if isinstance(numbers, Reject) else traced(scope, x, axis, depth).plus(sum(numbers[0][axis :: rank + 2]))
@@ -305,7 +296,10 @@ def _traced_through(scope: Scope, tensor: str, index: int, axis: int, depth: int
         if isinstance(factors, Reject):
             return None
         if (factor := factors[axis]) is not None:
-            return traced(scope, x, axis, depth).times(factor) if factor.denominator == 1 else None
+            size = traced(scope, x, axis, depth)
+            if factor.numerator == 1:  # a half; float32 holds a third as another number, which a runtime rounds
+                return size.over(factor.denominator)
+            return size.times(factor) if factor.denominator == 1 else None
         axes = [number % (rank + 2) for number in values.get("axes", range(rank + 2))]
         return _sized(size_terms(scope, node.input[3], depth), axes.index(axis))
     if is_op(node, "Reshape"):
@@ -330,22 +324,20 @@ def _sized(terms: list[Term] | None, axis: int) -> SizeOf | None:
 
 def _wide(scope: Scope, node: NodeProto, axis: int) -> list[tuple[str, int]]:
     """The operands that give a broadcasting operator's result the size of an axis, each with its own; none for unknown ranks."""
-    shapes = [scope.info(name).shape for name in node.input]
-    rank = max((len(shape) for shape in shapes if shape is not None), default=0)
-    places = [
-        (name, axis - rank + len(shape), shape) for name, shape in zip(node.input, shapes, strict=True) if shape is not None
-    ]
-    if len(places) < len(shapes):
+    shapes = {name: shape for name in node.input if (shape := scope.info(name).shape) is not None}
+    if len(shapes) < len(set(node.input)):
         return []
-    return [(name, place) for name, place, shape in places if 0 <= place < len(shape) and shape[place] != 1]
+    rank = max(map(len, shapes.values()), default=0)
+    places = [(name, axis - rank + len(shape)) for name, shape in shapes.items()]
+    return [(name, place) for name, place in places if 0 <= place < len(shapes[name]) and shapes[name][place] != 1]
 
 
 def _through_windows(scope: Scope, index: int, values: dict, i: int, rank: int, size: SizeOf | None) -> SizeOf | None:
-    """The number of windows of a Conv, a pooling, or a node of the operator."""
+    """The number of windows of a Conv, a pooling, or a node of the operator; the size of what those of a ConvTranspose cover."""
     node, ceiling = scope.nodes[index], values.get("ceil_mode", 0)
     specs: Sequence[PoolSpec | ConvSpec | UpsampleSpec] = specs_of(values) if is_operator(node) else ()
     if not specs:
-        weight = scope.info(node.input[1]).shape if is_op(node, "Conv") else None
+        weight = scope.info(node.input[1]).shape if is_op(node, "Conv", "ConvTranspose") else None
         kernel = values.get("kernel_shape") or (weight[2:] if weight is not None else ())
         if values.get("auto_pad", b"").startswith(b"SAME"):  # as many as of one element
             kernel, ceiling, values = (1,) * rank, 0, {**values, "dilations": ()}
@@ -359,6 +351,10 @@ def _through_windows(scope: Scope, index: int, values: dict, i: int, rank: int, 
         if isinstance(spec, UpsampleSpec):
             return None
         extent, stride, begin, end = spec.extents[i], spec.strides[i], spec.pads[i], spec.pads[rank + i]
+        if is_op(node, "ConvTranspose"):  # (n - 1) * stride + extent + output_padding - pads
+            more = values.get("output_padding") or (0,) * rank
+            told = values.get("output_shape") or len(more) != rank or values.get("auto_pad", b"NOTSET") != b"NOTSET"
+            return None if told or size is None else size.times(Fraction(stride)).plus(extent + more[i] - begin - end - stride)
         if ceiling and extent < stride + end:  # then the last window may start behind the map, and is none
             return None
         if stride == 1:
