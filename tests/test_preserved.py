@@ -106,6 +106,7 @@ UNKNOWN_IF = """r = If(flag) <then_branch = yes () => (float[a,b,c,d] t) { t = c
         ("r = Reshape(x, s)", 6, None),  # by whoever runs it
         ("r = com.microsoft.Gelu(x)", 6, 6),
         (UNKNOWN_IF, 6, 6),
+        ("z = com.microsoft.Gelu(x)\nr = MaxPool<ceil_mode=1, kernel_shape=[1,1], strides=[3,3]>(z)", 6, 2),  # onnx says 3
         ("z = Relu(x)\nr = com.microsoft.Gelu(z)", 12, None),  # z is noted so too
     ],
 )

@@ -39,7 +39,6 @@ from convpool.ir import schema
 from convpool.ir.edit import Editor
 from convpool.ir.files import save, self_contained, serialize
 from convpool.ir.index import Scope, index_model, index_with_shapes
-from convpool.ir.inference import infer_shapes
 from convpool.ir.inlining import Call, inlined
 from convpool.ir.model import LoadedModel, passes_full_check
 from convpool.ir.model import check as check_model
@@ -82,7 +81,7 @@ def _without_calls(model: LoadedModel, options: OptimizeOptions) -> Reached:
     stays: KeptPairs = ()
     before: frozenset[tuple[str, str]] = frozenset()
     while wanted != frozenset() and (found := inlined(model.proto, wanted)) is not None:
-        result = replace(model, proto=found.model, inferred=infer_shapes(found.model), source=None)
+        result = replace(model, proto=found.model, source=None)
         if wanted is None:
             before = _planned(_pairs_of(model, options)[0])
         plans, kept = _pairs_of(_without_transposes(result, options)[0], options)
@@ -110,7 +109,8 @@ def _without_transposes(model: LoadedModel, options: OptimizeOptions) -> Reached
     if not ops_of(model_nodes(model.proto), "Transpose"):
         return model, ()
     moved = replace(model, proto=deepcopy(model.proto), source=None)
-    run = Pipeline(moved, moved.inferred, options).run((Stage((ChannelsFirst(),)),))
+    moved.inferred = model.inferred
+    run = Pipeline(moved, options).run((Stage((ChannelsFirst(),)),))
     if not run.changed:
         return model, ()
     moved = run.finished()
@@ -120,7 +120,7 @@ def _without_transposes(model: LoadedModel, options: OptimizeOptions) -> Reached
 
 def _pairs_of(model: LoadedModel, options: OptimizeOptions) -> tuple[list[PairPlan], KeptPairs]:
     """The pairs that would be rewritten, and the sites that would stay."""
-    return Pipeline(model, model.inferred, options).first_look(PoolFirst())
+    return Pipeline(model, options).first_look(PoolFirst())
 
 
 def _planned(plans: Iterable[PairPlan]) -> frozenset[tuple[str, str]]:
@@ -139,7 +139,8 @@ def rewrite(
     start, stays = reached or (model, ())
     result = LoadedModel(deepcopy(start.proto), model.base_dir, path=model.path, data_files=model.data_files)
     moved_back = options.lowering != "convavgpool" and schema.move_back(result.proto)  # for lower_operator
-    run = Pipeline(result, start.inferred, options, shapes=shapes, tuner=tuner)
+    result.inferred = start.inferred
+    run = Pipeline(result, options, shapes=shapes, tuner=tuner)
     scopes = run.scopes()
     before, seen = count(scopes), survey(scopes)
     run.run()
@@ -150,10 +151,11 @@ def rewrite(
         result.source = model.source
         if moved_back or start is not model:
             result.proto.CopyFrom(model.proto)
+            result.inferred = model.inferred
     nodes = [model_nodes(one.proto, without=schema.DOMAIN) for one in (model, result)]
     dense = len(sparse_values(model.proto)) - len(sparse_values(result.proto))
     if run.changed:  # every check that the model passes
-        check_model(result, "the result", passes_full_check(model), model.inferred, run.inferred)
+        check_model(result, "the result", passes_full_check(model), model.inferred)
     summary = with_macs(totals((model, result), nodes, sites, run.log, seen), sites, before, after, {})
     report = Report(sites, summary, notes=notes(seen, sites, run.int8), changed=run.changed)
     report.options |= {"lowering": options.lowering, "accumulation": options.accumulation, "rules": sorted(options.rules)}
@@ -187,14 +189,13 @@ class Pipeline:
     def __init__(
         self,
         model: LoadedModel,
-        inferred: ModelProto | None,
         options: OptimizeOptions,
         *,
         shapes: Mapping[str, tuple] | None = None,
         tuner: Tuner | None = None,
     ) -> None:
-        """model: changed in place.  inferred: it, after shape inference.  shapes: see `Context`."""
-        self._model, self._inferred, self._shapes_hold = model, inferred, True
+        """model: changed in place.  shapes: see `Context`."""
+        self._model = model
         self._scopes: list[Scope] | None = None
         self._known: list[Scope] = []
         self._tuner = tuner
@@ -219,15 +220,8 @@ class Pipeline:
             if self._known:
                 self._scopes = index_model(*parts, None, self._known)
             else:
-                self._scopes = index_with_shapes(*parts, self.inferred)
+                self._scopes = index_with_shapes(*parts, self._model.inferred)
         return self._scopes
-
-    @property
-    def inferred(self) -> ModelProto | None:
-        """The model after shape inference, once all its tensors but constants were there; None where that fails."""
-        if not self._shapes_hold:
-            self._inferred, self._shapes_hold = infer_shapes(self._model.proto), True
-        return self._inferred
 
     def _update_index(self, scopes: Iterable[Scope], *, adds_tensors: bool) -> None:
         """Renew the index after a change of some scopes.  adds_tensors: by tensors that only shape inference knows."""
@@ -236,7 +230,8 @@ class Pipeline:
                 scope.reload()
             return
         self._known = [] if adds_tensors else self._scopes or []
-        self._shapes_hold = self._shapes_hold and not adds_tensors
+        if adds_tensors:
+            self._model.changed()
         self._scopes = None
 
     def run(self, stages: tuple[Stage, ...] = STAGES) -> Pipeline:
@@ -257,7 +252,7 @@ class Pipeline:
     def finished(self) -> LoadedModel:
         """The model, complete, after another inference."""
         self.finish()
-        return replace(self._model, inferred=infer_shapes(self._model.proto))
+        return replace(self._model)
 
     def finish(self) -> None:
         """Leave the model complete and consistent where it has changed, with the accumulation asked for."""
@@ -265,7 +260,7 @@ class Pipeline:
         if wanted is not None and self.editor.accumulate(wanted, self._excluded):
             self.changed = True
         if self.changed:
-            self.editor.finish(self.scopes(), self.inferred, self._context.options.metadata)
+            self.editor.finish(self.scopes(), self._model.inferred, self._context.options.metadata)
 
     def first_look(self, rule: Rule) -> tuple[list[Any], tuple[tuple[Any, Reject], ...]]:
         """A rule's plans for the model as it is, and its sites that would stay, each with the reason."""
@@ -411,7 +406,7 @@ def _lowered(model: ModelProto, rule: Rule, lowering: str) -> ModelProto:
         lowering=lowering if lowering in LOWERINGS else "auto",
         upsampling=lowering if lowering in FORMS else None,
     )
-    Pipeline(result, infer_shapes(result.proto), options).run((Stage((rule,), repeats=False),)).finish()
+    Pipeline(result, options).run((Stage((rule,), repeats=False),)).finish()
     return result.proto
 
 

@@ -15,9 +15,9 @@ import numpy as np
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, helper, numpy_helper
 
 from convpool.algebra.parts import ACCUMULATIONS
-from convpool.ir import schema
+from convpool.ir import protos, schema
 from convpool.ir.index import Scope
-from convpool.ir.inference import MADE_UP, has_open_sizes, noted_sizes, side_by_side
+from convpool.ir.inference import MADE_UP
 from convpool.ir.protos import fresh_name, graphs_within, label, model_nodes, nodes_within, opset_of, refill, rename, value_names
 
 
@@ -167,12 +167,13 @@ class Editor:
 
     def _annotate(self, inferred: ModelProto | None) -> None:
         """Give the new tensors of `inferred` value_info, if there is any, and leave no size there that the inputs leave open."""
-        for dim, size in noted_sizes(self._model, inferred, outputs=False) if inferred and has_open_sizes(inferred) else ():
+        is_open = inferred is not None and protos.has_open_sizes(inferred)
+        for dim, size in protos.noted_sizes(self._model, inferred, outputs=False) if inferred and is_open else ():
             if dim.HasField("dim_value") and 0 <= dim.dim_value != size.dim_value:
                 dim.Clear()
         if inferred is None or not self._annotated:
             return
-        for graph, typed, _ in side_by_side(self._model, inferred):
+        for graph, typed, _ in protos.side_by_side(self._model, inferred):
             known = {value.name for value in (*graph.value_info, *graph.output)}
             there = {name for node in graph.node for name in node.output} & self._fresh - known
             new = [value for value in typed.value_info if value.name in there]

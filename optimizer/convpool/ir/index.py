@@ -28,7 +28,6 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, SparseTensorP
 from convpool.ir import protos
 from convpool.ir.files import is_external
 from convpool.ir.inference import BRANCHES_OPSET, DISPUTED, infer_elsewhere, infer_shapes
-from convpool.ir.inlining import called_by
 from convpool.ir.protos import HALF_TYPES, INTEGERS, STANDARD_DOMAINS, all_nodes, is_op, key_of
 from convpool.ir.schema import is_own
 
@@ -128,7 +127,7 @@ def infer_function(model: ModelProto, function: FunctionProto, inputs: list[Any]
     if any(attribute.ref_attr_name for node in all_nodes(function) for attribute in node.attribute):
         return None
     graph = helper.make_graph(function.node, "body", inputs, [])
-    probe = helper.make_model(graph, opset_imports=function.opset_import, functions=called_by(function, model))
+    probe = helper.make_model(graph, opset_imports=function.opset_import, functions=protos.called_by(function, model))
     probe.ir_version = model.ir_version
     inferred = infer_shapes(probe)
     return None if inferred is None else inferred.graph

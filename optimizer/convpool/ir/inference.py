@@ -19,7 +19,7 @@ fault, and sizes beyond memory make it run for hours.  One process serves all mo
 used, and not only its survival: what reads beside an array fails at one time and not at another."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -44,6 +44,7 @@ from convpool.ir.protos import (
     ops_of,
     opset_of,
     refill,
+    side_by_side,
     subgraphs,
 )
 from convpool.ir.schema import add_functions_for_sizes, is_own
@@ -81,42 +82,24 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
     found = inlined(probe)
     whole = probe if found is None else found.model
     refill(whole.functions, filter(is_own, whole.functions))  # of others that stay nothing is known
-    graphs, nodes, opset = graphs_within(whole.graph), all_nodes(whole.graph), opset_of(model.opset_import)
-    for node in (*ops_of(nodes, *WITHOUT_INFERENCE), *protos.of_onnxruntime(whole)):
-        node.op_type = "Identity"
-    for node in nodes:  # onnxruntime writes these into models that it saves; a PRelu's slope may be the larger one
-        if node.op_type in SAVED and node.domain in ("com.microsoft", *protos.STANDARD_DOMAINS):
-            node.domain, node.op_type = "", SAVED[node.op_type]
-    for node in ops_of(nodes, *POOLINGS, "ConvTranspose", "Resize"):  # runtimes add nothing to the sizes that auto_pad gives
-        values = known_attributes(node) or {}
-        same = values.get("auto_pad") in (b"SAME_UPPER", b"SAME_LOWER")
-        if same or values.get("auto_pad") == b"VALID":
-            give(node, {}, ("pads", "ceil_mode") if same else ("pads",))
-        odd = same and is_op(node, *POOLINGS) and max(values.get("dilations", ()), default=1) > 1
-        odd |= values.get("keep_aspect_ratio_policy", b"stretch") != b"stretch" and min(values.get("axes", ()), default=0) < 0
-        if odd:  # onnxruntime leaves dilations out under SAME, and 1.32 a Resize's negative axes under a policy
-            node.op_type = UNKNOWN_SIZE
-    for node in ops_of(nodes, "Cast"):
-        for item in node.attribute:
-            if item.name == "to" and item.i not in protos.WIDE:  # onnx would take a size as it is; type and shape stay known
-                node.op_type, item.name = "RandomUniformLike", "dtype"
-    for node in ops_of(nodes, "SplitToSequence", "STFT", *(["If"] if opset < BRANCHES_OPSET else [])):
-        node.op_type = UNKNOWN_SIZE
-    result = by_onnx = None
+    _respell(whole)
+    result, by_onnx, corrected = None, list[ModelProto](), False
     try:
-        for graph in graphs if ops_of(nodes, "Slice") else ():
-            _hide_slices(graph)
-        result = by_onnx = _infer(whole)
-        while ops_of(nodes, *MISREAD) and _correct(whole, result):
-            result = _infer(whole)
-        if fill_in(whole, result, notes):
-            result = _infer(whole)
+        while True:
+            now = _infer(whole)
+            by_onnx += [] if corrected else [now]
+            corrected = _correct(whole, now)
+            if not corrected:
+                result = now
+                if not fill_in(whole, now, notes):
+                    break
+                notes = {}
     except INFERENCE_ERRORS:
         pass  # without the notes that do not fit, or without shapes
-    if result is not None and by_onnx is not None:
-        for graph, _, types in side_by_side(result, by_onnx) if result is not by_onnx else ():
+    if result is not None:
+        for graph, _, types in (entry for other in by_onnx if other is not result for entry in side_by_side(result, other)):
             for value in (*graph.value_info, *graph.output):
-                if _contradict(value.type, types.get(value.name)):
+                if protos.contradict(value.type, types.get(value.name)):
                     value.doc_string = DISPUTED
         if found is not None:
             inner = graphs_within(result.graph)
@@ -135,10 +118,37 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
     return result
 
 
+def _respell(model: ModelProto) -> None:
+    """Write operators that onnx does not infer, or not as runtimes do, as others that it does."""
+    nodes = all_nodes(model.graph)
+    for node in (*ops_of(nodes, *WITHOUT_INFERENCE), *protos.of_onnxruntime(model)):
+        node.op_type = "Identity"
+    for node in nodes:  # onnxruntime writes these into models that it saves; a PRelu's slope may be the larger one
+        if node.op_type in SAVED and node.domain in ("com.microsoft", *protos.STANDARD_DOMAINS):
+            node.domain, node.op_type = "", SAVED[node.op_type]
+    for node in ops_of(nodes, *POOLINGS, "ConvTranspose", "Resize"):  # runtimes add nothing to the sizes that auto_pad gives
+        values = known_attributes(node) or {}
+        same = values.get("auto_pad") in (b"SAME_UPPER", b"SAME_LOWER")
+        if same or values.get("auto_pad") == b"VALID":
+            give(node, {}, ("pads", "ceil_mode") if same else ("pads",))
+        odd = same and is_op(node, *POOLINGS) and max(values.get("dilations", ()), default=1) > 1
+        odd |= values.get("keep_aspect_ratio_policy", b"stretch") != b"stretch" and min(values.get("axes", ()), default=0) < 0
+        if odd:  # onnxruntime leaves dilations out under SAME, and 1.32 a Resize's negative axes under a policy
+            node.op_type = UNKNOWN_SIZE
+    for node in ops_of(nodes, "Cast"):
+        for item in node.attribute:
+            if item.name == "to" and item.i not in protos.WIDE:  # onnx would take a size as it is; type and shape stay known
+                node.op_type, item.name = "RandomUniformLike", "dtype"
+    for node in ops_of(nodes, "SplitToSequence", "STFT", *(["If"] if opset_of(model.opset_import) < BRANCHES_OPSET else [])):
+        node.op_type = UNKNOWN_SIZE
+    for graph in graphs_within(model.graph) if ops_of(nodes, "Slice") else ():
+        _hide_slices(graph)
+
+
 def _hide_slices(graph: GraphProto) -> None:
     """Hide ends of Slices of which onnx takes others than runtimes: where `protos.takes_more`, or starts, ends or steps are no
     constants of this graph.  Of a vector it takes all from computed starts, of a map all by steps of an unknown rank."""
-    own = dict(_constants(graph.node)) | {item.name: item for item in graph.initializer}
+    own = dict(protos.constants_of(graph.node)) | {item.name: item for item in graph.initializer}
     for node in ops_of(graph.node, "Slice"):
         names = [*node.input, *[""] * 4][1:5]
         numbers = [_numbers(own.get(name, ()), np.int64).reshape(-1) for name in names]
@@ -150,10 +160,14 @@ def _correct(model: ModelProto, inferred: ModelProto) -> bool:
     """Put an unknown operator in the place of each node that onnx misreads, with the right sizes where they are known; return
     True if there are any.  In bodies none are: onnxruntime holds them to what onnx says.  Values are lost: of a vector behind an
     Unsqueeze onnx takes elements for rows."""
-    known, found, graphs = _types(inferred), False, graphs_within(model.graph)
-    known |= {t.name: helper.make_tensor_type_proto(t.data_type, t.dims) for graph in graphs for t in graph.initializer}
-    stored = dict(_constants(all_nodes(model.graph))) | {tensor.name: tensor for graph in graphs for tensor in graph.initializer}
-    for node, body in [(n, graph) for graph in graphs for n in graph.node if n.op_type in MISREAD and is_op(n, *MISREAD)]:
+    graphs = graphs_within(model.graph)
+    misread = [(node, graph) for graph in graphs for node in ops_of(graph.node, *MISREAD)]
+    if not misread:
+        return False
+    weights, known, found = [tensor for graph in graphs for tensor in graph.initializer], protos.types_within(inferred), False
+    known |= {tensor.name: helper.make_tensor_type_proto(tensor.data_type, tensor.dims) for tensor in weights}
+    stored = dict(protos.constants_of(all_nodes(model.graph))) | {tensor.name: tensor for tensor in weights}
+    for node, body in misread:
         names, values = ("".join(node.output[:1]), *(node.input or [""])), known_attributes(node) or {}
         kinds = [known.get(name, TypeProto()).tensor_type for name in names]
         after, *operands = ([d.dim_value if d.HasField("dim_value") else -1 for d in kind.shape.dim] for kind in kinds)
@@ -248,23 +262,6 @@ def fill_gaps(model: ModelProto, shaped: Mapping[str, ValueInfoProto]) -> None:
         holder.opset_import.add(domain="onnxruntime", version=1)
 
 
-def side_by_side(model: ModelProto, inferred: ModelProto) -> list[tuple[GraphProto, GraphProto, dict[str, TypeProto]]]:
-    """Each graph of a model, outer ones first, it after shape inference, and the types known there by tensor."""
-    pairs = zip(graphs_within(model.graph), graphs_within(inferred.graph), strict=True)
-    return [(own, typed, {v.name: v.type for v in (*typed.value_info, *typed.input, *typed.output)}) for own, typed in pairs]
-
-
-def _types(inferred: ModelProto) -> dict[str, TypeProto]:
-    """The types that are known by tensor, in all graphs of a model whose bodies' names are told apart."""
-    return {v.name: v.type for graph in graphs_within(inferred.graph) for v in (*graph.value_info, *graph.input, *graph.output)}
-
-
-def _constants(nodes: Iterable[onnx.NodeProto]) -> list[tuple[str, Any]]:
-    """The names of Constants, each with a tensor or numbers."""
-    found = [(name, a) for node in ops_of(nodes, "Constant") for name in node.output for a in node.attribute]
-    return [(name, a.t if a.type == a.TENSOR else a.floats or a.ints) for name, a in found]
-
-
 def _numbers(given: Any, kind: type = np.float32) -> np.ndarray:
     """The numbers of a tensor or an attribute; none where they are of another type, or in another file."""
     if isinstance(given, TensorProto):
@@ -279,7 +276,7 @@ def take(model: ModelProto) -> tuple[list[tuple[GraphProto, Notes]], dict[str, s
     are then as they count: open sizes have names of their own, constants (before IR 4) are none, and what a caller may replace is
     no constant."""
     renamed, graphs = protos.tell_apart(model), graphs_within(model.graph)
-    in_functions = [graphs_within(function)[1:] for function in model.functions]
+    in_functions = [graph for function in model.functions for graph in graphs_within(function)[1:]]
     bodies = [body for node in ops_of(model_nodes(model), "Loop") for _, _, body in subgraphs(node)]
     both = {item.name for item in model.graph.initializer} & {item.name for item in model.graph.input}
     items: Any = model.graph.input if model.ir_version < 4 else model.graph.initializer
@@ -289,7 +286,7 @@ def take(model: ModelProto) -> tuple[list[tuple[GraphProto, Notes]], dict[str, s
     names: set[str] = set()
     for value in model.graph.input:
         if not value.type.HasField("tensor_type"):
-            _forget_shape(value.type)
+            protos.forget_shape(value.type)
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
             if not dim.HasField("dim_value") or dim.dim_value < 0:  # some write -1 for an open one
                 if not dim.dim_param or dim.dim_param in names:
@@ -297,11 +294,10 @@ def take(model: ModelProto) -> tuple[list[tuple[GraphProto, Notes]], dict[str, s
                 names.add(dim.dim_param)
     for body in bodies:
         _forget_changing_sizes(body)
-    for function, inside in zip(model.functions, in_functions, strict=True):
+    for function in model.functions:
         function.ClearField("value_info")
-        for graph in inside:
-            _take_from(graph, False)
-    return [(graph, _take_from(graph, graph is model.graph)) for graph in graphs], renamed
+    taken = [(graph, _take_from(graph, graph is model.graph)) for graph in (*graphs, *in_functions)]
+    return taken[: len(graphs)], renamed
 
 
 def _forget_changing_sizes(body: GraphProto) -> None:
@@ -321,28 +317,19 @@ def _take_from(graph: GraphProto, main: bool) -> Notes:
             value.type.CopyFrom(known[value.name])
             continue
         notes[value.name] = ValueInfoProto.FromString(value.SerializeToString())
-        _forget_shape(value.type)
+        protos.forget_shape(value.type)
     graph.ClearField("value_info")
     return notes
 
 
-def _forget_shape(kind: TypeProto) -> None:
-    """Leave nothing but the element type."""
-    which = kind.WhichOneof("value")
-    if which in ("tensor_type", "sparse_tensor_type"):
-        getattr(kind, which).ClearField("shape")
-    elif which in ("sequence_type", "optional_type"):
-        _forget_shape(getattr(kind, which).elem_type)
-    elif which == "map_type":
-        _forget_shape(kind.map_type.value_type)
-
-
 def fill_in(model: ModelProto, inferred: ModelProto, notes: Notes) -> bool:
     """Put the notes that count into a model that is without; whether there are any.  inferred: it, after shape inference."""
-    known, filled = _types(inferred), False
+    if not notes:
+        return False
+    known, filled = protos.types_within(inferred), False
     ranks = all(value.type.tensor_type.HasField("shape") for value in model.graph.input)
-    ranks = ranks and not any(_contradict(note.type, known.get(name)) for name, note in notes.items())
-    is_open = has_open_sizes(model)
+    ranks = ranks and not any(protos.contradict(note.type, known.get(name)) for name, note in notes.items())
+    is_open = protos.has_open_sizes(model)
     missing = {name: note for name, note in notes.items() if not known.get(name, TypeProto()).tensor_type.HasField("shape")}
     for graph in graphs_within(model.graph) if missing else ():
         bounds: dict[str, ValueInfoProto | None] = {value.name: value for value in graph.input}
@@ -355,41 +342,11 @@ def fill_in(model: ModelProto, inferred: ModelProto, notes: Notes) -> bool:
             value = bounds[name] or graph.value_info.add(name=name)
             value.type.CopyFrom(missing[name].type)
             if not ranks or not value.type.HasField("tensor_type"):
-                _forget_shape(value.type)
+                protos.forget_shape(value.type)
             for dim in value.type.tensor_type.shape.dim:
                 if is_open or dim.dim_value < 0 or dim.HasField("dim_param"):
                     dim.Clear()
     return filled
-
-
-def has_open_sizes(model: ModelProto) -> bool:
-    """Return True if an input has an open size, after `take` or shape inference."""
-    types = [value.type.tensor_type for value in model.graph.input]
-    return any(not kind.HasField("shape") or any(not dim.HasField("dim_value") for dim in kind.shape.dim) for kind in types)
-
-
-def noted_sizes(model: ModelProto, inferred: ModelProto, outputs: bool) -> Iterator[tuple[Any, Any]]:
-    """Yield each size that a model notes, with the one after shape inference; of a tensor whose rank is noted wrongly open ones.
-    outputs: the model's own count too."""
-    for graph, _, known in side_by_side(model, inferred):
-        main = graph is model.graph
-        for value in (*graph.value_info, *(() if main else graph.input), *(() if main and not outputs else graph.output)):
-            noted, found = value.type.tensor_type, known.get(value.name, TypeProto()).tensor_type
-            if noted.HasField("shape") and found.HasField("shape"):
-                if len(noted.shape.dim) != len(found.shape.dim):
-                    refill(noted.shape.dim, [TensorShapeProto.Dimension() for _ in found.shape.dim])
-                yield from zip(noted.shape.dim, found.shape.dim, strict=True)
-
-
-def _contradict(note: TypeProto, found: TypeProto | None) -> bool:
-    """Return True if both know the rank, or an axis' size, and differ."""
-    if found is None or not (note.tensor_type.HasField("shape") and found.tensor_type.HasField("shape")):
-        return False
-    noted, inferred = note.tensor_type.shape.dim, found.tensor_type.shape.dim
-    return len(noted) != len(inferred) or any(
-        a.HasField("dim_value") and b.HasField("dim_value") and 0 <= a.dim_value != b.dim_value
-        for a, b in zip(noted, inferred, strict=True)
-    )
 
 
 ANSWER_S = 50

@@ -68,17 +68,6 @@ def _expanded(called: Counter[protos.Key], nodes: Mapping[protos.Key, int]) -> i
     return min(MAX_NODES + 1, 1 + sum(count * nodes.get(name, 1) for name, count in called.items()))
 
 
-def called_by(caller: GraphProto | FunctionProto, model: ModelProto) -> list[FunctionProto]:
-    """The functions of a model that a graph or one of them calls, directly or not."""
-    functions, found = {protos.key_of(function): function for function in model.functions}, dict[protos.Key, FunctionProto]()
-    pending = [caller]
-    while pending:
-        keys = sorted(set(map(protos.key_of, protos.all_nodes(pending.pop()))) & functions.keys() - found.keys())
-        found |= {key: functions[key] for key in keys}
-        pending += [functions[key] for key in keys]
-    return [*found.values()]
-
-
 def inlined(model: ModelProto, calls: Container[Call] | None = None) -> Inlined | None:
     """A copy in which these calls, None for all, are replaced; None where there is none that can be.  convpool's own functions
     stay, those whose operators have other versions than the model's, and those of the standard domain: onnxruntime runs the
@@ -93,7 +82,8 @@ def inlined(model: ModelProto, calls: Container[Call] | None = None) -> Inlined 
     before = set(map(protos.key_of, protos.model_nodes(model)))
     uncalled = [function for key, function in functions.items() if key not in before]
     roots = (result.model.graph, *protos.training_graphs(model), *uncalled)
-    kept = functions.keys() - before | {protos.key_of(function) for root in roots for function in called_by(root, result.model)}
+    called = (protos.key_of(function) for root in roots for function in protos.called_by(root, result.model))
+    kept = functions.keys() - before | {*called}
     protos.refill(result.model.functions, [part for part in result.model.functions if protos.key_of(part) in kept])
     result.origins = _origins(result)
     return result
@@ -122,13 +112,13 @@ def _fits(function: FunctionProto, model: ModelProto) -> bool:
     local = {*protos.STANDARD_DOMAINS, *(entry.domain for entry in model.functions)}
     other &= {node.domain for node in protos.all_nodes(function)} - local
     old, new = protos.opset_of(function.opset_import), protos.opset_of(model.opset_import)
-    nodes = [node for node in protos.all_nodes(function) if node.domain in protos.STANDARD_DOMAINS]
-    return not other and (old == new or all(_since(node, old) == _since(node, new) for node in nodes))
+    kinds = {node.op_type for node in protos.all_nodes(function) if node.domain in protos.STANDARD_DOMAINS}
+    return not other and (old == new or all(_since(kind, old) == _since(kind, new) for kind in kinds))
 
 
-def _since(node: NodeProto, opset: int) -> int | None:
+def _since(op_type: str, opset: int) -> int | None:
     try:
-        return defs.get_schema(node.op_type, opset).since_version
+        return defs.get_schema(op_type, opset).since_version
     except defs.SchemaError:
         return None
 

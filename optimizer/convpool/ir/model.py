@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import cached_property
 from numbers import Integral
 from pathlib import Path
 from types import MappingProxyType
@@ -34,7 +35,6 @@ from convpool.ir.inference import (
     fill_gaps,
     infer_elsewhere,
     infer_shapes,
-    noted_sizes,
     take,
     without_large_values,
 )
@@ -134,14 +134,21 @@ class LoadedModel:
     proto: ModelProto
     base_dir: Path | None = None
     size_bytes: int = 0
-    inferred: ModelProto | None = None
-    """The model as it was loaded, after shape inference."""
     source: Path | bytes | None = None
     """The file or bytes that the model was parsed from, if not from memory."""
     path: Path | None = None
     """The file that it comes from, also once it has changed."""
     data_files: Mapping[str, Stamp] = field(default_factory=dict)
     """The files of the external data that the model came with, by their locations relative to `base_dir`."""
+
+    @cached_property
+    def inferred(self) -> ModelProto | None:
+        """The model after shape inference; None where that fails.  Stays as it is until `changed`."""
+        return infer_shapes(self.proto)
+
+    def changed(self) -> None:
+        """Infer shapes again when they are asked for next: the model has other tensors now."""
+        self.__dict__.pop("inferred", None)
 
     def read(self, tensor: TensorProto) -> np.ndarray:
         """The value of a tensor; one in an external file is read from there and not kept."""
@@ -238,24 +245,21 @@ def load(source: object, base_dir: Path | None = None) -> LoadedModel:
     model.size_bytes += external_size(model.proto)
     model.proto = protos.in_order(model.proto)
     _check_convolutions(model.proto.graph, inferred=False)
-    model.inferred = infer_shapes(model.proto)
     check(model, "the model")
     if model.inferred is not None:
         _check_convolutions(model.inferred.graph, inferred=True)
     return model
 
 
-def check(
-    loaded: LoadedModel, what: str, full: bool = False, inferred: ModelProto | None = None, after: ModelProto | None = None
-) -> None:
+def check(loaded: LoadedModel, what: str, full: bool = False, before: ModelProto | None = None) -> None:
     """onnx's checker, also for a model whose external data is not loaded.  Raises ModelError.
 
     full: with strict shape inference, which another process does, since a model may end it; of an original with its notes and
     without.
-    inferred, after: of a result, the original with shapes inferred, and it itself.  What the original notes wrongly, where
-    inference knew nothing, is no fault of the result.
+    before: of a result, the original after shape inference.  What that notes wrongly, where inference knew nothing, is no fault
+    of the result.
     """
-    shaped = _shaped_outputs(after) | _shaped_outputs(inferred or loaded.inferred)
+    shaped = _shaped_outputs(loaded.inferred) | _shaped_outputs(before)
     probe = without_large_values(loaded.proto)
     fill_gaps(probe, shaped)
     try:
@@ -265,9 +269,9 @@ def check(
                 tensor.CopyFrom(TensorProto(name=tensor.name, data_type=tensor.data_type, dims=[0]))
         onnx.checker.check_model(bare)
         if full:
-            if inferred is None:
+            if before is None:
                 infer_elsewhere(probe, strict=True)
-            if inferred or loaded.inferred:
+            if before or loaded.inferred:
                 take(probe)
                 infer_elsewhere(probe, strict=True)
     except INFERENCE_ERRORS as error:
@@ -473,7 +477,7 @@ def with_sizes(model: ModelProto, shapes: Shapes) -> ModelProto:
             if not dim.dim_param or dim.dim_param in sizes:
                 dim.Clear()
     inferred = infer_shapes(fixed)
-    for dim, size in noted_sizes(fixed, inferred, outputs=True) if inferred is not None else ():
+    for dim, size in protos.noted_sizes(fixed, inferred, outputs=True) if inferred is not None else ():
         if size.HasField("dim_value"):
             dim.dim_value = size.dim_value
     return fixed

@@ -10,7 +10,8 @@ from graphlib import CycleError, TopologicalSorter
 from itertools import chain, count
 from typing import Any, TypeVar
 
-from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, helper
+import onnx
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, TypeProto, helper
 
 from convpool.errors import ModelError
 
@@ -35,6 +36,12 @@ def is_op(node: NodeProto, *op_types: str) -> bool:
 def ops_of(nodes: Iterable[NodeProto], *op_types: str) -> list[NodeProto]:
     """Return the nodes that are one of the standard operators named."""
     return [node for node in nodes if node.op_type in op_types and node.domain in STANDARD_DOMAINS]
+
+
+def constants_of(nodes: Iterable[NodeProto]) -> list[tuple[str, Any]]:
+    """The names of Constants, each with a tensor or numbers."""
+    found = [(name, a) for node in ops_of(nodes, "Constant") for name in node.output for a in node.attribute]
+    return [(name, a.t if a.type == a.TENSOR else a.floats or a.ints) for name, a in found]
 
 
 def takes_more(starts: Iterable[int], ends: Iterable[int], axes: Iterable[int], steps: Iterable[int]) -> bool:
@@ -111,9 +118,9 @@ def subgraphs(node: NodeProto) -> list[tuple[int, int, GraphProto]]:
     """The graphs in a node's attributes, with the attribute's index and the position in it."""
     found = []
     for position, attribute in enumerate(node.attribute):
-        if attribute.type == AttributeProto.GRAPH:
+        if attribute.type == onnx.AttributeProto.GRAPH:
             found.append((position, 0, attribute.g))
-        elif attribute.type == AttributeProto.GRAPHS:
+        elif attribute.type == onnx.AttributeProto.GRAPHS:
             found += [(position, index, graph) for index, graph in enumerate(attribute.graphs)]
     return found
 
@@ -172,6 +179,17 @@ def nodes_within(nodes: Iterable[NodeProto]) -> list[NodeProto]:
 def model_nodes(model: ModelProto, without: str | None = None) -> list[NodeProto]:
     """Every node anywhere in the model, functions included, but those of the domain `without`."""
     return [node for holder in holders(model, without) for node in holder.node]
+
+
+def called_by(caller: GraphProto | FunctionProto, model: ModelProto) -> list[FunctionProto]:
+    """The functions of a model that a graph or one of them calls, directly or not."""
+    functions, found = {key_of(function): function for function in model.functions}, dict[Key, FunctionProto]()
+    pending = [caller]
+    while pending:
+        keys = sorted(set(map(key_of, all_nodes(pending.pop()))) & functions.keys() - found.keys())
+        found |= {key: functions[key] for key in keys}
+        pending += [functions[key] for key in keys]
+    return [*found.values()]
 
 
 def opset_of(imports: Iterable[OperatorSetIdProto]) -> int:
@@ -245,6 +263,58 @@ def rename(graph: GraphProto, names: Mapping[str, str]) -> None:
         for node in inner.node:
             node.input[:] = [names.get(name, name) for name in node.input]
             node.output[:] = [names.get(name, name) for name in node.output]
+
+
+def side_by_side(model: ModelProto, inferred: ModelProto) -> list[tuple[GraphProto, GraphProto, dict[str, TypeProto]]]:
+    """Each graph of a model, outer ones first, it after shape inference, and the types known there by tensor."""
+    pairs = zip(graphs_within(model.graph), graphs_within(inferred.graph), strict=True)
+    return [(own, typed, {v.name: v.type for v in (*typed.value_info, *typed.input, *typed.output)}) for own, typed in pairs]
+
+
+def types_within(inferred: ModelProto) -> dict[str, TypeProto]:
+    """The types that are known by tensor, in all graphs of a model whose bodies' names are told apart."""
+    return {v.name: v.type for graph in graphs_within(inferred.graph) for v in (*graph.value_info, *graph.input, *graph.output)}
+
+
+def forget_shape(kind: TypeProto) -> None:
+    """Leave nothing but the element type."""
+    which = kind.WhichOneof("value")
+    if which in ("tensor_type", "sparse_tensor_type"):
+        getattr(kind, which).ClearField("shape")
+    elif which in ("sequence_type", "optional_type"):
+        forget_shape(getattr(kind, which).elem_type)
+    elif which == "map_type":
+        forget_shape(kind.map_type.value_type)
+
+
+def has_open_sizes(model: ModelProto) -> bool:
+    """Return True if an input has an open size, after `take` or shape inference."""
+    types = [value.type.tensor_type for value in model.graph.input]
+    return any(not kind.HasField("shape") or any(not dim.HasField("dim_value") for dim in kind.shape.dim) for kind in types)
+
+
+def noted_sizes(model: ModelProto, inferred: ModelProto, outputs: bool) -> Iterator[tuple[Any, Any]]:
+    """Yield each size that a model notes, with the one after shape inference; of a tensor whose rank is noted wrongly open ones.
+    outputs: the model's own count too."""
+    for graph, _, known in side_by_side(model, inferred):
+        main = graph is model.graph
+        for value in (*graph.value_info, *(() if main else graph.input), *(() if main and not outputs else graph.output)):
+            noted, found = value.type.tensor_type, known.get(value.name, TypeProto()).tensor_type
+            if noted.HasField("shape") and found.HasField("shape"):
+                if len(noted.shape.dim) != len(found.shape.dim):
+                    refill(noted.shape.dim, [onnx.TensorShapeProto.Dimension() for _ in found.shape.dim])
+                yield from zip(noted.shape.dim, found.shape.dim, strict=True)
+
+
+def contradict(note: TypeProto, found: TypeProto | None) -> bool:
+    """Return True if both know the rank, or an axis' size, and differ."""
+    if found is None or not (note.tensor_type.HasField("shape") and found.tensor_type.HasField("shape")):
+        return False
+    noted, inferred = note.tensor_type.shape.dim, found.tensor_type.shape.dim
+    return len(noted) != len(inferred) or any(
+        a.HasField("dim_value") and b.HasField("dim_value") and 0 <= a.dim_value != b.dim_value
+        for a, b in zip(noted, inferred, strict=True)
+    )
 
 
 def in_order(model: ModelProto) -> ModelProto:

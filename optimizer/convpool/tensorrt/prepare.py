@@ -28,7 +28,7 @@ from convpool.cuda import current_device
 from convpool.errors import ConvpoolError, ModelError
 from convpool.ir import schema
 from convpool.ir.files import self_contained
-from convpool.ir.inference import infer_shapes, mark_layers
+from convpool.ir.inference import mark_layers
 from convpool.ir.inlining import inlined
 from convpool.ir.model import TYPE_ATTRIBUTES, LoadedModel, feeds, fitting
 from convpool.ir.protos import all_nodes, give, graphs_within, is_op, known_attributes, refill, rename
@@ -134,7 +134,7 @@ def _without_trailing_blanks(model: ModelProto) -> ModelProto:
 
 def folded(model: ModelProto) -> ModelProto:
     """The model with what it computes from constants stored, as spectral normalisation: TensorRT would in every run."""
-    given = LoadedModel(model, None, model.ByteSize(), infer_shapes(model))
+    given = LoadedModel(model, None, model.ByteSize())
     return rewrite(given, OptimizeOptions(rules=frozenset(("fold",)))).model
 
 

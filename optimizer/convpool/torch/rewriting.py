@@ -62,7 +62,8 @@ def rewritten_graph(graph: fx.Graph, options: OptimizeOptions, stay: Collection[
             skeleton.pin(label, changed.get(node) or (refuse("time", "the host's", "the GPU's") if node.name in stay else None))
     model = skeleton.model(next(node for node in graph.nodes if node.op == "output").all_input_nodes)
     # All shapes are TorchDynamo's: `load` would doubt those behind operators that ONNX does not have.
-    given = LoadedModel(model, None, model.ByteSize(), inferred=onnx.shape_inference.infer_shapes(model))
+    given = LoadedModel(model, None, model.ByteSize())
+    given.inferred = onnx.shape_inference.infer_shapes(model)
     resized = any(proto.op_type == "Resize" for proto in model.graph.node)
     rules = frozenset({"pool_first", *(["upsample_last"] if resized else [])})
     device = "cuda" if any(value.device.type == "cuda" for value in tensors) else "cpu"
