@@ -17,9 +17,9 @@ SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
     "optimizer": 25236,
     "plugin": 17500,
-    "tests": 36001,
+    "tests": 36000,
     "benchmarks": 8654,
-    "tools": 1050,
+    "tools": 952,
     "examples": 1167,
     "models": 2191,
 }
