@@ -256,23 +256,29 @@ def test_readers_behind_a_change_that_gives_another_tensor(change):
 
 
 @pytest.mark.parametrize("view", [lambda b: b, lambda b: b.detach(), lambda b: F.dropout(b, 0.5, False)[:1]])
-@pytest.mark.parametrize("which", ["the input", "the weight"])
-def test_an_argument_in_the_memory_of_a_buffer(which, view):
-    """A buffer that forward changes, or the weight where it changes the argument."""
+@pytest.mark.parametrize("which", ["the input", "the weight", "another buffer"])
+def test_a_buffer_in_the_memory_of_another_tensor(which, view):
+    """Since the capture an argument has been in that of a buffer that forward changes, or of the weight, and is changed; or the
+    weight has been in the buffer's."""
 
     def forward(m, x):
-        x, y = (x[0], m.buffer) if which == "the input" else (x[0].tanh(), x[1])
+        x, y = (x[0].tanh(), x[1]) if which == "the weight" else (x[0], m.buffer)
         return pair_and_change(lambda: view(y).zero_(), 1, x, m.weight)
 
     x, weight = torch.randn(2, 3, 10, 10), torch.randn(8, 3, 3, 3)
-    net = Forward(forward, buffer=x.clone(), weight=weight)
+    net = Forward(forward, buffer=weight.clone() if which == "another buffer" else x.clone(), weight=weight)
     copied = copy.deepcopy(net)
     changed, report = optimize(copied, ([x, weight.clone()],))
     assert report.summary.rewritten == 1
     results = []
     for run, module in ((changed, copied), (net, net)):
-        shared = module.buffer.view(x.shape), module.weight.view(weight.shape)
-        results.append([run([shared[0], weight.clone()] if which == "the input" else [x, shared[1]])])
+        given = [
+            module.buffer.detach() if which == "the input" else x,
+            (module.weight if which == "the weight" else weight).detach(),
+        ]
+        if which == "another buffer":
+            module.buffer.data = module.weight.data
+        results.append([run(given)])
     check_same(*results)
 
 
@@ -371,18 +377,6 @@ def test_normalizations_that_keep_statistics(wrap, layer, before):
 # ---- modules that are called in contexts first ----
 
 
-class Apart(nn.Module):
-    """One whose forward TorchDynamo cuts in two."""
-
-    def __init__(self, inside):
-        super().__init__()
-        self.inside, self.last = inside, nn.Conv2d(8, 4, 1)
-
-    def forward(self, x):
-        y = self.inside(x)
-        return self.last(y if y.sum() < 1e9 else -y)
-
-
 def chain(wrap=lambda conv: conv):
     torch.manual_seed(0)
     first, second = wrap(nn.Conv2d(3, 8, 3, padding=1)), nn.Conv2d(8, 8, 3, padding=1)
@@ -393,7 +387,9 @@ MODULES = {
     "plain": chain,
     "spectral norm": lambda: chain(spectral_norm),
     "weight norm": lambda: chain(weight_norm),
-    "in parts": lambda: Apart(chain()),
+    "in parts": lambda: Forward(
+        lambda m, x: m.last(y if (y := m.inside(x)).sum() < 1e9 else -y), inside=chain(), last=nn.Conv2d(8, 4, 1)
+    ),
 }
 AUTOCAST, OFF, ANOTHER = (CONTEXTS[name] for name in ("autocast", "autocast off", "autocast of another device"))
 KEEPING = {

@@ -103,14 +103,12 @@ def test_derivatives(kind, rank, last, nodes, device):
 @pytest.mark.parametrize("last", [False, True])
 def test_a_pooling_before_the_split_of_a_map(last, nodes, device):
     """Two convolutions of one map, whose mean is a pooling of its own in the rewritten graph."""
-
-    def forward(module, x):
-        x = module.first(x).tanh()
-        return F.avg_pool2d(torch.cat([module.second(x), x, module.third(x)], 1), 2)
-
     torch.manual_seed(2)
     layers = {name: torch.nn.Conv2d(4, 4, 3, padding=1) for name in ("first", "second", "third")}
-    net, x = Forward(forward, **layers).double(), torch.randn(2, 4, 12, 12, dtype=torch.float64)
+    net = Forward(
+        lambda m, x: F.avg_pool2d(torch.cat([m.second(y := m.first(x).tanh()), y, m.third(y)], 1), 2), **layers
+    ).double()
+    x = torch.randn(2, 4, 12, 12, dtype=torch.float64)
     changed, given, rewritten = optimized(net, x, device, last)
     assert rewritten == 2
     names, got = gradients(changed, given)
@@ -136,15 +134,11 @@ def gaining(net, shape, pairs=None, scale=1.0, rule="pool_first"):
 
 def step(channels, operators, kernel):
     """Convolutions, and operators of little work behind them."""
-
-    def forward(module, x):
-        x = module.convs(x).mean()
-        for _ in range(operators):
-            x = x.sin()
-        return x
-
     convs = (torch.nn.Conv2d(*pair, kernel, padding=kernel // 2) for pair in itertools.pairwise(channels))
-    return Forward(forward, convs=torch.nn.Sequential(*convs))
+    behind = [torch.nn.Sigmoid() for _ in range(operators)]
+    return Forward(
+        lambda m, x: m.behind(m.convs(x).mean()), convs=torch.nn.Sequential(*convs), behind=torch.nn.Sequential(*behind)
+    )
 
 
 NODES, PENALTY, SWAPPED = {"pools": False}, {"penalty": True, "pairs": 1}, {"rule": "upsample_last", "kernel": 1}

@@ -24,7 +24,7 @@ from convpool.errors import ModelError, OptionError
 from convpool.options import OptimizeOptions, options_for
 from convpool.report import Report
 from convpool.torch import eager, spectral
-from convpool.torch.changes import changed_inputs, is_of_module, value_of
+from convpool.torch.changes import inputs_of, is_of_module, value_of
 from convpool.torch.deprecated import warn
 from convpool.torch.rewriting import RuleByName, Unmapped, copied, rewritten_graph
 
@@ -151,34 +151,32 @@ def _rewrite_in_place(graph: fx.Graph, options: OptimizeOptions, seen: Captured)
 
 
 def _guarded(module: fx.GraphModule, run: Callable) -> Callable:
-    """`run`, but the module where an argument shares memory with a tensor of the module's, and the graph changes one of them."""
-    original, inputs = module.forward, list(enumerate(module.graph.find_nodes(op="placeholder")))
-    places = {node: place for place, node in inputs if isinstance(value_of(node), Tensor)}
-    changed = places.keys() & changed_inputs(module.graph)
-    an_argument = any(not is_of_module(node) for node in changed)
-    arguments = [place for node, place in places.items() if not is_of_module(node)]
-    own = [place for node, place in places.items() if is_of_module(node) and (an_argument or node in changed)]
-    if not own or not arguments:
+    """`run`, but the module where a tensor that the graph changes shares memory with another one, and did not when captured.
+
+    All arguments may share one memory: the rules know that."""
+    original, (known, changed) = module.forward, inputs_of(module.graph)
+    if not changed or len(set(known.values())) == 1:
         return run
 
     def guarded(*inputs: Any) -> Any:
-        memories = {inputs[number].untyped_storage()._cdata for number in arguments}
-        shares = any([inputs[number].untyped_storage()._cdata in memories for number in own])
+        before = {inputs[place].untyped_storage()._cdata: known[place] for place in changed}
+        shares = any([before.get(inputs[place].untyped_storage()._cdata, memory) != memory for place, memory in known.items()])
         return original(*inputs) if shares else run(*inputs)
 
     return guarded
 
 
 def _keep_checkpoints(module: fx.GraphModule) -> None:
-    """Recompute in the backward pass what forward says, in bodies too: TorchDynamo's operator does so in AOTAutograd alone."""
+    """Recompute in the backward pass what forward says, in bodies too, and call regions: AOTAutograd alone knows them."""
+    for node in module.graph.find_nodes(op="call_function", target=torch.ops.higher_order.invoke_subgraph):
+        node.target, node.args = torch.ops.higher_order.wrap, (node.args[0], *node.args[2:])
     nodes = module.graph.find_nodes(op="call_function", target=torch.ops.higher_order.tag_activation_checkpoint)
     for node in nodes:
         body, *inputs = node.args
         for given, item in zip(inputs, getattr(module, body.target).graph.find_nodes(op="placeholder"), strict=True):
             item.meta["grapharg"] = given.meta.get("grapharg")  # its own has none
         node.target, node.args = _checkpointed, (body, [is_of_module(item) for item in inputs], *inputs)
-    if nodes:
-        module.recompile()
+    module.recompile()
 
 
 def _keep_derivatives(module: fx.GraphModule) -> None:

@@ -141,12 +141,14 @@ def pinned_by_changes(graph: fx.Graph) -> dict[fx.Node, Refusal]:
     return pinned
 
 
-def changed_inputs(graph: fx.Graph) -> set[fx.Node]:
-    """The inputs that share memory with what the graph changes; all arguments may share one."""
+def inputs_of(graph: fx.Graph) -> tuple[dict[int, Any], list[int]]:
+    """The places of inputs that are tensors, with their memories, and the places of those in memory that the graph changes."""
     nodes = [node for node in graph.nodes if node.op != "output"]
     changed = {node: targets for node in nodes if (targets := changes(node))}
     groups = [members for members in _groups(nodes, changed) if not changed.keys().isdisjoint(members)] if changed else []
-    return {node for members in groups for node in members if node.op == "placeholder"}
+    found = [node for members in groups for node in members]
+    inputs = [(place, node) for place, node in enumerate(graph.find_nodes(op="placeholder")) if is_plain(value_of(node))]
+    return {place: next(memories(node)) for place, node in inputs}, [place for place, node in inputs if node in found]
 
 
 def _is_same(a: Any, b: Any) -> bool:
@@ -199,9 +201,13 @@ def _tensors(node: fx.Node) -> list[tuple[str, int]]:
 
 
 def _memory(tensor: Tensor) -> tuple[str, int]:
+    return ("storage", tensor.untyped_storage()._cdata) if is_plain(tensor) else ("tensor", id(tensor))
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Return True for a tensor that has memory, of no other class than PyTorch's."""
     plain = type(tensor) in (Tensor, torch.nn.Parameter, FakeTensor) and tensor.layout == torch.strided
-    plain = plain and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-    return ("storage", tensor.untyped_storage()._cdata) if plain else ("tensor", id(tensor))
+    return plain and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 # ---- contexts ----

@@ -64,7 +64,7 @@ def conv_avg_pool(rank: int, x: Tensor, weight: Tensor, bias: Tensor | None, *ar
     if first is None or wrong or slow or is_exporting() or x.dtype != weight.dtype and not casts:
         return plain.POOLS[rank](plain.CONVS[rank](x, weight, bias, *convolution), *pooling)
     if x.dim() == rank + 1:
-        return pooled_conv_of((x.unsqueeze(0), weight, bias), first).squeeze(0)
+        return torch.squeeze_copy(pooled_conv_of((x.unsqueeze(0), weight, bias), first), 0)
     return pooled_conv_of((x, weight, bias), first)
 
 

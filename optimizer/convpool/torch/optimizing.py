@@ -228,7 +228,7 @@ class Calls:
         self.report = ModuleReport([], _summed([], []))
         self._only_looks, self._handles = False, -1
         self._runs: list[tuple[list, Callable]] = []
-        self._held: tuple[tuple[dict, int], ...] = ()
+        self._held: list[tuple[dict, list]] = []
         self._run: Any = None
         self.report.update((), options, ())
 
@@ -249,16 +249,18 @@ class Calls:
         """The module's call."""
         if _is_followed() or torch.overrides.has_torch_function((*args, *kwargs.values())):  # of a class of tensors
             return self.module._call_impl(*args, **kwargs)
-        if self._handles != RemovableHandle.next_id or self._held and any([len(own) != count for own, count in self._held]):
+        if self._handles != RemovableHandle.next_id or any([[*own.values()] != held for own, held in self._held]):
             self._renew()
         return self._run(self.module, *args, **kwargs)
 
     def _renew(self) -> None:
         """Capture anew where hooks are others, of which TorchDynamo takes no notice.  Other threads see what is set last."""
-        handles = RemovableHandle.next_id  # counts every hook that anything gets
-        places = [(place, kind, m) for place, m in enumerate(self.module.modules()) for kind in _HOOKS if m.__dict__.get(kind)]
-        self._held = tuple((m.__dict__[kind], len(m.__dict__[kind])) for _, kind, m in places)
-        hooks = [(place, kind, _hooks_of(m, kind)) for place, kind, m in places]
+        handles, modules = RemovableHandle.next_id, [*self.module.modules()]  # the former counts every hook that anything gets
+        children = [(place, name, m) for place, own in enumerate(modules) for name, m in own._modules.items() if m is not None]
+        places = [(*place, m, kind) for *place, m in [(0, "", self.module), *children] for kind in _HOOKS if m.__dict__.get(kind)]
+        held = itertools.chain((m._modules for m in modules), (m.__dict__[kind] for *_, m, kind in places))
+        self._held = [(own, [*own.values()]) for own in held if own]
+        hooks = [(*place, kind, _hooks_of(m, kind)) for *place, m, kind in places]
         run = next((run for kept, run in self._runs if kept == hooks), None)
         if run is None and len(self.backend.captured) < LIMIT:
             calls: Any = weakref.ref(self)  # PyTorch keeps every backend

@@ -5,6 +5,7 @@ The graph is made anew, in the order of the model.  Nodes that the rules left al
 with other inputs.
 """
 
+import operator
 import re
 from collections.abc import Collection
 from dataclasses import replace
@@ -135,7 +136,7 @@ class Rebuilding:
             self._give(node, torch.mean, (x, tuple(range(2, len(shape))), True))
         elif is_op(node, "Squeeze"):
             axes = numpy_helper.to_array(self._constants[node.input[1]])
-            self._give(node, torch.squeeze, (self._read(node.input[0]), tuple(int(axis) for axis in axes)))
+            self._give(node, torch.squeeze_copy, (self._read(node.input[0]), tuple(int(axis) for axis in axes)))
         elif (node.op_type, node.domain) == ("UpsampleConv", DOMAIN):
             self._give(node, upsample_conv_of, (*self._tensors(node), tuple(values["factors"]), tuple(values["pads"])))
         elif node.name in self._skeleton.labels:
@@ -175,6 +176,8 @@ class Rebuilding:
         given = [value_of(item) for item in made.args[:2]] if convolves else [None]
         if all(isinstance(value, Tensor) for value in given) and wanted == plain.result_format(*given):
             return made
+        if made.target is operator.getitem:  # a pooling's result is no view
+            return self._graph.call_function(torch.clone, (made,), {"memory_format": wanted})
         return self._graph.call_method("contiguous", (made,), {"memory_format": wanted})
 
     def _copy(self, node: NodeProto, label: str, small: bool = False) -> None:

@@ -30,7 +30,7 @@ from torch.utils import _pytree as pytree
 from convpool.algebra.geometry import Refusal, refuse
 from convpool.errors import OptionError
 from convpool.rules.resampling.emit import DOMAIN_OF_TORCH as DOMAIN
-from convpool.torch.changes import TRANSFORM, Context, contexts_of, is_of_module, value_of
+from convpool.torch.changes import TRANSFORM, Context, contexts_of, is_of_module, is_plain, value_of
 from convpool.torch.plain import HALF_TYPES, conv_pads, sizes
 
 Dim: TypeAlias = int | str | None
@@ -163,6 +163,9 @@ class Skeleton:
             self.pin(label, refuse("type of the averages", y.dtype, x.dtype))
         if TRANSFORM in self.contexts[node]:
             self.pin(label, refuse("transform of torch.func in forward", "one", "none"))
+        others = [item for item in (y, *map(value_of, node.all_input_nodes)) if isinstance(item, Tensor) and not is_plain(item)]
+        if others:
+            self.pin(label, refuse("class of tensors", type(others[0]).__name__, "Tensor"))
         proto.name = label
         self.protos[label] = proto
         if self.dtype(node) in ELEM_TYPES:
