@@ -32,7 +32,7 @@ from convpool.errors import ModelError
 from convpool.ir import protos, schema
 from convpool.ir.files import external_size, serialize
 from convpool.ir.index import Scope
-from convpool.ir.model import LoadedModel, batches_of_one, scopes_at
+from convpool.ir.model import LoadedModel, batches_of_one, feeds, scopes_at
 from convpool.ir.protos import STANDARD_DOMAINS, is_op, known_attributes, label, ops_of
 from convpool.report import Log, Report, SiteReport, Speed, Summary
 from convpool.rules.linear import JOINS, Step, is_map, op_of, step_or_reject
@@ -226,13 +226,12 @@ def with_macs(
 
 
 def recount(report: Report, original: LoadedModel, result: LoadedModel, given: Mapping[str, Sequence[int]]) -> None:
-    """Count a model that leaves sizes open: with those of the check, else with those given, else with a batch of 1."""
+    """Count a model of open sizes with those of the check, else those given, else a batch of 1, all initializers as stored."""
     batches = batches_of_one(original.proto)
     shapes: Mapping[str, Sequence[int]] = report.checked_shapes or batches | dict(given)
     if report.summary.model_macs_before is not None and report.summary.model_macs_after is not None:
-        counted = {name: list(shape) for name, shape in shapes.items()} if batches else {}
-        report.summary = replace(report.summary, counted_shapes=counted)
-    elif shapes:
+        report.summary = replace(report.summary, counted_shapes={n: list(s) for n, s in shapes.items()} if batches else {})
+    elif shapes or len(feeds(original.proto)) < len(original.proto.graph.input):
         before = count(scopes_at(original, shapes, evaluate))
         after = before if result.proto == original.proto else count(scopes_at(result, shapes, evaluate))
         report.summary = with_macs(report.summary, report.sites, before, after, shapes)

@@ -93,6 +93,14 @@ def test_a_function_counts_once_and_the_operators_own_not():
     assert (again.model_macs_before, again.convolutions, again.rewritten) == (36 * CONV, 1, 0)
 
 
+def test_sizes_that_a_caller_may_replace_are_counted_as_stored():
+    """Old exporters list all initializers as inputs, also a Reshape's sizes."""
+    model = graph(f"{PAIR.replace('y =', 'p =')} q = Reshape(p, c) y = MatMul(q, m)", {"c": [-1, 36], "m": (36, 5)})
+    model.graph.input.add(name="c").type.CopyFrom(onnx.helper.make_tensor_type_proto(onnx.TensorProto.INT64, [2]))
+    found = summary(model, lowering="direct")
+    assert (found.model_macs_before, found.model_macs_after) == (144 * CONV + 32 * 36 * 5, 36 * CONV + 32 * 36 * 5)
+
+
 def test_a_batch_is_counted_a_sample():
     found = summary(graph(PAIR, inputs="float[4,16,12,12] x"))
     assert (found.batch, found.model_macs_before, found.rewritten_macs_after) == (4, 144 * CONV, 36 * CONV)

@@ -494,8 +494,9 @@ def at_shapes(model: ModelProto, shapes: Shapes) -> ModelProto:
 
 
 def scopes_at(model: LoadedModel, shapes: Shapes, evaluate: Evaluate) -> list[Scope]:
-    """The index of a model whose inputs have the shapes given."""
+    """The index of a model whose inputs have the shapes given, and whose initializers no caller replaces."""
     fixed = at_shapes(model.proto, shapes)
+    protos.refill(fixed.graph.input, feeds(fixed))
     return index_with_shapes(fixed, model.read, evaluate, infer_shapes(fixed))
 
 

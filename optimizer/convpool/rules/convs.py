@@ -212,7 +212,7 @@ def conv_leaf(scope: Scope, index: int, axes: int | None = None) -> ConvLeaf | R
         return rank
     values, weight_shape = attributes(node), scope.info(node.input[1]).shape
     kernel = tuple(values.get("kernel_shape") or (weight_shape[2:] if weight_shape else ()))
-    if len(kernel) != rank or not all(isinstance(dim, int) for dim in kernel):
+    if len(kernel) != rank or not all(isinstance(dim, int) for dim in (*kernel, *(weight_shape or ())[2:])):
         return reject(scope, index, "shape of the weights", weight_shape, f"a static kernel with {rank} axes")
     if weight_shape is not None and 0 in weight_shape:
         return reject(scope, index, "shape of the weights", list(weight_shape), "at least one number")

@@ -86,7 +86,7 @@ CASES: dict[str, tuple] = {  # nodes, the reason, and what `graph_of` and `optim
         {"inputs": "float[1,16,12,12] x, float[4608] u, int64[n] s"},
     ),
     "open kernel": (
-        "h = Conv(x, v)\n" + POOL,
+        "h = Conv<kernel_shape=[3,3]>(x, v)\n" + POOL,
         "Conv 'h': shape of the weights; got (32, 16, 'K', 3), expected a static kernel with 2 axes",
         {"inputs": "float[1,16,12,12] x, float[32,16,K,3] v"},
     ),
@@ -340,7 +340,7 @@ SLICES: dict[str, tuple] = {  # from the Slices to the mean, the reason, and wha
         MEAN.replace("s3, s4)", "s3, s1)"),
         "Mul 'y': offsets of the Slices; got [(0, 0), (0, 0), (0, 1), (1, 0)], expected each offset of the window once",
     ),
-    "wrong divisor": (MEAN.replace("q)", "third)"), "Mul 'y': factor of a Slice; got 0.333333343, expected 1/4"),
+    "wrong divisor, open size": (MEAN.replace("q)", "third)"), "Mul 'y': factor of a Slice; got 0.333333343, expected 1/4", OPEN),
     "a quarter but for 8 units of rounding": (
         MEAN,
         "Mul 'y': factor of a Slice; got 0.250000119, expected 1/4",

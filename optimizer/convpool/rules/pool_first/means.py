@@ -76,6 +76,9 @@ def recognise_mean(scope: Scope, index: int, rank: int, size: Ints | None) -> Po
     base = _slice_base(scope, leaves[0])
     if base is None or any(_slice_base(scope, leaf) != base for leaf in leaves):
         return None
+    for weight in terms.weights:
+        if not math.isclose(weight * len(leaves), 1, rel_tol=terms.rounding):
+            return reject(scope, index, "factor of a Slice", f"{weight:.9g}", f"1/{len(leaves)}")
     if size is None:
         return reject(scope, index, "size of the Slices' input", "unknown", "static spatial sizes")
     ranges = []
@@ -104,9 +107,6 @@ def recognise_mean(scope: Scope, index: int, rank: int, size: Ints | None) -> Po
         limits = (*(scope.info(base).shape or (1, 1))[:2], *pooled)
         if len(full) > len(limits) or any(n not in (1, limit) for n, limit in zip(full, limits, strict=True)):
             return reject(scope, index, "shape of a constant", list(shape), f"sizes of 1 or {list(limits)}")
-    for weight in terms.weights:
-        if not math.isclose(weight * len(leaves), 1, rel_tol=terms.rounding):
-            return reject(scope, index, "factor of a Slice", f"{weight:.9g}", f"1/{len(leaves)}")
     for inner in nodes - {index}:
         for name in scope.nodes[inner].output:
             if scope.read_outside(name, nodes):

@@ -436,7 +436,7 @@ def _many_launches(plan: ResamplingPlan, resized: int) -> Reject | None:
     after += LAUNCH_US * (count - 1 if summed else 2 * count - 3)
     if after <= ENOUGH * before:
         return None
-    got = f"{after:.1f} of {before:.1f} microseconds by the cost model"
+    got = f"{after:.2g} of {before:.2g} microseconds by the cost model"
     return reject(scope, leaf.node, "several maps, time on a GPU", got, f"at most {ENOUGH:.0%}, {OF_TARGET}")
 
 
