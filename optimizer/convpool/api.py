@@ -16,7 +16,7 @@ from convpool.check.inputs import CheckInputs, load_arrays
 from convpool.check.session import evaluate, start_process
 from convpool.check.verify import verified
 from convpool.errors import ModelError, VerificationError
-from convpool.ir.model import LoadedModel, Shapes, load, scopes_at, suggested, tensor_shapes, with_fixed, with_sizes
+from convpool.ir.model import LoadedModel, Shapes, feeds, load, scopes_at, suggested, tensor_shapes, with_fixed, with_sizes
 from convpool.options import TARGETS, OptimizeOptions, check_arguments, options_for
 from convpool.pipeline import OptimizeResult, Tuner, in_reach, rewrite
 from convpool.report import OF_TARGET, Report
@@ -132,6 +132,8 @@ def optimize(
 
 
 TAKE_ORIGINAL = "the model was saved by onnxruntime, with operators of its own: optimize the original"
+DROP_INPUTS = "initializers are inputs too, so that a caller may override them: drop these inputs first, as onnxsim does"
+UNKNOWN = r"\bunknown\b|(?<!weights; got )computed,|not provably|for every size"
 QUANTIZE_LATER = "run convpool with --lowering auto on the float model, and quantize the result"
 
 
@@ -139,13 +141,16 @@ def _next_steps(result: OptimizeResult, model: LoadedModel, options: OptimizeOpt
     """Say what changes the outcome, commands last: what can be tried here is.  model: as `rewrite` got it.  shapes: if known."""
     report, seen, found = result.report, result._seen, []
     stay = [site.reason or "" for site in report.sites if site.status == "rejected"]
+    replaceable = model.proto.ir_version > 3 and len(feeds(model.proto)) < len(model.proto.graph.input)
     if seen.saved:
         found.append(TAKE_ORIGINAL)
     elif seen.quantized:
         found.append(QUANTIZE_LATER)
+    elif replaceable and any("may override" in reason for reason in stay):
+        found.append(DROP_INPUTS)
     on_cpu = replace(options, devices=TARGETS["cpu"].devices, rules=options.rules | {"upsample_if"})
     given = suggested(model.proto, shapes)
-    if not found and any(re.search(r"\bunknown\b|computed tensor|not provably|for every size", reason) for reason in stay):
+    if not found and any(re.search(UNKNOWN, reason) for reason in stay):
         found += _preparing(report, model, options, given)
     by_size = not found and any("for every size" in reason for reason in stay)
     if report.options["target"] == "any" and (by_size or any(reason.endswith(OF_TARGET) for reason in stay)):

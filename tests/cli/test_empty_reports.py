@@ -106,7 +106,7 @@ def test_an_empty_report_says_what_was_seen(name, tmp_path, capsys):
     body, words, *constants = SITUATIONS[name]
     onnx.save(situation(body, *constants), tmp_path / "m.onnx")
     lines = inspect(tmp_path / "m.onnx", capsys)
-    assert lines[0] == "Nothing to rewrite: no convolution stands beside an average pooling or a resize."
+    assert lines[0] == "Nothing to rewrite: no Conv stands beside an average pooling or a resize."
     assert any(words in line for line in lines), lines
     assert lines[1].startswith("seen      ") and len(lines) <= 5 and steps(lines) == []
 

@@ -136,7 +136,7 @@ def test_inspect_tells_the_gain_and_what_to_run_and_writes_nothing(model, capsys
     onnx.save(graph("h = Conv(x, w)\ny = MaxPool<kernel_shape=[2,2]>(h)"), model)
     assert run(command, "convpool", ["inspect", model]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "Nothing to rewrite: no convolution stands beside an average pooling or a resize.",
+        "Nothing to rewrite: no Conv stands beside an average pooling or a resize.",
         "seen      1 convolution, 0 averages, 0 Resizes",
         "model     461 k multiply-adds",
         "note      MaxPool follows a convolution 1 x: a maximum is not linear, so no pair",

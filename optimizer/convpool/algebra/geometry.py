@@ -289,6 +289,8 @@ DEPTHWISE_WEIGHT = 4.0
 """A multiply-add of a convolution with under 4 input channels a group: each input element is used few times."""
 BYTE_WEIGHT = 2.0
 """A byte read or written, mostly in a cache, against a dense multiply-add."""
+COMPUTED = "computed, or an input that a caller may override"
+"""How a Refusal names what is no constant."""
 NOMINAL_SIZE = 32
 """Stands for a spatial size that the model leaves open, in comparisons only; reported figures stay unknown."""
 
@@ -447,7 +449,7 @@ def lower(layer: Layer, pool: PoolSpec | None, name: str, obstacles: Obstacles) 
 
 def _fused(layer: Layer, pool: PoolSpec) -> Lowered | Refusal:
     if not layer.constant:
-        return refuse("weights", "computed, or an input that a caller may override", "a constant")
+        return refuse("weights", COMPUTED, "a constant")
     fused = fused_spec(layer.conv, pool)
     channels = math.prod(layer.weight_shape[:2])
     limit = max(MAX_FUSED_ELEMENTS, MAX_FUSED_GROWTH * channels * layer.conv.taps)

@@ -146,7 +146,7 @@ def _gains(report: Report, preview: bool) -> list[str]:
     elif not report.sites:
         done = sum(count for name, count in summary.operators_before.items() if name in schema.OP_TYPES)
         there = f" (nodes of convpool's operators: {done})" if done else ""
-        lines = [f"Nothing to rewrite: no convolution stands beside an average pooling or a resize{there}.", *_seen(summary)]
+        lines = [f"Nothing to rewrite: no Conv stands beside an average pooling or a resize{there}.", *_seen(summary)]
     elif not summary.rewritten:
         count = len(report.sites)
         which = "the one candidate is" if count == 1 else f"all {count} candidates are"

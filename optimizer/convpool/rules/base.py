@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from convpool.algebra.geometry import Ints, Refusal
+from convpool.algebra.geometry import COMPUTED, Ints, Refusal
 from convpool.ir.index import Scope
 from convpool.ir.inference import BRANCHES_OPSET
 from convpool.ir.protos import AttributeReference, label, named
@@ -75,7 +75,7 @@ def in_short(why: Reject) -> str:
     for beginning, words in (("saves too little", "saves too little"), ("Pad '", "a Pad in front")):
         if condition.startswith(beginning):
             return words
-    if why.got == "a computed tensor":
+    if why.got == COMPUTED:
         return f"{condition} not constant"
     return f"{condition}: unknown" if "unknown" in why.got else condition
 

@@ -266,7 +266,7 @@ def constant_leaf(scope: Scope, index: int, context: Context) -> ConvLeaf | Reje
     if (found := against_node(scope, leaf.conv, context.main_opset)) is not None:
         return rejection(scope, index, found)
     if leaf.weight is None:
-        return reject(scope, index, "weights", "computed, or an input that a caller may override", "a constant")
+        return reject(scope, index, "weights", geometry.COMPUTED, "a constant")
     return leaf
 
 

@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from onnx import NodeProto, TensorProto
 
-from convpool.algebra.geometry import Ints
+from convpool.algebra.geometry import COMPUTED, Ints
 from convpool.algebra.parts import IDENTITY, Affine
 from convpool.ir.index import Dim, Scope
 from convpool.ir.protos import AttributeReference, attributes, is_op
@@ -150,7 +150,7 @@ def _dropout(scope: Scope, index: int, rank: int) -> Step | Reject:
     if scope.opset >= 12 and len(node.input) > 2 and node.input[2]:
         training = scope.constant_ints(node.input[2])
         if training != (0,):
-            return reject(scope, index, "training_mode", training or "a computed tensor", "false")
+            return reject(scope, index, "training_mode", training or COMPUTED, "false")
     return Step(index, 0)
 
 
@@ -218,14 +218,14 @@ def pad_numbers(scope: Scope, index: int, rank: int) -> tuple[Ints, float] | Rej
         read = scope.constant_ints(node.input[1])
         constant = scope.constant(node.input[2]) if len(node.input) > 2 and node.input[2] else None
         if read is None or (constant is None and len(node.input) > 2 and node.input[2]):
-            return reject(scope, index, "pads or value of Pad", "a computed tensor", "constants")
+            return reject(scope, index, "pads or value of Pad", COMPUTED, "constants")
         if constant is not None and constant.array().size != 1:
             return reject(scope, index, "value of Pad", f"shape {list(constant.shape)}", "one number")
         pads, fill = read, float(constant.array().reshape(-1)[0]) if constant is not None else 0.0
         if len(node.input) > 3 and node.input[3]:
             axes = scope.constant_ints(node.input[3])
             if axes is None:
-                return reject(scope, index, "axes of Pad", "a computed tensor", "a constant")
+                return reject(scope, index, "axes of Pad", COMPUTED, "a constant")
             if len(pads) != 2 * len(axes):
                 return reject(scope, index, "pads of Pad", list(pads), f"{2 * len(axes)} numbers")
             full = [0] * (2 * (rank + 2))
@@ -271,7 +271,7 @@ def slice_numbers(scope: Scope, index: int) -> list[Sequence[int] | None]:
 def _slice(scope: Scope, index: int, rank: int) -> Step | Reject:
     starts, ends, axes, steps = slice_numbers(scope, index)
     if axes is None:
-        return reject(scope, index, "axes of Slice", "a computed tensor", "a constant")
+        return reject(scope, index, "axes of Slice", COMPUTED, "a constant")
     if any(numbers is not None and len(numbers) != len(axes) for numbers in (starts, ends, steps)):
         return reject(scope, index, "starts, ends or steps of Slice", "others", f"{len(axes)} numbers")
     sizes = scope.info(scope.nodes[index].input[0]).shape or (None,) * (rank + 2)
@@ -415,7 +415,7 @@ def axes_of(scope: Scope, index: int, values: dict[str, Any]) -> Ints | Reject:
     if axes is None and len(node.input) > 1 and node.input[1]:
         axes = scope.constant_ints(node.input[1])
         if axes is None:
-            return reject(scope, index, "axes", "a computed tensor", "a constant")
+            return reject(scope, index, "axes", COMPUTED, "a constant")
     return tuple(axes or ())
 
 

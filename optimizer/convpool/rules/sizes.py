@@ -30,7 +30,7 @@ import numpy as np
 from onnx import NodeProto
 
 from convpool.algebra.expand import UpsampleSpec
-from convpool.algebra.geometry import NOMINAL_SIZE, ConvSpec, PoolSpec, Refusal, windows
+from convpool.algebra.geometry import COMPUTED, NOMINAL_SIZE, ConvSpec, PoolSpec, Refusal, windows
 from convpool.ir.index import Scope
 from convpool.ir.protos import INTEGERS, WIDE, attributes, is_op, known_attributes, takes_more
 from convpool.ir.schema import is_operator, layout_of, specs_of
@@ -109,7 +109,7 @@ def scales_of(scope: Scope, index: int, rank: int, depth: int = 0) -> tuple[Frac
     name = inputs[0] if scope.opset < 11 else inputs[1]
     constant = scope.constant(name) if name else None
     if "scales" not in values and name and constant is None:
-        return reject(scope, index, "scales", "a computed tensor", "a constant")
+        return reject(scope, index, "scales", COMPUTED, "a constant")
     numbers = values.get("scales") or ([] if constant is None else constant.array().reshape(-1).tolist())
     if not np.isfinite(numbers).all():
         return reject(scope, index, "scales", list(numbers), "finite numbers")
@@ -117,7 +117,7 @@ def scales_of(scope: Scope, index: int, rank: int, depth: int = 0) -> tuple[Frac
     if not found and inputs[2]:
         sizes = size_terms(scope, inputs[2], depth)
         if sizes is None:
-            return reject(scope, index, "sizes", "a computed tensor", "the input's sizes times constants")
+            return reject(scope, index, "sizes", COMPUTED, "the input's sizes times constants")
         found = [_ratio(scope, size, x, axis, depth) for size, axis in zip(sizes, axes, strict=False)]
     if len(found) != len(axes):
         return reject(scope, index, "scales", len(found), f"{len(axes)} numbers")

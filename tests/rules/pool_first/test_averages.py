@@ -256,7 +256,7 @@ POINTWISE = (32, 16, 1, 1)
 REJECTS: dict[str, tuple] = {  # body, the reason, and what `graph_of` is given
     "computed axes": (
         CONV + "f = Reshape(h, s)\ny = ReduceMean(f, a)",
-        "ReduceMean 'y': axes; got a computed tensor, expected a constant",
+        "ReduceMean 'y': axes; got computed, or an input that a caller may override, expected a constant",
         {**TOKENS, "inputs": "float[1,16,12,12] x, int64[1] a", **ROW, "opset": 18},
     ),
     "open size flattened": (

@@ -38,6 +38,7 @@ from typing import Any
 import numpy as np
 from onnx import helper
 
+from convpool.algebra.geometry import COMPUTED
 from convpool.algebra.parts import EPILOGUES, IDENTITY, PROLOGUES, Affine, Parts, fold, holds, keeps, outside
 from convpool.ir import schema
 from convpool.ir.edit import Edit
@@ -310,7 +311,7 @@ def _fold(draft: Draft, plan: FusionPlan, step: Step) -> FusionPlan | Reject:
         return reject(scope, step.node, "channels", "constants that widen them", f"{m} or 1")
     weights = plan.weights or _weights(scope, plan.node)
     if weights is None:
-        return reject(scope, plan.node, "weights", "computed, or an input that a caller may override", "constants")
+        return reject(scope, plan.node, "weights", COMPUTED, "constants")
     own, other = _scaled(weights, step.affine), plan.scaled
     if plan.parts.residual and (step.affine.scale != 1).any():
         source = scope.producer.get(plan.residual or "")

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 
 from convpool.algebra import expand
 from convpool.algebra.expand import UpsampleSpec, Work
-from convpool.algebra.geometry import NOMINAL_SIZE, Cost, Ints, miscounts, refuse
+from convpool.algebra.geometry import COMPUTED, NOMINAL_SIZE, Cost, Ints, miscounts, refuse
 from convpool.algebra.parts import MAX_UPSAMPLE, holds, keeps, outside
 from convpool.ir import schema
 from convpool.ir.index import Scope
@@ -226,7 +226,7 @@ def planned(
         return _against_torch_node(site, leaf, groups, one) or plan
     if not one or plan.assumed or not is_conv_first(plan):  # else the weights need not be known: that form is the cheapest by far
         if not is_known(scope, leaf) or leaf.weight is None:
-            return reject(scope, leaf.node, "weights", "computed, or an input that a caller may override", "a constant")
+            return reject(scope, leaf.node, "weights", COMPUTED, "a constant")
         dtype = helper.tensor_dtype_to_np_dtype(leaf.weight.data_type)
         if not holds(leaf.weight.array().astype(np.float64) * _copies(groups), dtype):
             return rejection(scope, leaf.node, outside("sums of weights"))

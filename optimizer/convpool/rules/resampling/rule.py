@@ -40,7 +40,7 @@ import numpy as np
 from onnx import TensorProto
 
 from convpool.algebra.expand import FORMS, covers_zeros_only, dense_cost
-from convpool.algebra.geometry import NOMINAL_SIZE, Ints
+from convpool.algebra.geometry import COMPUTED, NOMINAL_SIZE, Ints
 from convpool.algebra.parts import MAX_UPSAMPLE
 from convpool.ir.edit import Edit
 from convpool.ir.index import Scope
@@ -193,7 +193,7 @@ def _against_operator(plan: plans.ResamplingPlan, context: Context) -> Reject | 
         expected = f"one, as wide as the result where another map stands beside it, {OF_TARGET}"
         return reject(scope, leaf.node, "upsampled maps", got, expected)
     if leaf.weight is None or not convs.is_known(scope, leaf):
-        return reject(scope, leaf.node, "weights", "computed, or an input that a caller may override", "a constant")
+        return reject(scope, leaf.node, "weights", COMPUTED, "a constant")
     if leaf.weight.data_type not in convs.KERNEL_TYPES:
         return reject(scope, leaf.node, "type", TensorProto.DataType.Name(leaf.weight.data_type), "float16, bfloat16 or float32")
     if scope.opset < UPSAMPLING_OPSET:
