@@ -220,7 +220,7 @@ BY_SIZES += f"sizes = Concat<axis=0>(f, t) u = {NEAREST}(m, , , sizes) "
 CHOSEN = {
     "rounded down": _enlarged(*UNTRACED["rounded down"][:2]),
     "of a ceiling": _enlarged(*UNTRACED["of a ceiling"][:2]),
-    "beside the skip": "v = Concat<axis=1>(x, u) l = Conv<pads=[1,1,1,1]>(v, w2) y = BatchNormalization(l, c, c, c, c)",
+    "at the skip": "k = Add(u, x) v = Concat<axis=1>(x, k) l = Conv<pads=[1,1,1,1]>(v, w2) y = BatchNormalization(l, c, c, c, c)",
     "read twice": "v = Sigmoid(u) k = Conv<pads=[1,1,1,1]>(v, w) l = Conv<pads=[1,1,1,1]>(u, w) y = Sub(k, l)",
     "with a border": "v = Pad(u, one) y = Conv(v, w)",
     "by axes": f"z = {NEAREST.replace('<', '<axes=[2,-1],')}(m, , , t) v = Sigmoid(z) y = Conv<pads=[1,1,1,1]>(v, w)",

@@ -32,7 +32,7 @@ from convpool.rules.base import Reject, reject
 from convpool.rules.convs import channel_count
 from convpool.rules.linear import BROADCASTING, UNARY, Step, step_or_reject, varies_over_space
 from convpool.rules.resampling.resize import Resample, recognise, size_nodes, unknown_scales
-from convpool.rules.sizes import groups_channels, unknown_ratios
+from convpool.rules.sizes import groups_channels, same_size, unknown_ratios
 
 PER_CHANNEL = ("Neg", "Dropout", "Add", "Sub", "Mul", "Div", "BatchNormalization")
 """Operators that may be maps per channel; `linear.step_or_reject` tells."""
@@ -248,8 +248,8 @@ class Walk:
         }
         if len(channels) > 1 or None in channels:
             return None
-        sizes = [shape[2:] if single else (shape[0], *shape[2:]) for shape in shapes]
-        loose = len(set(sizes)) > 1 or None in sizes[0]
+        sizes, batches = [shape[2:] for shape in shapes], {shape[0] for shape in shapes}
+        loose = not same_size(self._scope, list(node.input), rank) or not single and (len(batches) > 1 or None in batches)
         if (self._whole_factors or not single) and loose or any(item.loose for item in maps):
             # One of them may be broadcast: a convolution of several elements does not commute with that, nor does a Concat.
             self.rejects.append(reject(self._scope, index, "sizes of the maps that are added", sizes, "the same ones"))
