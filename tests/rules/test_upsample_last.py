@@ -162,7 +162,7 @@ TRACED = {
     "of steps": ("m = ConvTranspose<strides=[2,2], pads=[1,1,1,1], output_padding=[1,1]>(x, w)", "t = Mul(n, four)"),
     "of more": ("m = ConvTranspose<strides=[2,2], dilations=[2,2], pads=[1,0,0,1]>(x, w)", "a = Add(n, one) t = Mul(a, four)"),
     "of blocks": ("k = DepthToSpace<blocksize=4>(x) l = SpaceToDepth<blocksize=2>(k) m = Conv(l, w16)", "t = Mul(n, four)"),
-    "of a half": (f"m = {NEAREST}(x, , half)", "q = Div(n, two) t = Mul(q, two)"),
+    "of half": (f"k = ConvTranspose<strides=[2,2]>(x, w) m = {NEAREST}(k, , half)", "t = Mul(n, two)"),
     "of another level": (f"k = MaxPool<{HALVED}>(x) m = {NEAREST}(k, , s)", "q = Div(n, two) t = Mul(q, six)"),
 }
 for node in ("AveragePool<kernel_shape=[1]>(i)", "Conv(i, w1)", "Resize(i, , ones)"):  # of fewer axes, as in Next-ViT's attention
@@ -173,7 +173,7 @@ UNTRACED = {
     "of a mean": ("m = GlobalAveragePool(x)", "t = Identity(n)", "size 2 of 'x' over 1, size 3 of 'x' over 1, expected"),
     "rounded down": (STRIDED, TWICE, f"{OVER} (size 2 of 'x' + 1) // 2"),
     "of a ceiling": (f"m = MaxPool<{HALVED}, ceil_mode=1>(x)", TWICE, f"{OVER} (size 2 of 'x' + 1) // 2"),
-    "of a step more": ("m = ConvTranspose<strides=[2,2]>(x, w)", "t = Mul(n, four)", "4 * (size 2 of 'x') over size 2 of 'm'"),
+    "of a step more": ("m = ConvTranspose<strides=[2,2]>(x, w)", TWICE, f"{OVER} 2 * (size 2 of 'x') + 1"),
     "of steps to a size": ("m = ConvTranspose<strides=[2,2], output_shape=[20,20]>(x, w)", TWICE, f"{OVER} 20"),
     "of as many steps": ('m = ConvTranspose<strides=[2,2], auto_pad="SAME_UPPER">(x, w)', TWICE, f"{OVER} size 2 of 'm'"),
     "of three quarters": (f"m = {NEAREST}(x, , most)", TWICE, f"{OVER} size 2 of 'm'"),

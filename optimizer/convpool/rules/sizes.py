@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sizes that shape inference leaves open: where they come from, and the factors of a Resize by them.
 
-Each size is a term: a number, or `factor * ((n + offset) // divisor)`, where n is a size of some tensor.  The sizes of a map
-are traced back to such terms, through convolutions, poolings, Pads and what acts on each element.  Equal terms are equal sizes
-whatever the inputs are: an Add of such maps broadcasts none of them.  So is twice the size of a pooled map in a U-Net a factor of
-2, also where the input has an odd size.  The size of the skip connection is none: it is n, and the map has n // 2.
+Each size is a term: a number, or `factor * ((n + offset) // divisor) + added`, where n is a size of some tensor.  The sizes of
+a map are traced back to such terms, through convolutions, poolings, Pads and what acts on each element.  Equal terms are equal
+sizes whatever the inputs are: an Add of such maps broadcasts none of them.  So is twice the size of a pooled map in a U-Net a
+factor of 2, also where the input has an odd size.  The size of the skip connection is none: it is n, and the map has n // 2.
 
 | node | sizes of its result |
 |---|---|
@@ -56,38 +56,40 @@ KEEPING = (
 
 @dataclass(frozen=True)
 class SizeOf:
-    """A size n of a tensor in a term: factor * ((n + offset) // divisor)."""
+    """A size n of a tensor in a term: factor * ((n + offset) // divisor) + added, where `added` is from 0 to below the factor."""
 
     tensor: str
     axis: int
     factor: Fraction = Fraction(1)
     offset: int = 0
     divisor: int = 1
+    added: Fraction = Fraction(0)
 
     def __str__(self) -> str:
         n = f"size {self.axis} of '{self.tensor}'"
         n = f"({n} + {self.offset})" if self.offset else n
         n = f"{n} // {self.divisor}" if self.divisor > 1 else n
-        return n if self.factor == 1 else f"{self.factor} * ({n})"
+        n = n if self.factor == 1 else f"{self.factor} * ({n})"
+        return f"{n} + {self.added}" if self.added else n
 
     def at(self, n: int) -> Fraction:
         """The number that the term is for a size n."""
-        return self.factor * ((n + self.offset) // self.divisor)
+        return self.factor * ((n + self.offset) // self.divisor) + self.added
 
     def times(self, factor: Fraction) -> SizeOf:
-        return replace(self, factor=self.factor * factor)
+        return replace(self, factor=self.factor * factor, added=self.added * factor)
 
     def plus(self, number: int) -> SizeOf | None:
         """The term plus a number; None where that is no term."""
-        own = Fraction(number, 1) / self.factor if self.factor else Fraction(1, 2)
-        return replace(self, offset=self.offset + int(own) * self.divisor) if own.denominator == 1 else None
+        steps, rest = divmod(self.added + number, self.factor) if self.factor else (0, None)
+        return None if rest is None else replace(self, offset=self.offset + steps * self.divisor, added=rest)
 
     def over(self, number: int) -> SizeOf | None:
         """The term divided by a number above 0 and rounded down; None where that is no term."""
-        if self.factor == 1:
+        if self.factor == 1 and not self.added:
             return replace(self, divisor=self.divisor * number)
         whole = self.factor / number
-        return replace(self, factor=whole) if whole.denominator == 1 else None
+        return replace(self, factor=whole, added=Fraction(self.added // number)) if whole.denominator == 1 else None
 
 
 Term = Fraction | SizeOf | None
@@ -131,8 +133,8 @@ def _ratio(scope: Scope, term: Term, x: str, axis: int, depth: int = 0) -> Fract
         size = _origin(scope, SizeOf(x, axis))
         return term / size if term is not None and isinstance(size, int) and size > 0 else None
     own = traced(scope, x, axis, depth)
-    same = (term.offset, term.divisor) == (own.offset, own.divisor) and _origin(scope, term) == _origin(scope, own)
-    return term.factor / own.factor if same and own.factor > 0 else None
+    same = (term.offset, term.divisor, term.added * own.factor) == (own.offset, own.divisor, own.added * term.factor)
+    return term.factor / own.factor if same and own.factor > 0 and _origin(scope, term) == _origin(scope, own) else None
 
 
 def _sizes_beside(scope: Scope, index: int, rank: int) -> dict[int, tuple[Term, SizeOf]]:
@@ -187,15 +189,10 @@ def may_hold(scope: Scope, index: int, rank: int, factors: Sequence[int]) -> boo
 # ---- sizes of maps ------------------------------------------------------------------------------------------------------
 
 
-def same_size(scope: Scope, names: list[str], rank: int) -> bool:
-    """Return True if the tensors, all of this rank, have provably equal spatial sizes, by shape or origin."""
+def same_size(scope: Scope, names: Sequence[str], rank: int, first: int = 2) -> bool:
+    """Return True if the tensors, all of rank `rank` + 2, have provably equal sizes from axis `first` on, by shape or origin."""
     ranks = {len(shape) for name in names if (shape := scope.info(name).shape) is not None}
-    return ranks <= {rank + 2} and len({spatial_sizes(scope, name, rank) for name in names}) == 1
-
-
-def spatial_sizes(scope: Scope, name: str, rank: int) -> tuple[object, ...]:
-    """The spatial sizes of a tensor with `rank` of them; equal ones are equal whenever the model runs."""
-    return tuple(_identity(scope, name, axis) for axis in range(2, rank + 2))
+    return ranks <= {rank + 2} and len({tuple(_identity(scope, name, i) for i in range(first, rank + 2)) for name in names}) == 1
 
 
 def _identity(scope: Scope, name: str, axis: int) -> object:
@@ -203,7 +200,7 @@ def _identity(scope: Scope, name: str, axis: int) -> object:
     if isinstance(size := _origin(scope, SizeOf(name, axis)), int):
         return size
     term = traced(scope, name, axis)
-    return _origin(scope, term), term.factor, term.offset, term.divisor
+    return _origin(scope, term), term.factor, term.offset, term.divisor, term.added
 
 
 def _origin(scope: Scope, term: SizeOf) -> object:
@@ -221,7 +218,7 @@ def size_number(scope: Scope, term: Term, primes: dict[object, int], depth: int 
         if number is None and key not in primes and len(primes) < len(MERSENNE):
             primes[key] = 2 ** MERSENNE[len(primes)] - 1
         number = number or primes.get(key)
-        term = term.factor * number if number is not None and term.factor > 0 else None
+        term = term.factor * number if number is not None and term.factor > 0 and not term.added else None
     return int(term) if term is not None and term.denominator == 1 else None
 
 
@@ -349,7 +346,8 @@ def _through_windows(scope: Scope, index: int, values: dict, i: int, rank: int, 
         specs = (found,)
     for spec in specs:
         if isinstance(spec, UpsampleSpec):
-            return None
+            size = size and size.times(Fraction(spec.factors[i]))
+            continue
         extent, stride, begin, end = spec.extents[i], spec.strides[i], spec.pads[i], spec.pads[rank + i]
         if is_op(node, "ConvTranspose"):  # (n - 1) * stride + extent + output_padding - pads
             more = values.get("output_padding") or (0,) * rank
@@ -357,12 +355,9 @@ def _through_windows(scope: Scope, index: int, values: dict, i: int, rank: int, 
             return None if told or size is None else size.times(Fraction(stride)).plus(extent + more[i] - begin - end - stride)
         if ceiling and extent < stride + end:  # then the last window may start behind the map, and is none
             return None
-        if stride == 1:
-            size = size and size.plus(begin + end - extent + 1)
-        else:
-            covered = size and size.plus(begin + end - extent + (stride - 1) * ceiling)
-            steps = covered and covered.over(stride)
-            size = steps and steps.plus(1)
+        covered = size and size.plus(begin + end - extent + (stride - 1) * ceiling)
+        steps = covered and covered.over(stride)
+        size = steps and steps.plus(1)
     return size
 
 
@@ -418,8 +413,8 @@ def _computed_terms(scope: Scope, name: str, depth: int) -> list[Term] | None:
     if is_op(node, "Cast") and attributes(node)["to"] not in WIDE:
         return None
     if is_op(node, "Cast", "Floor", "Ceil", "Round"):
-        numbers = [term.factor if isinstance(term, SizeOf) else term for term in terms]
-        whole = [number is not None and number.denominator == 1 for number in numbers]
+        numbers = [(term.factor, term.added) if isinstance(term, SizeOf) else (term,) for term in terms]
+        whole = [all(number is not None and number.denominator == 1 for number in both) for both in numbers]
         return [term if kept else None for term, kept in zip(terms, whole, strict=True)]
     may_be_matrix = is_op(node, "Reshape", "Unsqueeze") and len(terms) > 1 and scope.info(name).shape is None
     return None if may_be_matrix else terms

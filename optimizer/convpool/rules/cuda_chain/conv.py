@@ -46,6 +46,7 @@ from convpool.rules.offloaded import alone, whole_windows
 from convpool.rules.pool_first.pairs import PairPlan, PairRule, PairSite
 from convpool.rules.resampling.resize import Resample, recognise
 from convpool.rules.resampling.rule import has_fast_kernel
+from convpool.rules.sizes import same_size
 
 PATTERN = "chain"
 CHUNK_BYTES = 16
@@ -193,10 +194,11 @@ class ChainUpsample(Rule):
 
 def _is_added(scope: Scope, name: str) -> bool:
     """Return True if only an Add reads a tensor, of two computed maps of its shape."""
-    shape, reader = scope.info(name).shape, next(iter(scope.readers.get(name, ())), None)
-    if reader is None or scope.other_readers(name) is not None or not is_op(scope.nodes[reader], "Add") or not shape:
+    reader = next(iter(scope.readers.get(name, ())), None)
+    if reader is None or scope.other_readers(name) is not None or not is_op(scope.nodes[reader], "Add"):
         return False
-    return all(scope.info(other).shape == shape and scope.constant(other) is None for other in scope.nodes[reader].input)
+    maps = scope.nodes[reader].input
+    return same_size(scope, maps, convs.RANK, 0) and all(scope.constant(other) is None for other in maps)
 
 
 def _shortcut(scope: Scope, index: int, context: Context) -> ShortcutPlan | None:

@@ -49,7 +49,7 @@ from convpool.rules.base import Context, Plan, Reject, Rule, Site, reject, rejec
 from convpool.rules.convs import is_plain
 from convpool.rules.linear import Step, is_map, step_or_reject
 from convpool.rules.neighbours import patterns
-from convpool.rules.sizes import spatial_sizes
+from convpool.rules.sizes import same_size
 
 
 @dataclass(frozen=True)
@@ -336,15 +336,8 @@ def _residual(draft: Draft, plan: FusionPlan, taken: FusionPlan) -> FusionPlan |
     if plan.parts.residual:
         return reject(scope, reader, "residual", "a second one", "one")
     other = node.input[1] if node.input[0] == plan.output else node.input[0]
-    shapes = [scope.info(name).shape for name in (plan.output, other)]
-    x = scope.info(plan.x).shape
-    if shapes[0] and shapes[1] and x and x[0] == shapes[1][0]:
-        shapes[0] = (x[0], *shapes[0][1:])  # the same batch, for which a value_info may have another name
-    ranked = [shape for shape in shapes if shape is not None and len(shape) == draft.rank + 2 and None not in shape[:2]]
-    same = len(ranked) == 2 and ranked[0] == ranked[1] and None not in ranked[0]
-    if not same and len(ranked) == 2 and ranked[0][:2] == ranked[1][:2]:  # and spatial sizes of one origin
-        same = spatial_sizes(scope, plan.output, draft.rank) == spatial_sizes(scope, other, draft.rank)
-    if not same:
+    if not same_size(scope, (plan.output, other), draft.rank, 0):
+        shapes = [scope.info(name).shape for name in (plan.output, other)]
         got, expected = (list(shape) if shape is not None else "unknown" for shape in reversed(shapes))
         return reject(scope, reader, "shape of the residual", got, f"provably the result's, {expected}")
     rival = scope.producer.get(other)

@@ -178,7 +178,7 @@ def _join(scope: Scope, index: int, rank: int, depth: int) -> convs.JoinTree | R
         axis = attributes(node).get("axis", 1) % (rank + 2)
         if axis > 1:
             return reject(scope, index, "axis of Concat", axis, "batch or channels")
-    elif not same_size(scope, list(node.input), rank):
+    elif not same_size(scope, node.input, rank):
         return reject(scope, index, "spatial sizes of the operands", "not provably equal", "equal sizes")
     children, failures = [], []
     for name in node.input:

@@ -248,8 +248,8 @@ class Walk:
         }
         if len(channels) > 1 or None in channels:
             return None
-        sizes, batches = [shape[2:] for shape in shapes], {shape[0] for shape in shapes}
-        loose = not same_size(self._scope, list(node.input), rank) or not single and (len(batches) > 1 or None in batches)
+        sizes = [shape[2:] if single else (shape[0], *shape[2:]) for shape in shapes]
+        loose = not same_size(self._scope, node.input, rank, 2 if single else 0)
         if (self._whole_factors or not single) and loose or any(item.loose for item in maps):
             # One of them may be broadcast: a convolution of several elements does not commute with that, nor does a Concat.
             self.rejects.append(reject(self._scope, index, "sizes of the maps that are added", sizes, "the same ones"))
