@@ -7,7 +7,7 @@ import pytest
 import convpool
 from convpool.rules.base import Reject
 from convpool.rules.linear import Step, pad_numbers, step_or_reject
-from convpool.rules.sizes import same_size, spatial_sizes
+from convpool.rules.sizes import SizeOf, same_size, traced
 from tests.support.models import function_scope, graph, index
 from tests.support.rewriting import POOL, RTOL, assert_close
 
@@ -187,12 +187,12 @@ def test_axes_of_what_has_another_rank_are_not_taken_for_channels():
     "body", ["b = Conv<group: int = @e>(a, w)", "b = AveragePool<kernel_shape = [2,2], ceil_mode: int = @e>(a)"]
 )
 def test_sizes_behind_a_window_by_an_attribute_of_the_function_begin_there(body):
-    assert spatial_sizes(function_scope(body), "b", 2) == ((("b", 2), 1, 0, 1), (("b", 3), 1, 0, 1))
+    assert [traced(function_scope(body), "b", axis) for axis in (2, 3)] == [SizeOf("b", 2), SizeOf("b", 3)]
 
 
 def test_sizes_behind_a_malformed_pooling_begin_there():
     (scope,) = index(graph("y = AveragePool<kernel_shape=[2,2], strides=[2,2]>(x)", inputs="float[N,16,H,W] x"))
-    assert spatial_sizes(scope, "y", 2) == (("H", 1, 0, 2), ("W", 1, 0, 2))
+    assert [traced(scope, "y", axis) for axis in (2, 3)] == [SizeOf("x", 2, divisor=2), SizeOf("x", 3, divisor=2)]
     assert same_size(scope, ["y"], 2) and not same_size(scope, ["y"], 3)
 
 
