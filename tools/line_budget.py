@@ -15,11 +15,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
-    "optimizer": 25246,
+    "optimizer": 25242,
     "plugin": 17500,
     "tests": 36000,
     "benchmarks": 8654,
-    "tools": 952,
+    "tools": 1050,
     "examples": 1167,
     "models": 2191,
 }

@@ -151,9 +151,7 @@ def _rewrite_in_place(graph: fx.Graph, options: OptimizeOptions, seen: Captured)
 
 
 def _guarded(module: fx.GraphModule, run: Callable) -> Callable:
-    """`run`, but the module where a tensor that the graph changes shares memory with another one, and did not when captured.
-
-    All arguments may share one memory: the rules know that."""
+    """`run`, but the module where what the graph changes has come to share memory with another tensor; arguments may have one."""
     original, (known, changed) = module.forward, inputs_of(module.graph)
     if not changed or len(set(known.values())) == 1:
         return run
@@ -170,8 +168,7 @@ def _keep_checkpoints(module: fx.GraphModule) -> None:
     """Recompute in the backward pass what forward says, in bodies too, and call regions: AOTAutograd alone knows them."""
     for node in module.graph.find_nodes(op="call_function", target=torch.ops.higher_order.invoke_subgraph):
         node.target, node.args = torch.ops.higher_order.wrap, (node.args[0], *node.args[2:])
-    nodes = module.graph.find_nodes(op="call_function", target=torch.ops.higher_order.tag_activation_checkpoint)
-    for node in nodes:
+    for node in module.graph.find_nodes(op="call_function", target=torch.ops.higher_order.tag_activation_checkpoint):
         body, *inputs = node.args
         for given, item in zip(inputs, getattr(module, body.target).graph.find_nodes(op="placeholder"), strict=True):
             item.meta["grapharg"] = given.meta.get("grapharg")  # its own has none

@@ -176,9 +176,8 @@ class Rebuilding:
         given = [value_of(item) for item in made.args[:2]] if convolves else [None]
         if all(isinstance(value, Tensor) for value in given) and wanted == plain.result_format(*given):
             return made
-        if made.target is operator.getitem:  # a pooling's result is no view
-            return self._graph.call_function(torch.clone, (made,), {"memory_format": wanted})
-        return self._graph.call_method("contiguous", (made,), {"memory_format": wanted})
+        copy = "clone" if made.target is operator.getitem else "contiguous"  # a pooling's result is no view
+        return self._graph.call_method(copy, (made,), {"memory_format": wanted})
 
     def _copy(self, node: NodeProto, label: str, small: bool = False) -> None:
         """A node that moved: as in the graph, with the inputs that the model has now.  small: it is on another map, in front of
