@@ -19,7 +19,7 @@ BUDGET = {
     "plugin": 17500,
     "tests": 36000,
     "benchmarks": 8654,
-    "tools": 1050,
+    "tools": 952,
     "examples": 1167,
     "models": 2191,
 }
