@@ -30,6 +30,7 @@ from tests.support.models import graph
 from tests.support.resizing import UP
 from tests.support.rewriting import IF_BODY, IF_INPUTS, PAIR, POOL
 
+OPEN = "float[1,16,H,W] x"
 CONV = 32 * 16 * 9
 """Multiply-adds of the pairs' convolution for one output position."""
 
@@ -110,9 +111,9 @@ def test_a_batch_is_counted_a_sample():
     ("inputs", "options", "shapes", "shown"),
     [
         ("float[N,16,12,12] x", {}, {"x": [1, 16, 12, 12]}, "664 k -> 166 k multiply-adds (-75 %), with input x:1x16x12x12"),
-        ("float[1,16,H,W] x", {"check": 1}, {"x": [1, 16, 64, 64]}, "18.9 M -> 4.72 M multiply-adds (-75 %), with input x:"),
-        ("float[1,16,H,W] x", {"input_shapes": {"x": [1, 16, 12, 12]}}, {"x": [1, 16, 12, 12]}, "664 k -> 166 k multiply-adds"),
-        ("float[1,16,H,W] x", {}, {}, "multiply-adds unknown\n"),
+        (OPEN, {"check": 1}, {"x": [1, 16, 64, 64]}, "18.9 M -> 4.72 M multiply-adds (-75 %), with input x:1x16x64x64"),
+        (OPEN, {"input_shapes": {"x": [1, 16, 12, 12]}}, {"x": [1, 16, 12, 12]}, "664 k -> 166 k multiply-adds"),
+        (OPEN, {}, {}, "multiply-adds unknown\n"),
     ],
     ids=["open batch", "sizes of the check", "sizes given", "unknown"],
 )

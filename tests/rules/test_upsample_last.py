@@ -6,6 +6,7 @@ import onnx
 import pytest
 
 import convpool
+from convpool.algebra import geometry
 from convpool.algebra.expand import FORMS
 from convpool.rules.sizes import size_terms
 from tests.support import models
@@ -129,7 +130,7 @@ def test_sizes_that_are_no_multiple_or_of_a_slice_with_a_computed_step_or_of_a_m
     row = "v = Slice(sh, n3, n1, n0, back)\nm = Unsqueeze(v, n0)\nr = Slice(m, back, low, n0, back)\nlast = Squeeze(r, n0)"
     for body in (COMPUTED.replace("last = Slice(sh, n2, n4, n0)", other) for other in (step, row)):
         constants = {**SIZES, "n1": [1], "n3": [3], "back": [-1], "low": [-(2**31)]}
-        assert "sizes; got computed, or an input that a caller may override" in reason(graph(body + CONV, constants, **OPEN))
+        assert f"sizes; got {geometry.COMPUTED}" in reason(graph(body + CONV, constants, **OPEN))
     halves = {**SIZES, "half": np.float32(1.5)}
     assert "got unknown over size 2 of 'x', expected known ones" in reason(graph(FLOATS + CONV, halves, **OPEN))
 
@@ -585,9 +586,9 @@ REFUSED = {
     "Concat": (UP + "v = Concat<axis=1>(u, z)\n", MERGED, {"w": (64, 72, 3, 3)},
         "channels of the Concat's inputs; got unknown, expected known", f"{IMAGE}, float[1,C,24,24] z"),
     "computed sizes": ('u = Resize<mode="nearest">(x, , , e)\n', CONV, {},
-        "override, expected the input's sizes times constants", f"{IMAGE}, int64[4] e"),
+        f"sizes; got {geometry.COMPUTED}, expected the input's sizes times constants", f"{IMAGE}, int64[4] e"),
     "sizes by Booleans": ('h = Shape(x)\nb = Cast<to=9>(h)\ne = Cast<to=7>(b)\nu = Resize<mode="nearest">(x, , , e)\n', CONV, {},
-        "sizes; got computed, or an input that a caller may override", "float[N,64,H,W] x"),
+        f"sizes; got {geometry.COMPUTED}", "float[N,64,H,W] x"),
     "few channels, behind copies": (UP + "i = Identity(u)\nk = Identity(i)\nv = Identity(k)\n", MERGED, {"w": (32, 32, 3, 3)},
         "saves too little as direct; got 7,077,888 of 28,311,552 multiply-adds, 0.98", "float[1,32,24,32] x"),
     "a sum that broadcasts": (SUM, MERGED, {}, "maps that are added; got [(24, 24), ", f"{IMAGE}, float[1,64,24,1] z"),
@@ -842,7 +843,7 @@ STAYS_POINTWISE = {
     "antialias": (resized('mode="linear", antialias=1'), "antialias; got 1, expected 0"),
     "aspect ratio": ('u = Resize<axes=[2,3], keep_aspect_ratio_policy="not_larger">(x, , , z)\n', "ratio_policy; got not_larger"),
     "casts": (CASTS.format(10, 'Resize<mode="linear">(v, , s)', 1), "Cast 'u': between resize and convolution; got Cast"),
-    "computed scales": ('u = Resize<mode="linear">(x, , e)\n', "scales; got computed, or an input that a caller may override"),
+    "computed scales": ('u = Resize<mode="linear">(x, , e)\n', f"scales; got {geometry.COMPUTED}, expected a constant"),
     "norm": (resized('mode="linear"') + "n = Relu(u)\nk = InstanceNormalization(u, p, p)\n", "statistics of the map; got of"),
 }
 

@@ -272,13 +272,11 @@ def test_a_buffer_in_the_memory_of_another_tensor(which, view):
     assert report.summary.rewritten == 1
     results = []
     for run, module in ((changed, copied), (net, net)):
-        given = [
-            module.buffer.detach() if which == "the input" else x,
-            (module.weight if which == "the weight" else weight).detach(),
-        ]
+        image = module.buffer.detach() if which == "the input" else x
+        kernel = (module.weight if which == "the weight" else weight).detach()
         if which == "another buffer":
             module.buffer.data = module.weight.data
-        results.append([run(given)])
+        results.append([run([image, kernel])])
     check_same(*results)
 
 
