@@ -38,7 +38,7 @@ from convpool.errors import ModelError, OptionError, OutputError
 from convpool.ir import schema
 from convpool.ir.edit import Editor
 from convpool.ir.files import save, self_contained, serialize
-from convpool.ir.index import Scope, index_model, index_with_shapes
+from convpool.ir.index import Scope, index_model
 from convpool.ir.inlining import Call, inlined
 from convpool.ir.model import LoadedModel, passes_full_check
 from convpool.ir.model import check as check_model
@@ -109,7 +109,7 @@ def _without_transposes(model: LoadedModel, options: OptimizeOptions) -> Reached
     if not ops_of(model_nodes(model.proto), "Transpose"):
         return model, ()
     moved = replace(model, proto=deepcopy(model.proto), source=None)
-    moved.inferred = model.inferred
+    moved.inference = model.inference
     run = Pipeline(moved, options).run((Stage((ChannelsFirst(),)),))
     if not run.changed:
         return model, ()
@@ -139,7 +139,7 @@ def rewrite(
     start, stays = reached or (model, ())
     result = LoadedModel(deepcopy(start.proto), model.base_dir, path=model.path, data_files=model.data_files)
     moved_back = options.lowering != "convavgpool" and schema.move_back(result.proto)  # for lower_operator
-    result.inferred = start.inferred
+    result.inference = start.inference
     run = Pipeline(result, options, shapes=shapes, tuner=tuner)
     scopes = run.scopes()
     before, seen = count(scopes), survey(scopes)
@@ -151,7 +151,7 @@ def rewrite(
         result.source = model.source
         if moved_back or start is not model:
             result.proto.CopyFrom(model.proto)
-            result.inferred = model.inferred
+            result.inference = model.inference
     nodes = [model_nodes(one.proto, without=schema.DOMAIN) for one in (model, result)]
     dense = len(sparse_values(model.proto)) - len(sparse_values(result.proto))
     if run.changed:  # every check that the model passes
@@ -216,11 +216,11 @@ class Pipeline:
     def scopes(self) -> list[Scope]:
         """The index of the model as it is, until `finish`, outer scopes first: made when it is asked for, and after a change."""
         if self._scopes is None:
-            parts = self._model.proto, self._model.read, evaluate
+            model = self._model
             if self._known:
-                self._scopes = index_model(*parts, None, self._known)
+                self._scopes = index_model(model.proto, model.read, evaluate, None, self._known)
             else:
-                self._scopes = index_with_shapes(*parts, self._model.inferred)
+                self._scopes = model.index(evaluate)
         return self._scopes
 
     def _update_index(self, scopes: Iterable[Scope], *, adds_tensors: bool) -> None:

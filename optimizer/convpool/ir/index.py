@@ -8,14 +8,13 @@ nothing here runs a runtime.
 
 Shapes may follow from constants which onnx's shape inference does not compute.  Exporters write the amounts of a Pad, or the
 sizes of a Reshape, by a chain of nodes on constants and on shapes.  Inference gives up there, and all sizes behind are
-unknown.  So the model is inferred again with the values of these chains as initializers.  The shape that a Reshape gets may have
-an open size in it, such as the batch's, if that stays where it is or all others are known."""
+unknown.  So the model is inferred again with the values of these chains as initializers (`LoadedModel.index`).  The shape that a
+Reshape gets may have an open size in it, such as the batch's, if that stays where it is or all others are known."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from graphlib import TopologicalSorter
@@ -27,7 +26,7 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, SparseTensorP
 
 from convpool.ir import protos
 from convpool.ir.files import is_external
-from convpool.ir.inference import BRANCHES_OPSET, DISPUTED, infer_elsewhere, infer_shapes
+from convpool.ir.inference import BRANCHES_OPSET, DISPUTED, infer_elsewhere, infer_shapes, without_large_values
 from convpool.ir.protos import HALF_TYPES, INTEGERS, STANDARD_DOMAINS, all_nodes, is_op, key_of
 from convpool.ir.schema import is_own
 
@@ -59,21 +58,6 @@ SHAPING: dict[str, tuple[int, ...]] = {
     **{"ConstantOfShape": (0,), "Pad": (1, 3), "Resize": (1, 2, 3), "Slice": (1, 2, 3, 4)},
 }
 """Operators whose result has a shape that depends on values, and the inputs that have these."""
-MAX_ROUNDS = 32
-"""Most times that a model is inferred again: a chain may read a shape that an earlier one has made known."""
-
-
-def index_with_shapes(model: ModelProto, read: Read, evaluate: Evaluate, inferred: ModelProto | None) -> list[Scope]:
-    """`index_model`, with the shapes that follow from constants too."""
-    before: dict[str, TensorInfo] | None = None
-    for _ in range(MAX_ROUNDS + 1):
-        scopes = index_model(model, read, evaluate, inferred)
-        if scopes[0].infos == before or (folded := with_shapes_folded(model, scopes[0])) is None:
-            break
-        before, inferred = scopes[0].infos, infer_shapes(folded)
-        if inferred is None:
-            break
-    return scopes
 
 
 def index_model(
@@ -160,7 +144,8 @@ def _tensor_infos(graph: GraphProto | None) -> dict[str, TensorInfo]:
 
 
 def with_shapes_folded(model: ModelProto, main: Scope) -> ModelProto | None:
-    """A copy in which constants that shapes in `main` depend on are initializers; None where that makes no shape known."""
+    """A copy for shape inference in which constants that shapes in `main` depend on are initializers; None where that makes no
+    shape known."""
     changes: list[tuple[int, int, str, np.ndarray]] = []
     unknown = False
     for index, node in enumerate(main.nodes):
@@ -176,7 +161,7 @@ def with_shapes_folded(model: ModelProto, main: Scope) -> ModelProto | None:
             unknown = unknown or shape is None or not all(isinstance(n, int) for n in shape[1:])  # the batch may be
     if not unknown:
         return None
-    copy = deepcopy(model)
+    copy = without_large_values(model)
     for number, (index, position, name, value) in enumerate(changes):
         stored = f"{name}/folded/{number}"
         copy.graph.initializer.append(numpy_helper.from_array(value, stored))

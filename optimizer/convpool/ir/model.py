@@ -29,7 +29,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, TensorPr
 from convpool.errors import ModelError, OptionError, first_line
 from convpool.ir import protos, schema
 from convpool.ir.files import Stamp, check_external_data, external_size, is_external, read_in, serialize, tensor_bytes
-from convpool.ir.index import Dim, Evaluate, Scope, index_with_shapes
+from convpool.ir.index import Dim, Evaluate, Scope, index_model, with_shapes_folded
 from convpool.ir.inference import (
     INFERENCE_ERRORS,
     fill_gaps,
@@ -42,6 +42,8 @@ from convpool.ir.inlining import check_functions
 
 SUGGESTED_SIZE = 224
 """Stands for open sizes but the first in a command that is suggested."""
+MAX_ROUNDS = 32
+"""Most times that a model is inferred again: a chain may read a shape that an earlier one has made known."""
 
 
 def check_strings(model: ModelProto) -> None:
@@ -128,6 +130,15 @@ TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "output_datatype")
 
 
 @dataclass
+class Inference:
+    """A model after shape inference, None where that fails: by itself, and, once it is indexed, with the shapes that follow from
+    constants too."""
+
+    plain: ModelProto | None
+    folded: ModelProto | None = None
+
+
+@dataclass
 class LoadedModel:
     """A model with the folder its external data lies in (None: it has none) and the bytes of all its files (0: nobody asks)."""
 
@@ -142,13 +153,33 @@ class LoadedModel:
     """The files of the external data that the model came with, by their locations relative to `base_dir`."""
 
     @cached_property
+    def inference(self) -> Inference:
+        """The model's shapes, as they are until `changed`.  Copies with the same tensors share them."""
+        return Inference(infer_shapes(self.proto))
+
+    @property
     def inferred(self) -> ModelProto | None:
-        """The model after shape inference; None where that fails.  Stays as it is until `changed`."""
-        return infer_shapes(self.proto)
+        """The model after shape inference; None where that fails."""
+        return self.inference.plain
 
     def changed(self) -> None:
         """Infer shapes again when they are asked for next: the model has other tensors now."""
-        self.__dict__.pop("inferred", None)
+        self.__dict__.pop("inference", None)
+
+    def index(self, evaluate: Evaluate) -> list[Scope]:
+        """Index every scope, outer ones first, with the shapes that follow from constants too."""
+        if self.inference.folded is not None:
+            return index_model(self.proto, self.read, evaluate, self.inference.folded)
+        inferred, before = self.inferred, None
+        for _ in range(MAX_ROUNDS + 1):
+            scopes = index_model(self.proto, self.read, evaluate, inferred)
+            self.inference.folded = inferred
+            if scopes[0].infos == before or (folded := with_shapes_folded(self.proto, scopes[0])) is None:
+                break
+            before, inferred = scopes[0].infos, infer_shapes(folded)
+            if inferred is None:
+                break
+        return scopes
 
     def read(self, tensor: TensorProto) -> np.ndarray:
         """The value of a tensor; one in an external file is read from there and not kept."""
@@ -497,7 +528,7 @@ def scopes_at(model: LoadedModel, shapes: Shapes, evaluate: Evaluate) -> list[Sc
     """The index of a model whose inputs have the shapes given, and whose initializers no caller replaces."""
     fixed = at_shapes(model.proto, shapes)
     protos.refill(fixed.graph.input, feeds(fixed))
-    return index_with_shapes(fixed, model.read, evaluate, infer_shapes(fixed))
+    return LoadedModel(fixed, model.base_dir).index(evaluate)
 
 
 def tensor_shapes(model: LoadedModel, shapes: Shapes, evaluate: Evaluate) -> dict[str, tuple[Dim, ...]]:

@@ -18,7 +18,7 @@ from torch import Tensor, fx
 
 from convpool.algebra.geometry import PoolSpec, refuse, windows
 from convpool.ir import schema
-from convpool.ir.model import LoadedModel
+from convpool.ir.model import Inference, LoadedModel
 from convpool.ir.protos import attributes, is_op
 from convpool.options import OptimizeOptions
 from convpool.pipeline import rewrite
@@ -64,7 +64,7 @@ def rewritten_graph(graph: fx.Graph, options: OptimizeOptions, stay: Collection[
     model = skeleton.model(next(node for node in graph.nodes if node.op == "output").all_input_nodes)
     # All shapes are TorchDynamo's: `load` would doubt those behind operators that ONNX does not have.
     given = LoadedModel(model, None, model.ByteSize())
-    given.inferred = onnx.shape_inference.infer_shapes(model)
+    given.inference = Inference(onnx.shape_inference.infer_shapes(model))
     resized = any(proto.op_type == "Resize" for proto in model.graph.node)
     rules = frozenset({"pool_first", *(["upsample_last"] if resized else [])})
     device = "cuda" if any(value.device.type == "cuda" for value in tensors) else "cpu"
