@@ -48,6 +48,8 @@ def test_every_pair_is_found(name, lowering):
     wanted = {PATTERNS[kind]: count for kind, count in generators.REGISTRY[name].sites.items() if kind in PATTERNS}
     if name == "densenet_small_3d" and lowering == "convavgpool":
         wanted = {}  # pointwise pairs in 3-D, for which the plugin has no fast kernel
+    if name == "sparcnet_small":
+        wanted = {"conv_pool": 1}  # the others have too few channels to gain on a CPU
     names = [node.name for node in result.model.graph.node]
     assert all(names) and len(set(names)) == len(names)
     found = rewritten(result)

@@ -250,11 +250,12 @@ def _of_leaf(
 
 def _cpu_opset(plan: PairPlan, context: Context, names: set[str]) -> int:
     """The opset where lowerings must not be slow in onnxruntime on a CPU; 0 where a GPU decides, or the caller.  Of a target for
-    both a CPU decides over standard operators, and from SLOW_OPSET on over the operator too."""
+    both a CPU decides over standard operators, and over the operator too on one axis and from SLOW_OPSET on."""
     options, opset = context.options, plan.scope.opset
     both = "cpu" in options.devices and not options.for_torch and options.lowering in ("convavgpool", "auto")
     standard = options.lowering == "convavgpool" and "convavgpool" not in names
-    return opset if options.devices == ("cpu",) or both and (standard or opset >= geometry.SLOW_OPSET) else 0
+    slow = opset >= geometry.SLOW_OPSET or plan.leaves[0].conv.rank == 1
+    return opset if options.devices == ("cpu",) or both and (standard or slow) else 0
 
 
 def _lowering(plan: PairPlan, leaf: convs.ConvLeaf, name: str, context: Context) -> geometry.Lowered | Reject:
