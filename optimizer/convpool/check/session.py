@@ -36,7 +36,6 @@ from convpool.ir.files import serialize
 from convpool.ir.inference import mark_layers
 from convpool.ir.model import LoadedModel
 from convpool.ir.process import EndedError, OtherProcess, Shared
-from convpool.ir.serving import DONE, MEMORY
 
 
 class Session:
@@ -61,11 +60,11 @@ class Session:
             place = _current()
             if self._place() is not place:
                 self._make(place)
-            return _answer(*place.ask(method, self._number, *arguments))
+            return place.ask(method, self._number, *arguments)
 
     def _make(self, place: _Place) -> None:
         content, folder = serialize(self._model.proto), self._model.base_dir and str(self._model.base_dir)
-        self._number, self.inputs, self.outputs = _answer(*place.ask("make", folder, self._options, content=content))
+        self._number, self.inputs, self.outputs = place.ask("make", folder, self._options, content=content)
         self._place = weakref.ref(place)
         drop = partial(place.ask_later, _shared.lock, "drop") if isinstance(place, OtherProcess) else place.drop
         weakref.finalize(self, drop, self._number).atexit = False
@@ -80,9 +79,9 @@ def _folders() -> list[str]:
 class _Here(Service):
     """Sessions in this process, where no other one can be started; an error is raised as it is."""
 
-    def ask(self, method: str, *arguments: Any, content: bytes | None = None) -> tuple[str, Any]:
+    def ask(self, method: str, *arguments: Any, content: bytes | None = None) -> Any:
         """Call a method as `OtherProcess.ask` does."""
-        return DONE, getattr(self, method)(*([] if content is None else [content]), *arguments)
+        return getattr(self, method)(*([] if content is None else [content]), *arguments)
 
 
 _Place = OtherProcess | _Here
@@ -103,13 +102,6 @@ def _current() -> _Place:
         return process
     _here = _here or _Here()
     return _here
-
-
-def _answer(kind: str, value: Any) -> Any:
-    """Return what a method of `session_process.Service` gave.  Raises RuntimeError for its error, and MemoryError."""
-    if kind != DONE:
-        raise MemoryError if kind == MEMORY else RuntimeError(value)
-    return value
 
 
 _FLOATS = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(double)": np.float64}

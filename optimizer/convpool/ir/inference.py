@@ -48,7 +48,6 @@ from convpool.ir.protos import (
     subgraphs,
 )
 from convpool.ir.schema import add_functions_for_sizes, is_own
-from convpool.ir.serving import FAILED, MEMORY
 
 Notes = dict[str, ValueInfoProto]
 """Types and shapes that a graph notes of its tensors."""
@@ -361,15 +360,14 @@ def infer(model: bytes, strict: bool = False) -> bytes | None:
         if process is None:
             return None
         try:
-            kind, found = process.ask("infer", strict, content=model, patience_s=ANSWER_S)
+            return process.ask("infer", strict, content=model, patience_s=ANSWER_S)
         except TimeoutError:
             raise EndedError("does not end") from None
-        if kind == MEMORY:
+        except MemoryError:
             process.end()
-            raise EndedError(f"takes more than {GROWTH_BYTES // 2**30} GiB of memory")
-        if kind == FAILED:
-            raise onnx.shape_inference.InferenceError(found)
-        return found
+            raise EndedError(f"takes more than {GROWTH_BYTES // 2**30} GiB of memory") from None
+        except RuntimeError as error:
+            raise onnx.shape_inference.InferenceError(str(error)) from None
 
 
 def infer_elsewhere(model: ModelProto, strict: bool = False) -> ModelProto:

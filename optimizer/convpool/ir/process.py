@@ -58,12 +58,15 @@ class OtherProcess:
             self.end(0)
         return self._ready
 
-    def ask(self, method: str, *arguments: Any, content: bytes | None = None, patience_s: float | None = None) -> tuple[str, Any]:
-        """Call a method; `serving.DONE` and what it gives, FAILED and the error's text, or MEMORY.  content: the first argument,
-        as it is.  Raises EndedError, and TimeoutError where no answer comes in time."""
+    def ask(self, method: str, *arguments: Any, content: bytes | None = None, patience_s: float | None = None) -> Any:
+        """Call a method.  content: the first argument, as it is.  Raises RuntimeError for the method's error, MemoryError,
+        EndedError, and TimeoutError where no answer comes in time."""
         while self._later:
-            self._exchange(self._later.pop(), None, None)
-        return self._exchange((method, *arguments), content, patience_s)
+            self._exchange(self._later.pop())
+        kind, value = self._exchange((method, *arguments), content, patience_s)
+        if kind != serving.DONE:
+            raise MemoryError if kind == serving.MEMORY else RuntimeError(value)
+        return value
 
     def ask_later(self, lock: threading.Lock, *request: Any) -> None:
         """Call a method whose answer is of no use: now, or before the next one where a thread, perhaps this, holds the lock."""
@@ -72,13 +75,17 @@ class OtherProcess:
         self._later.append(request)
         if lock.acquire(blocking=False):
             try:
-                self.ask(*self._later.pop())
+                while self._later:
+                    self._exchange(self._later.pop())
             except EndedError:
                 pass
             finally:
                 lock.release()
 
-    def _exchange(self, request: tuple[Any, ...], content: bytes | None, patience_s: float | None) -> tuple[str, Any]:
+    def _exchange(
+        self, request: tuple[Any, ...], content: bytes | None = None, patience_s: float | None = None
+    ) -> tuple[str, Any]:
+        """What became of a request, and a value: see `serving`."""
         try:
             self._pipe.send((*request[:1], content is not None, *request[1:]))
             if content is not None:
