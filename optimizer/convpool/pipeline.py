@@ -47,7 +47,7 @@ from convpool.ir.protos import model_nodes, ops_of, opset_of, sparse_values
 from convpool.options import OptimizeOptions, unmatched
 from convpool.report import Log, Report, SiteReport
 from convpool.rules import STAGES, Stage
-from convpool.rules.base import Context, Plan, Reject, Rule, Site, is_int8, reject
+from convpool.rules.base import EXCLUDED, Context, Plan, Reject, Rule, Site, is_int8, reject
 from convpool.rules.cuda_chain.channels_last import ChannelsFirst
 from convpool.rules.pool_first.pairs import PairPlan, PairSite
 from convpool.rules.pool_first.rule import PoolFirst
@@ -57,8 +57,8 @@ from convpool.types import Layout
 Times = dict[str, float] | None
 """Median microseconds by alternative; None where nothing was timed."""
 Found = tuple[Rule, Plan, Times]
-Kept = tuple[Rule, Site, Reject | None, Times]
-"""A plan of a round, and a site that stays, with what their reports need.  No Reject: it is excluded by name."""
+Kept = tuple[Rule, Site, Reject, Times]
+"""A plan of a round, and a site that stays, with what their reports need."""
 KeptPairs = tuple[tuple[PairSite, Reject], ...]
 Reached = tuple[LoadedModel, KeptPairs]
 """A model to start from; and sites of other forms of it, and why no pair appears there."""
@@ -266,7 +266,7 @@ class Pipeline:
         """A rule's plans for the model as it is, and its sites that would stay, each with the reason."""
         kept: list[Kept] = []
         plans = [plan for scope in self.scopes() for _, plan, _ in self._plans(scope, [rule], kept)]
-        return plans, tuple((site, why) for _, site, why, _ in kept if why is not None)
+        return plans, tuple((site, why) for _, site, why, _ in kept if why is not EXCLUDED)
 
     def _round(self, stage: Stage, rules: list[Rule]) -> bool:
         """One look at every site; whether any was rewritten.  Sites that stay are reported only by the last round."""
@@ -304,7 +304,7 @@ class Pipeline:
             if isinstance(verdict, Plan):
                 plans.append((rule, verdict, times))
             elif verdict is not None:
-                kept.append((rule, site, verdict if isinstance(verdict, Reject) else None, times))
+                kept.append((rule, site, verdict, times))
         return plans
 
     def _apply(self, found: list[tuple[Scope, list[Found]]]) -> None:

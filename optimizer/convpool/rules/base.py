@@ -58,10 +58,14 @@ def rejection(scope: Scope, node: int, refusal: Refusal) -> Reject:
     return reject(scope, node, refusal.condition, refusal.got, refusal.expected)
 
 
-def reason_fields(why: Reject | None) -> dict[str, str]:
-    """Status and reason of a site that stays, as its report has them.  why: None for one that is excluded by name."""
-    if why is None:
-        return {"status": "excluded", "reason": "excluded by name"}
+EXCLUDED = Reject("", "excluded by name", "", "")
+"""The verdict of a site that a user excludes."""
+
+
+def reason_fields(why: Reject) -> dict[str, str]:
+    """Status and reason of a site that stays, as its report has them."""
+    if why is EXCLUDED:
+        return {"status": "excluded", "reason": why.condition}
     return {"status": "rejected", "reason": str(why), "obstacle": in_short(why), "in_words": in_words(why)}
 
 
@@ -183,10 +187,6 @@ class NodesPlan(Plan):
         return frozenset(self.nodes)
 
 
-class Excluded:
-    """The verdict of a site that a user excludes by name."""
-
-
 class Rule(ABC):
     """One rewrite.
 
@@ -212,11 +212,11 @@ class Rule(ABC):
     def apply(self, plan: Any, edit: Edit) -> None:
         """Make the change that the plan describes."""
 
-    def verdict(self, site: Any, context: Context) -> Plan | Reject | Excluded | None:
+    def verdict(self, site: Any, context: Context) -> Plan | Reject | None:
         """Decide what is to be done or said of a site, by `check` and by what holds for every rule; None for nothing."""
         scope = site.scope
         if context.options.exclude and any([context.excluded(name) for name in site.names]):  # every name: each may match
-            return Excluded()
+            return EXCLUDED
         if scope.opset < MIN_OPSET:
             return Reject("model", "opset", str(scope.opset), f"at least {MIN_OPSET}")
         if scope.is_bound:
@@ -228,7 +228,7 @@ class Rule(ABC):
         if not isinstance(plan, Plan):
             return plan
         if context.options.exclude and any(context.excluded(label(scope.nodes[index])) for index in plan.convolutions):
-            return Excluded()
+            return EXCLUDED
         for index in plan.convolutions if context.options.keep_int8 else ():
             if is_int8(plan.scope, index):
                 return reject(plan.scope, index, "would become a float kernel", "INT8, behind DequantizeLinear", "float")
@@ -246,8 +246,8 @@ class Rule(ABC):
         """Report a plan that was applied.  outputs: of the operator's nodes that it made; times: by alternative."""
         return
 
-    def kept(self, site: Any, why: Reject | None, times: dict[str, float] | None, log: Log) -> None:
-        """Report a site that stays.  why: None for one that is excluded by name."""
+    def kept(self, site: Any, why: Reject, times: dict[str, float] | None, log: Log) -> None:
+        """Report a site that stays."""
         return
 
     def site_report(self, scope: Scope, pattern: str, lowering: str | None, **values: Any) -> SiteReport:

@@ -91,11 +91,11 @@ class LowerOperator(Rule):
 
     def rewritten(self, plan: LowerPlan, outputs: list[str], times: dict[str, float] | None, log: Log) -> None:
         found, fallback = plan.lowering, plan.fallback.why if plan.fallback else None
-        values = {"macs_before": found.macs_before, "macs_after": found.macs_after, "times_us": times, "fallback": fallback}
+        values = {"macs_before": found.macs_before, "macs_after": found.macs_after, "fallback": fallback}
         name = label(plan.scope.nodes[plan.node])
         log.rewritten(self.site_report(plan.scope, PATTERN, found.name, conv=name, **values), None)
 
-    def kept(self, site: Site, why: Reject | None, times: dict[str, float] | None, log: Log) -> None:
+    def kept(self, site: Site, why: Reject, times: dict[str, float] | None, log: Log) -> None:
         log.kept(self.site_report(site.scope, PATTERN, None, conv=label(site.scope.nodes[site.root]), **reason_fields(why)))
 
 

@@ -25,14 +25,14 @@ from dataclasses import replace
 
 from onnx import NodeProto
 
-from convpool.algebra.geometry import PoolSpec, Refusal, windows
+from convpool.algebra.geometry import Lowered, PoolSpec, Refusal, windows
 from convpool.ir.index import Scope
 from convpool.ir.protos import AttributeReference, attributes, is_op, label
 from convpool.options import CHANNEL_MULTIPLE, FILTER_ELEMENTS, IMAGE_CHANNELS, PLAIN_MACS, PLAIN_RESULTS, WIDE_CHANNELS
 from convpool.rules import convs
 from convpool.rules.base import Context, Reject, reject, rejection, spatial_size
 from convpool.rules.neighbours.patterns import normalizes
-from convpool.rules.pool_first.pairs import PairPlan, PairRule, PairSite, node_plan
+from convpool.rules.pool_first.pairs import PairPlan, PairRule, PairSite
 from convpool.rules.pool_first.rule import moved_convolutions, pair_sites
 
 
@@ -66,7 +66,7 @@ class FusePoolConv(PairRule):
             return rejection(scope, site.conv, found)
         x = scope.nodes[site.root].input[0]
         pooling = convs.Pooling(site.root, (site.root,), x, scope.nodes[site.conv].output[0], "pool_conv", spec)
-        return node_plan(scope, pooling, replace(leaf, input=x))
+        return _as_node(scope, pooling, replace(leaf, input=x))
 
 
 class ChainPoolConv(FusePoolConv):
@@ -160,7 +160,14 @@ def alone(scope: Scope, leaf: convs.ConvLeaf, pattern: str) -> PairPlan | Reject
         condition = f"Pad '{label(where.nodes[pad])}' in front"
         return reject(scope, leaf.node, condition, "pads that the convolution cannot take", "none")
     output = scope.nodes[leaf.node].output[0]
-    return node_plan(scope, convs.Pooling(leaf.node, (), leaf.input, output, pattern, convs.NO_POOLING), leaf)
+    return _as_node(scope, convs.Pooling(leaf.node, (), leaf.input, output, pattern, convs.NO_POOLING), leaf)
+
+
+def _as_node(scope: Scope, pooling: convs.Pooling, leaf: convs.ConvLeaf) -> PairPlan:
+    """A convolution as a node of the operator, which saves no multiply-adds.  pooling: what stands in front of it."""
+    count = convs.macs(scope, leaf.node)
+    lowering = Lowered("convavgpool", pooling.spec, leaf.conv, macs_before=count, macs_after=count)
+    return PairPlan(scope, pooling.kind, pooling, leaf, (lowering,))
 
 
 def _kind(scope: Scope, node: NodeProto, context: Context) -> str:

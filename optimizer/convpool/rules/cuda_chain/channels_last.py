@@ -30,7 +30,7 @@ from convpool.ir.edit import Edit
 from convpool.ir.index import Scope
 from convpool.ir.protos import is_op, label
 from convpool.report import Log
-from convpool.rules.base import Context, NodesPlan, Reject, Rule, Site, reject
+from convpool.rules.base import EXCLUDED, Context, NodesPlan, Reject, Rule, Site, reject
 from convpool.rules.cuda_chain import layouts
 from convpool.rules.pool_first.pairs import upstream
 from convpool.rules.pool_first.rule import pair_sites
@@ -79,9 +79,9 @@ class ChannelsLast(Rule):
     def rewritten(self, plan: LayoutPlan, outputs: list[str], times: dict[str, float] | None, log: Log) -> None:
         log.channels_last += len(plan.nodes)
 
-    def kept(self, site: Site, why: Reject | None, times: dict[str, float] | None, log: Log) -> None:
+    def kept(self, site: Site, why: Reject, times: dict[str, float] | None, log: Log) -> None:
         """Add the reason to the report of the scope's first node."""
-        if why is not None:
+        if why is not EXCLUDED:
             log.beside(site.scope.path, site.scope.nodes[site.root].output[0], (why,))
 
 

@@ -45,7 +45,7 @@ from convpool.ir.edit import Edit
 from convpool.ir.index import Dim, Scope
 from convpool.ir.protos import attributes, is_op, known_attributes, label, named
 from convpool.report import Log
-from convpool.rules.base import Context, Plan, Reject, Rule, Site, reject, rejection
+from convpool.rules.base import EXCLUDED, Context, Plan, Reject, Rule, Site, reject, rejection
 from convpool.rules.convs import is_plain
 from convpool.rules.linear import Step, is_map, step_or_reject
 from convpool.rules.neighbours import patterns
@@ -159,9 +159,9 @@ class FusionRule(Rule):
         before, behind = (list(map(named, map(plan.scope.nodes.__getitem__, i))) for i in (plan.upstream[::-1], plan.downstream))
         log.fused(found, node.output[0], plan.output, before, behind, plan.saved_bytes)
 
-    def kept(self, site: Site, why: Reject | None, times: dict[str, float] | None, log: Log) -> None:
+    def kept(self, site: Site, why: Reject, times: dict[str, float] | None, log: Log) -> None:
         """Add the reasons why nodes beside it stay to the report of the node."""
-        if why is not None:
+        if why is not EXCLUDED:
             log.beside(site.scope.path, site.scope.nodes[site.root].output[0], (why, *why.others))
 
 

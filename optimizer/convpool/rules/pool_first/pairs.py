@@ -295,7 +295,7 @@ class PairRule(Rule):
             site = self.site_report(scope, plan.pattern, lowering.name, conv=name, pool=pool, **values)
             log.rewritten(site, next(made) if as_operator else None)
 
-    def kept(self, site: PairSite, why: Reject | None, times: dict[str, float] | None, log: Log) -> None:
+    def kept(self, site: PairSite, why: Reject, times: dict[str, float] | None, log: Log) -> None:
         """One report with the reason, unless the site is of nodes that an earlier round made."""
         if log.made(site.scope.nodes[site.root].output[0]):
             return
@@ -457,10 +457,3 @@ def rewire(found: ShapeNodes, edit: Edit) -> None:
             edit.nodes.append(helper.make_node("Concat", [first, rest], [output], axis=0))
         edit.replace(item.node, {item.node})
     edit.drop_unread(found.dying)
-
-
-def node_plan(scope: Scope, pooling: convs.Pooling, leaf: convs.ConvLeaf) -> PairPlan:
-    """A convolution as a node of the operator, which saves no multiply-adds.  pooling: what stands in front of it."""
-    count = convs.macs(scope, leaf.node)
-    lowering = Lowered("convavgpool", pooling.spec, leaf.conv, macs_before=count, macs_after=count)
-    return PairPlan(scope, pooling.kind, pooling, leaf, (lowering,))

@@ -40,7 +40,7 @@ class ResamplingRule(Rule):
         names = {"conv": label(scope.nodes[conv]), "pool": label(scope.nodes[resampler])}
         return self.site_report(scope, self.pattern, lowering, **names, **values)
 
-    def kept(self, site: plans.ResamplingSite, why: Reject | None, times: dict[str, float] | None, log: Log) -> None:
+    def kept(self, site: plans.ResamplingSite, why: Reject, times: dict[str, float] | None, log: Log) -> None:
         """One report with the reason, unless the site is of nodes that an earlier round made."""
         scope = site.scope
         nodes = (scope.nodes[site.root], scope.nodes[site.resampler])
