@@ -147,7 +147,7 @@ def rewrite(
     sites = _with_clearer_reasons(run.log, stays)
     after = count(run.scopes()) if run.changed else before
     run.finish()
-    if not run.changed:
+    if not run.changed:  # then it is the model, in its own form
         result.source = model.source
         if moved_back or start is not model:
             result.proto.CopyFrom(model.proto)
@@ -198,8 +198,9 @@ class Pipeline:
         self._model = model
         self._scopes: list[Scope] | None = None
         self._known: list[Scope] = []
+        """The index before a change that shapes have survived."""
         self._tuner = tuner
-        self.log = Log(lambda name: self.editor.made(name))
+        self.log = Log(lambda name: self.editor.made(name))  # a look makes no editor
         self._exclude = options.exclude
         self.matched: set[str] = set()
         """Patterns of `options.exclude` that match a name."""

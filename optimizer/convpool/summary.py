@@ -164,7 +164,7 @@ BUDGET_S = 5.0
 def totals(
     models: Sequence[LoadedModel], nodes: Sequence[list[NodeProto]], sites: list[SiteReport], log: Log, seen: Seen
 ) -> Summary:
-    """The totals of a rewrite, but for multiply-adds of the model.  models, nodes: original and result, complete."""
+    """The totals of a rewrite, but for `with_macs`, whose shapes a check may tell later.  models, nodes: original and result."""
     (original, result), (before, after) = models, nodes
     status = Counter(site.status for site in sites)
     return Summary(

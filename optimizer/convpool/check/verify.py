@@ -76,96 +76,6 @@ def _exchanged(side: Any, names: set[tuple[str, ...]]) -> Any:
     return result
 
 
-@_in_all_branches
-def compare_runners(
-    first: Runner,
-    second: Runner,
-    *,
-    check: int = 1,
-    data: inputs.Arrays | None = None,
-    input_shapes: Mapping[str, Sequence[int]] | None = None,
-    precision: str | None = None,
-    rtol: float | None = None,
-    atol: float | None = None,
-    seed: int = 0,
-) -> judge.Verification:
-    """Run both on the same inputs and compare the outputs that both have; `first` is what the errors are against.
-
-    Where the inputs of both leave sizes open, they run once more at other sizes.
-
-    check: number of random input sets.  data: these inputs instead.  input_shapes: where the inputs are open; default an
-    engine's typical ones.  precision: which tolerances apply; default that of the less exact side.  rtol, atol (absolute, in
-    the outputs' units): in place of the precision's.  Raises OptionError if there is nothing to compare, and
-    VerificationError if only the second cannot run at the other sizes.
-    """
-    if set(first.input_names) != set(second.input_names):
-        raise OptionError(f"inputs differ; got {', '.join(first.input_names)} and {', '.join(second.input_names)}")
-    names = [name for name in first.output_names if name in second.output_names]
-    if not names:
-        raise OptionError(f"no output in common; got {', '.join(first.output_names)} and {', '.join(second.output_names)}")
-    precision = precision or judge.least_exact((first.precision, second.precision))
-    default_rtol, relative_atol = judge.PRECISION_TOLERANCES[precision]
-    exact = precision == "fp32" and rtol is None and atol is None
-    tolerance = judge.Tolerance(default_rtol if rtol is None else rtol, relative_atol, atol)
-    judging = judge.Judge(names, tolerance, exact_integers=exact)
-    maker = _input_maker(first, second, data, dict(input_shapes or {}), seed)
-    done, notes = 0, [""]
-    small: dict[str, str] = {}
-
-    def run(arrays: inputs.Arrays) -> list[object]:
-        return list(_numbers(names, first.run(arrays)))
-
-    for arrays, wanted, note in maker.sets(check, run, lambda: judging.compared):
-        given = _numbers(names, second.run(arrays))
-        judging.add(wanted, given)
-        for name, r, y in zip(names, wanted, given, strict=True) if rtol is None and atol is None else ():
-            small[name] = judge.small_numbers_off(name, r, y, tolerance) or small.get(name, "")
-        done, notes = done + 1, [note]
-    ranges = [runner.ranges() for runner in (first, second)]
-    elsewhere = maker.elsewhere(arrays, second.model, run, ranges) if arrays else None
-    if elsewhere is not None:
-        where = f"at {judge.shapes_text(inputs.shapes_of(elsewhere[0]))}"
-        try:
-            result = second.run(elsewhere[0])
-        except ConvpoolError as error:
-            raise VerificationError(f"verification: the first runs {where}, but not the second: {error}") from error
-        judging.add(elsewhere[1], _numbers(names, result), how=where)
-    others = maker.outputs_of_others(done, run) if arrays else None
-    if others is not None:
-        judging.vary(wanted, others)
-    notes += [*small.values(), *(getattr(runner, "note", "") for runner in (first, second))]
-    notes += ["" if arrays else "the model has no inputs"]
-    alone = [name for name in (*first.output_names, *second.output_names) if name not in names]
-    notes += [f"not compared, in one of them alone: {', '.join(alone[:4])}{', ...' * (len(alone) > 4)}"] if alone else []
-    verdict = judging.verdict(f"the first in {first.runtime}", done, inputs.shapes_of(arrays), may_be_empty=not arrays)
-    other_shapes = inputs.shapes_of(elsewhere[0]) if elsewhere is not None else {}
-    return replace(verdict, input_scale=maker.scale, notes=list(filter(None, notes)), other_shapes=other_shapes)
-
-
-def _input_maker(
-    first: Runner, second: Runner, data: inputs.Arrays | None, shapes: dict[str, Sequence[int]], seed: int
-) -> inputs.InputMaker:
-    """Inputs by the model among the two, which says what is open, else by the data, or the types of the first."""
-    if data is None:
-        ranges = {**second.ranges(), **first.ranges()}
-        shapes = {**{name: shapes[1] for name, shapes in ranges.items()}, **shapes}
-    model = first.model or second.model
-    if model is None:
-        types = first.input_types if data is None else {name: array.dtype for name, array in data.items()}
-        model = inputs.typed_inputs(types, shapes if data is None else inputs.shapes_of(data))
-    return inputs.InputMaker(model, data, shapes, seed)
-
-
-def _numbers(names: Sequence[str], outputs: Outputs) -> list[np.ndarray]:
-    """The outputs named.  Raises OptionError for one that is no array of numbers."""
-    values = [outputs[name] for name in names]
-    for name, value in zip(names, values, strict=True):
-        if not isinstance(value, np.ndarray) or value.dtype.kind in "OSU":
-            got = getattr(value, "dtype", type(value).__name__)
-            raise OptionError(f"output '{name}': no tensor of numbers; got {got}, expected one; take it out of the model")
-    return values
-
-
 NO_MEMORY = "model: not enough memory to check it; give smaller input_shapes (--input-shape)"
 NUDGE = 2.0**-18
 """Relative change of the inputs by which discontinuities are found; in half precision twice the unit roundoff."""
@@ -251,6 +161,23 @@ def verify(
         return compare_models(first, second, given)
     except MemoryError as error:
         raise ModelError(NO_MEMORY) from error
+
+
+def verified(original: LoadedModel, result: LoadedModel | None, given: inputs.CheckInputs) -> judge.Verification:
+    """`compare_models`; with no result, which is the original then, unusable input is still refused.  Errors say how to go on."""
+    try:
+        if result is not None:
+            return compare_models(original, result, given)
+        given.maker(original.proto)
+        if not passes_full_check(original):
+            OnnxruntimeRunner(original, "the original").check()
+        return judge.Verification(True, "the original, unchanged", 0, {})
+    except ModelError as error:
+        if str(error).startswith(("onnxruntime cannot load the original", "onnxruntime cannot run the original")):
+            raise ModelError(f"{error}; check=0 (--no-check) skips the check") from error
+        raise
+    except MemoryError as error:
+        raise ModelError(f"{NO_MEMORY}, or check=0 (--no-check)") from error
 
 
 @_in_all_branches
@@ -369,24 +296,97 @@ def _values(runners: Sequence[OnnxruntimeRunner], arrays: inputs.Arrays) -> list
     return [value for runner in dict.fromkeys(runners) for value in runner.values(arrays)]
 
 
-def verified(original: LoadedModel, result: LoadedModel | None, given: inputs.CheckInputs) -> judge.Verification:
-    """`compare_models`; with no result, which is the original then, unusable input is still refused.  Errors say how to go on."""
-    try:
-        if result is not None:
-            return compare_models(original, result, given)
-        given.maker(original.proto)
-        if not passes_full_check(original):
-            OnnxruntimeRunner(original, "the original").check()
-        return judge.Verification(True, "the original, unchanged", 0, {})
-    except ModelError as error:
-        if str(error).startswith(("onnxruntime cannot load the original", "onnxruntime cannot run the original")):
-            raise ModelError(f"{error}; check=0 (--no-check) skips the check") from error
-        raise
-    except MemoryError as error:
-        raise ModelError(f"{NO_MEMORY}, or check=0 (--no-check)") from error
-
-
 def _nudged_runs(reference: OnnxruntimeRunner, arrays: inputs.Arrays, seed: int, share: float) -> list[list[object]]:
     """The reference's outputs for inputs whose floats differ by a random part of a share of theirs, NUDGED_RUNS times."""
     rngs = (np.random.default_rng([seed, number]) for number in range(NUDGED_RUNS))
     return [reference.values(inputs.noisy(arrays, share, rng)) for rng in rngs]
+
+
+@_in_all_branches
+def compare_runners(
+    first: Runner,
+    second: Runner,
+    *,
+    check: int = 1,
+    data: inputs.Arrays | None = None,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    precision: str | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    seed: int = 0,
+) -> judge.Verification:
+    """Run both on the same inputs and compare the outputs that both have; `first` is what the errors are against.
+
+    Where the inputs of both leave sizes open, they run once more at other sizes.
+
+    check: number of random input sets.  data: these inputs instead.  input_shapes: where the inputs are open; default an
+    engine's typical ones.  precision: which tolerances apply; default that of the less exact side.  rtol, atol (absolute, in
+    the outputs' units): in place of the precision's.  Raises OptionError if there is nothing to compare, and
+    VerificationError if only the second cannot run at the other sizes.
+    """
+    if set(first.input_names) != set(second.input_names):
+        raise OptionError(f"inputs differ; got {', '.join(first.input_names)} and {', '.join(second.input_names)}")
+    names = [name for name in first.output_names if name in second.output_names]
+    if not names:
+        raise OptionError(f"no output in common; got {', '.join(first.output_names)} and {', '.join(second.output_names)}")
+    precision = precision or judge.least_exact((first.precision, second.precision))
+    default_rtol, relative_atol = judge.PRECISION_TOLERANCES[precision]
+    exact = precision == "fp32" and rtol is None and atol is None
+    tolerance = judge.Tolerance(default_rtol if rtol is None else rtol, relative_atol, atol)
+    judging = judge.Judge(names, tolerance, exact_integers=exact)
+    maker = _input_maker(first, second, data, dict(input_shapes or {}), seed)
+    done, notes = 0, [""]
+    small: dict[str, str] = {}
+
+    def run(arrays: inputs.Arrays) -> list[object]:
+        return list(_numbers(names, first.run(arrays)))
+
+    for arrays, wanted, note in maker.sets(check, run, lambda: judging.compared):
+        given = _numbers(names, second.run(arrays))
+        judging.add(wanted, given)
+        for name, r, y in zip(names, wanted, given, strict=True) if rtol is None and atol is None else ():
+            small[name] = judge.small_numbers_off(name, r, y, tolerance) or small.get(name, "")
+        done, notes = done + 1, [note]
+    ranges = [runner.ranges() for runner in (first, second)]
+    elsewhere = maker.elsewhere(arrays, second.model, run, ranges) if arrays else None
+    if elsewhere is not None:
+        where = f"at {judge.shapes_text(inputs.shapes_of(elsewhere[0]))}"
+        try:
+            result = second.run(elsewhere[0])
+        except ConvpoolError as error:
+            raise VerificationError(f"verification: the first runs {where}, but not the second: {error}") from error
+        judging.add(elsewhere[1], _numbers(names, result), how=where)
+    others = maker.outputs_of_others(done, run) if arrays else None
+    if others is not None:
+        judging.vary(wanted, others)
+    notes += [*small.values(), *(getattr(runner, "note", "") for runner in (first, second))]
+    notes += ["" if arrays else "the model has no inputs"]
+    alone = [name for name in (*first.output_names, *second.output_names) if name not in names]
+    notes += [f"not compared, in one of them alone: {', '.join(alone[:4])}{', ...' * (len(alone) > 4)}"] if alone else []
+    verdict = judging.verdict(f"the first in {first.runtime}", done, inputs.shapes_of(arrays), may_be_empty=not arrays)
+    other_shapes = inputs.shapes_of(elsewhere[0]) if elsewhere is not None else {}
+    return replace(verdict, input_scale=maker.scale, notes=list(filter(None, notes)), other_shapes=other_shapes)
+
+
+def _input_maker(
+    first: Runner, second: Runner, data: inputs.Arrays | None, shapes: dict[str, Sequence[int]], seed: int
+) -> inputs.InputMaker:
+    """Inputs by the model among the two, which says what is open, else by the data, or the types of the first."""
+    if data is None:
+        ranges = {**second.ranges(), **first.ranges()}
+        shapes = {**{name: shapes[1] for name, shapes in ranges.items()}, **shapes}
+    model = first.model or second.model
+    if model is None:
+        types = first.input_types if data is None else {name: array.dtype for name, array in data.items()}
+        model = inputs.typed_inputs(types, shapes if data is None else inputs.shapes_of(data))
+    return inputs.InputMaker(model, data, shapes, seed)
+
+
+def _numbers(names: Sequence[str], outputs: Outputs) -> list[np.ndarray]:
+    """The outputs named.  Raises OptionError for one that is no array of numbers."""
+    values = [outputs[name] for name in names]
+    for name, value in zip(names, values, strict=True):
+        if not isinstance(value, np.ndarray) or value.dtype.kind in "OSU":
+            got = getattr(value, "dtype", type(value).__name__)
+            raise OptionError(f"output '{name}': no tensor of numbers; got {got}, expected one; take it out of the model")
+    return values

@@ -33,9 +33,9 @@ class Edit:
         self.new_inputs: dict[int, list[str]] = {}
         """Other inputs of nodes that stay."""
         self._unread: set[int] = set()
-        self._shared: dict[tuple, str] = {}
+        self._common: dict[tuple, str] = {}
         self.computed: dict[object, str] = {}
-        """Tensors that plans share: a plan's nodes stand in front of those of the plans that are applied after it."""
+        """What several plans compute, by a key of theirs: a plan's nodes stand in front of those of plans applied after it."""
 
     def add(self, op_type: str, inputs: Sequence[str], wanted: str, **values: Any) -> str:
         """A new node, with these attributes; the name of what it gives, a `fresh` one."""
@@ -65,13 +65,13 @@ class Edit:
 
     def common(self, key: tuple, make: Callable[[], np.ndarray], wanted: str) -> str:
         """A constant that `make` gives, made once for all of the scope's plans that ask with the same key."""
-        if key not in self._shared:
+        if key not in self._common:
             count = len(self.nodes)
             name = self.constant(make(), wanted)
             if len(self.nodes) > count:  # a node further back in the graph may not see this one
                 return name
-            self._shared[key] = name
-        return self._shared[key]
+            self._common[key] = name
+        return self._common[key]
 
     def dead(self) -> set[int]:
         """The nodes of `drop_unread` that nothing reads any more."""
@@ -119,7 +119,7 @@ class Editor:
         for index, names in edit.new_inputs.items():
             scope.nodes[index].input[:] = names
         for node in (*sum(edit.inserted.values(), []), *(scope.nodes[index] for index in edit.new_inputs)):
-            for specs in (devices.sharding_spec for devices in node.device_configurations):
+            for specs in (devices.sharding_spec for devices in node.device_configurations):  # a copied node's, of its old tensors
                 gone = {spec.tensor_name for spec in specs} - {*node.input, *node.output}
                 _drop_by_name(specs, gone, lambda spec: spec.tensor_name)
         if not removed and not edit.inserted:

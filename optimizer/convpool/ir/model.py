@@ -46,85 +46,6 @@ MAX_ROUNDS = 32
 """Most times that a model is inferred again: a chain may read a shape that an earlier one has made known."""
 
 
-def check_strings(model: ModelProto) -> None:
-    """Raise ModelError for a name that is no UTF-8: protobuf lets it through, and gives bytes or raises when it is read."""
-    try:
-        wrong = next((text for text in _strings(model) if isinstance(text, bytes)), None)
-    except UnicodeDecodeError as error:
-        wrong = error.object
-    if wrong is not None:
-        raise ModelError(f"model: a name; got the bytes {bytes(wrong)[:40]!r}, expected UTF-8")
-
-
-def _strings(model: ModelProto) -> Iterator[str | bytes]:
-    for holder in protos.holders(model):
-        yield holder.name
-        if isinstance(holder, FunctionProto):
-            yield from (holder.domain, holder.overload, *holder.input, *holder.output, *holder.attribute)
-        else:
-            yield from (note.tensor_name for note in holder.quantization_annotation)
-            yield from (e.value for note in holder.quantization_annotation for e in note.quant_parameter_tensor_names)
-        for value in _values(holder):
-            yield value.name
-            yield from (dim.dim_param for dim in value.type.tensor_type.shape.dim)
-    for node in protos.model_nodes(model):
-        yield from (node.name, node.op_type, node.domain, node.overload, *node.input, *node.output)
-        yield from (text for item in node.attribute for text in (item.name, item.ref_attr_name))
-        yield from (spec.tensor_name for item in node.device_configurations for spec in item.sharding_spec)
-    for tensor in (*protos.tensors(model), *protos.sparse_values(model)):
-        yield from (tensor.name, *(text for entry in tensor.external_data for text in (entry.key, entry.value)))
-    yield from (entry.domain for part in (model, *model.functions) for entry in part.opset_import)
-
-
-def check_types(model: ModelProto) -> None:
-    """Raise ModelError for a tensor of an element type that onnx does not have, or of a negative size."""
-    known = set(TensorProto.DataType.values())
-    for holder in protos.holders(model):
-        for value in _values(holder):
-            if (found := value.type.tensor_type.elem_type) not in known:
-                raise ModelError(f"tensor '{value.name}': element type; got {found}, expected one of ONNX's")
-            sizes = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
-            if any(size < -1 for size in sizes):  # some write -1 for an open one
-                raise ModelError(f"tensor '{value.name}': shape; got {sizes}, expected no negative size")
-
-
-def _values(holder: GraphProto | FunctionProto) -> list[ValueInfoProto]:
-    if isinstance(holder, FunctionProto):
-        return list(holder.value_info)
-    return [*holder.input, *holder.output, *holder.value_info]
-
-
-def check_tensors(model: ModelProto) -> None:
-    """Raise ModelError for a stored tensor of an unknown type, whose data does not fill its shape, or of two values."""
-    for tensor in protos.tensors(model):
-        needed, where = tensor_bytes(tensor), f"tensor '{tensor.name}'"
-        if tensor.HasField("segment"):
-            raise ModelError(f"{where}: data; got a segment of them, expected all")
-        if is_external(tensor):
-            continue
-        if tensor.HasField("raw_data"):
-            if needed is None or len(tensor.raw_data) != needed:
-                expected = "strings" if needed is None else f"{needed} for {list(tensor.dims)}"
-                raise ModelError(f"{where}: data; got {len(tensor.raw_data)} bytes, expected {expected}")
-            continue
-        elements, count = math.prod(tensor.dims), len(getattr(tensor, helper.tensor_dtype_to_field(tensor.data_type)))
-        stored = elements if needed is None or 2 * needed > elements + 1 else needed  # numbers of at most 4 bits share one
-        if count != (2 * elements if tensor.data_type in (TensorProto.COMPLEX64, TensorProto.COMPLEX128) else stored):
-            raise ModelError(f"{where}: data; got {count} stored values, expected {elements} for {list(tensor.dims)}")
-    constants = {tensor.name: tensor for tensor in model.graph.initializer}
-    for graph in protos.graphs_within(model.graph)[1:]:
-        for tensor in graph.initializer:  # onnxruntime takes the outer one, against what a body's names mean elsewhere
-            if not _are_equal(constants.get(tensor.name, tensor), tensor):
-                raise ModelError(f"tensor '{tensor.name}': two values, in the main graph and in a body; expected one")
-
-
-def _are_equal(first: TensorProto, second: TensorProto) -> bool:
-    """True for tensors of the same bytes, whichever fields hold them and whatever is noted beside."""
-    numbers = first.data_type == second.data_type != TensorProto.STRING and first.dims == second.dims
-    stored = numbers and not is_external(first) and not is_external(second)
-    return first == second or stored and numpy_helper.to_array(first).tobytes() == numpy_helper.to_array(second).tobytes()
-
-
 OTHER_FLOATS = (*protos.HALF_TYPES, TensorProto.DOUBLE)
 TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "output_datatype")
 
@@ -282,41 +203,6 @@ def load(source: object, base_dir: Path | None = None) -> LoadedModel:
     return model
 
 
-def check(loaded: LoadedModel, what: str, full: bool = False, before: ModelProto | None = None) -> None:
-    """onnx's checker, also for a model whose external data is not loaded.  Raises ModelError.
-
-    full: with strict shape inference, which another process does, since a model may end it; of an original with its notes and
-    without.
-    before: of a result, the original after shape inference.  What that notes wrongly, where inference knew nothing, is no fault
-    of the result.
-    """
-    shaped = _shaped_outputs(loaded.inferred) | _shaped_outputs(before)
-    probe = without_large_values(loaded.proto)
-    fill_gaps(probe, shaped)
-    try:
-        bare = deepcopy(probe) if full else probe
-        for tensor in protos.tensors(bare):
-            if tensor.data_location == TensorProto.EXTERNAL:  # onnx's checker asks only whether there are such files
-                tensor.CopyFrom(TensorProto(name=tensor.name, data_type=tensor.data_type, dims=[0]))
-        onnx.checker.check_model(bare)
-        if full:
-            if before is None:
-                infer_elsewhere(probe, strict=True)
-            if before or loaded.inferred:
-                take(probe)
-                infer_elsewhere(probe, strict=True)
-    except INFERENCE_ERRORS as error:
-        raise ModelError(f"{what} is not valid ONNX: {first_line(error)}") from error
-
-
-def passes_full_check(model: LoadedModel) -> bool:
-    """Return True if onnx's checker with strict shape inference accepts the model, with its notes and, as a result, without."""
-    with suppress(ModelError):
-        check(model, "", full=True)
-        return True
-    return False
-
-
 def _read_file(path: Path) -> bytes:
     if os.path.isdir(path):  # never raises, as for a name too long
         raise ModelError(f"{path}: a folder; expected an ONNX file")
@@ -352,6 +238,85 @@ def _parse(data: bytes, where: str) -> ModelProto:
     return model
 
 
+def check_strings(model: ModelProto) -> None:
+    """Raise ModelError for a name that is no UTF-8: protobuf lets it through, and gives bytes or raises when it is read."""
+    try:
+        wrong = next((text for text in _strings(model) if isinstance(text, bytes)), None)
+    except UnicodeDecodeError as error:
+        wrong = error.object
+    if wrong is not None:
+        raise ModelError(f"model: a name; got the bytes {bytes(wrong)[:40]!r}, expected UTF-8")
+
+
+def _strings(model: ModelProto) -> Iterator[str | bytes]:
+    for holder in protos.holders(model):
+        yield holder.name
+        if isinstance(holder, FunctionProto):
+            yield from (holder.domain, holder.overload, *holder.input, *holder.output, *holder.attribute)
+        else:
+            yield from (note.tensor_name for note in holder.quantization_annotation)
+            yield from (e.value for note in holder.quantization_annotation for e in note.quant_parameter_tensor_names)
+        for value in _values(holder):
+            yield value.name
+            yield from (dim.dim_param for dim in value.type.tensor_type.shape.dim)
+    for node in protos.model_nodes(model):
+        yield from (node.name, node.op_type, node.domain, node.overload, *node.input, *node.output)
+        yield from (text for item in node.attribute for text in (item.name, item.ref_attr_name))
+        yield from (spec.tensor_name for item in node.device_configurations for spec in item.sharding_spec)
+    for tensor in (*protos.tensors(model), *protos.sparse_values(model)):
+        yield from (tensor.name, *(text for entry in tensor.external_data for text in (entry.key, entry.value)))
+    yield from (entry.domain for part in (model, *model.functions) for entry in part.opset_import)
+
+
+def check_types(model: ModelProto) -> None:
+    """Raise ModelError for a tensor of an element type that onnx does not have, or of a negative size."""
+    known = set(TensorProto.DataType.values())
+    for holder in protos.holders(model):
+        for value in _values(holder):
+            if (found := value.type.tensor_type.elem_type) not in known:
+                raise ModelError(f"tensor '{value.name}': element type; got {found}, expected one of ONNX's")
+            sizes = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+            if any(size < -1 for size in sizes):  # some write -1 for an open one
+                raise ModelError(f"tensor '{value.name}': shape; got {sizes}, expected no negative size")
+
+
+def _values(holder: GraphProto | FunctionProto) -> list[ValueInfoProto]:
+    if isinstance(holder, FunctionProto):
+        return list(holder.value_info)
+    return [*holder.input, *holder.output, *holder.value_info]
+
+
+def check_tensors(model: ModelProto) -> None:
+    """Raise ModelError for a stored tensor of an unknown type, whose data does not fill its shape, or of two values."""
+    for tensor in protos.tensors(model):
+        needed, where = tensor_bytes(tensor), f"tensor '{tensor.name}'"
+        if tensor.HasField("segment"):
+            raise ModelError(f"{where}: data; got a segment of them, expected all")
+        if is_external(tensor):
+            continue
+        if tensor.HasField("raw_data"):
+            if needed is None or len(tensor.raw_data) != needed:
+                expected = "strings" if needed is None else f"{needed} for {list(tensor.dims)}"
+                raise ModelError(f"{where}: data; got {len(tensor.raw_data)} bytes, expected {expected}")
+            continue
+        elements, count = math.prod(tensor.dims), len(getattr(tensor, helper.tensor_dtype_to_field(tensor.data_type)))
+        stored = elements if needed is None or 2 * needed > elements + 1 else needed  # numbers of at most 4 bits share one
+        if count != (2 * elements if tensor.data_type in (TensorProto.COMPLEX64, TensorProto.COMPLEX128) else stored):
+            raise ModelError(f"{where}: data; got {count} stored values, expected {elements} for {list(tensor.dims)}")
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    for graph in protos.graphs_within(model.graph)[1:]:
+        for tensor in graph.initializer:  # onnxruntime takes the outer one, against what a body's names mean elsewhere
+            if not _are_equal(constants.get(tensor.name, tensor), tensor):
+                raise ModelError(f"tensor '{tensor.name}': two values, in the main graph and in a body; expected one")
+
+
+def _are_equal(first: TensorProto, second: TensorProto) -> bool:
+    """True for tensors of the same bytes, whichever fields hold them and whatever is noted beside."""
+    numbers = first.data_type == second.data_type != TensorProto.STRING and first.dims == second.dims
+    stored = numbers and not is_external(first) and not is_external(second)
+    return first == second or stored and numpy_helper.to_array(first).tobytes() == numpy_helper.to_array(second).tobytes()
+
+
 def _check_convolutions(
     graph: GraphProto, *, inferred: bool, outer: Mapping[str, tuple[int | None, ...]] = MappingProxyType({})
 ) -> None:
@@ -384,6 +349,41 @@ def _check_convolutions(
         else:
             continue
         raise ModelError(f"Conv '{protos.label(node)}': {wrong}")
+
+
+def check(loaded: LoadedModel, what: str, full: bool = False, before: ModelProto | None = None) -> None:
+    """onnx's checker, also for a model whose external data is not loaded.  Raises ModelError.
+
+    full: with strict shape inference, which another process does, since a model may end it; of an original with its notes and
+    without.
+    before: of a result, the original after shape inference.  What that notes wrongly, where inference knew nothing, is no fault
+    of the result.
+    """
+    shaped = _shaped_outputs(loaded.inferred) | _shaped_outputs(before)
+    probe = without_large_values(loaded.proto)
+    fill_gaps(probe, shaped)
+    try:
+        bare = deepcopy(probe) if full else probe
+        for tensor in protos.tensors(bare):
+            if tensor.data_location == TensorProto.EXTERNAL:  # onnx's checker asks only whether there are such files
+                tensor.CopyFrom(TensorProto(name=tensor.name, data_type=tensor.data_type, dims=[0]))
+        onnx.checker.check_model(bare)
+        if full:
+            if before is None:
+                infer_elsewhere(probe, strict=True)
+            if before or loaded.inferred:
+                take(probe)
+                infer_elsewhere(probe, strict=True)
+    except INFERENCE_ERRORS as error:
+        raise ModelError(f"{what} is not valid ONNX: {first_line(error)}") from error
+
+
+def passes_full_check(model: LoadedModel) -> bool:
+    """Return True if onnx's checker with strict shape inference accepts the model, with its notes and, as a result, without."""
+    with suppress(ModelError):
+        check(model, "", full=True)
+        return True
+    return False
 
 
 def _shaped_outputs(model: ModelProto | None) -> dict[str, ValueInfoProto]:
