@@ -42,11 +42,11 @@ MAX_DEPTH = 24
 
 @dataclass(frozen=True)
 class Applied:
-    """A node of the model, applied to other operands.  kind: "node", "groups", "edges" or "resample".
+    """A node of the model, applied to other operands.  kind: "node", "group_norm", "edges", or "resample": a resampling.
 
     operands: one for each of its inputs that carries data, None for one that stays.  channels: the first of its channels and
-    their number, where a node acts on more of them.  "groups": the InstanceNormalization `inner` over groups of channels, which
-    `node`, a Reshape, ends.  "edges": a Pad that repeats the border, of `pads`, begins then ends.  "resample": a resampling.
+    their number, where a node acts on more of them.  "group_norm": the InstanceNormalization `inner` over groups of channels,
+    which `node`, a Reshape, ends.  "edges": a Pad that repeats the border, of `pads`, begins then ends.
     """
 
     node: int
@@ -124,7 +124,7 @@ class Walk:
         node, found = scope.nodes[index], recognise(scope, index, self._rank, nearest=self._whole_factors)
         if isinstance(found, Resample):
             found = replace(found, up=found.likely, assumed=True) if found.likely is not None and self._assumes else found
-            found = against(scope, found, self._rank, whole_factors=self._whole_factors) or found
+            found = _against(scope, found, self._rank, whole_factors=self._whole_factors) or found
         if isinstance(found, Reject):
             self.rejects.append(found)
             return plain
@@ -312,12 +312,12 @@ class Walk:
         if found is None or len(found.parts) > 1:
             return None
         part = found.parts[0]
-        done = Applied(index, (part.source,), None, "groups", inner)
+        done = Applied(index, (part.source,), None, "group_norm", inner)
         shapes = size_nodes(scope, [scope.nodes[index].input[1], scope.nodes[first].input[1]])
         return Map((replace(part, source=done),), found.nodes | set(chain) | shapes)
 
 
-def against(scope: Scope, found: Resample, rank: int, *, whole_factors: bool) -> Reject | None:
+def _against(scope: Scope, found: Resample, rank: int, *, whole_factors: bool) -> Reject | None:
     """The reason why a convolution behind a resampling stays there."""
     index = found.resampler
     if whole_factors and found.up is None:

@@ -64,9 +64,9 @@ class ResamplingSite(Site):
 
 @dataclass(frozen=True)
 class Group:
-    """Maps of one size, of which one convolution is computed: those with the same channels added up, others side by side.
-    ranges: first channel, number of channels and sources.  form: one of `expand.FORMS`, OPERATOR or TORCH_NODE; "" where the
-    convolution is at the size of the result: nothing is resampled, or moving it would cost more than it saves."""
+    """Maps of one size, of which one convolution is computed: those with the same channels added up, others side by side.  It is
+    no group of a convolution's.  ranges: first channel, number of channels and sources.  form: one of `expand.FORMS`, OPERATOR or
+    TORCH_NODE; "" where the convolution is at the size of the result: nothing is resampled, or moving does not pay."""
 
     ranges: tuple[tuple[int, int, tuple[Source, ...]], ...]
     resample: Resample | None
@@ -185,28 +185,6 @@ def _may_resample(scope: Scope, index: int) -> bool:
 # ---- the plan -----------------------------------------------------------------------------------------------------------
 
 
-def grouped(read: Map, channels: int) -> tuple[Group, ...] | None:
-    """The parts of a map by the resampling that they have; None where some are of an unknown number of channels."""
-    groups: dict[object, dict[tuple[int, int], list[Source]]] = {}
-    resamples: dict[object, Resample | None] = {}
-    for part in read.parts:
-        count = channels if part.channels is None and len(read.parts) == 1 else part.channels
-        if count is None:
-            return None
-        key = part.resample and part.resample.key
-        resamples.setdefault(key, part.resample)
-        groups.setdefault(key, {}).setdefault((part.first, count), []).append(part.source)
-    return tuple(
-        Group(tuple((first, count, tuple(sources)) for (first, count), sources in ranges.items()), resamples[key])
-        for key, ranges in groups.items()
-    )
-
-
-def is_whole(group: Group, channels: int) -> bool:
-    """Return True if a group is of all channels of the convolution, in their order."""
-    return group.channels == list(range(channels))
-
-
 def planned(
     site: ResamplingSite, leaf: ConvLeaf, read: Map, dropped: frozenset[int], context: Context
 ) -> ResamplingPlan | Reject:
@@ -255,6 +233,28 @@ def _is_of_nodes(source: Source) -> bool:
     )
 
 
+def grouped(read: Map, channels: int) -> tuple[Group, ...] | None:
+    """The parts of a map by the resampling that they have; None where some are of an unknown number of channels."""
+    groups: dict[object, dict[tuple[int, int], list[Source]]] = {}
+    resamples: dict[object, Resample | None] = {}
+    for part in read.parts:
+        count = channels if part.channels is None and len(read.parts) == 1 else part.channels
+        if count is None:
+            return None
+        key = part.resample and part.resample.key
+        resamples.setdefault(key, part.resample)
+        groups.setdefault(key, {}).setdefault((part.first, count), []).append(part.source)
+    return tuple(
+        Group(tuple((first, count, tuple(sources)) for (first, count), sources in ranges.items()), resamples[key])
+        for key, ranges in groups.items()
+    )
+
+
+def is_whole(group: Group, channels: int) -> bool:
+    """Return True if a group is of all channels of the convolution, in their order."""
+    return group.channels == list(range(channels))
+
+
 def _copies(groups: Sequence[Group]) -> float:
     """The most weights that a form adds up."""
     return float(max(group.resample.up.copies if group.resample and group.resample.up else 1 for group in groups))
@@ -264,7 +264,7 @@ def with_forms(plan: ResamplingPlan, context: Context) -> ResamplingPlan | Rejec
     """The plan with the cheapest form for each of its groups, if it saves time by the cost model; or why not."""
     scope, leaf, conv, options = plan.scope, plan.leaf, plan.leaf.conv, context.options
     if options.for_torch:  # each call decides at run time whether it pays: it knows device and batch
-        return as_operator(plan, TORCH_NODE)
+        return in_one_node(plan, TORCH_NODE)
     if not is_conv_first(plan) and any(group.resample and in_float32(scope, group.resample) for group in plan.groups):
         return reject(scope, leaf.node, "type", "BFLOAT16", "one that onnxruntime's ConvTranspose has")
     for_gpu = "gpu" in options.devices and options.upsampling is None
@@ -334,7 +334,7 @@ def _too_short(plan: ResamplingPlan) -> Reject | None:
     return reject(scope, leaf.node, "microseconds saved by the cost model", f"{saved:.1f}", expected)
 
 
-def as_operator(plan: ResamplingPlan, form: str) -> ResamplingPlan:
+def in_one_node(plan: ResamplingPlan, form: str) -> ResamplingPlan:
     """The plan with one node for upsampling and convolution, the kernels' multiply-adds, and what is not upsampled apart."""
     leaf, m = plan.leaf, channels_out(plan.leaf)
     groups = tuple(replace(group, form=form if group.resample is not None else "") for group in plan.groups)

@@ -77,8 +77,9 @@ class UpsampleLast(MovingRule):
         if with_plugin and not plans.is_conv_first(plan) and not plan.assumed:
             refused = _against_operator(plan, context)
             if refused is None:
-                return plans.as_operator(replace(plan, skip_is_node=_skip_is_node(plan, context)), plans.OPERATOR)
+                return plans.in_one_node(replace(plan, skip_is_node=_skip_is_node(plan, context)), plans.OPERATOR)
         formed = plans.with_forms(plan, context)
+        # Where neither saves, the reason of the operator, which is asked for, counts.
         return plans.with_activations(formed) if isinstance(formed, plans.ResamplingPlan) else refused or formed
 
     def alternatives(self, site: plans.ResamplingSite, context: Context) -> dict[str, Plan]:
