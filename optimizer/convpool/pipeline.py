@@ -44,7 +44,7 @@ from convpool.ir.model import LoadedModel, passes_full_check
 from convpool.ir.model import check as check_model
 from convpool.ir.process import EndedError
 from convpool.ir.protos import model_nodes, ops_of, opset_of, sparse_values
-from convpool.options import OptimizeOptions, unmatched
+from convpool.options import OF_OPERATORS, OptimizeOptions, unmatched
 from convpool.report import Log, Report, SiteReport
 from convpool.rules import STAGES, Stage
 from convpool.rules.base import EXCLUDED, Context, Plan, Reject, Rule, Site, is_int8, reject
@@ -113,14 +113,18 @@ def _without_transposes(model: LoadedModel, options: OptimizeOptions) -> Reached
     run = Pipeline(moved, options).run((Stage((ChannelsFirst(),)),))
     if not run.changed:
         return model, ()
-    moved = run.finished()
+    run.finish()
+    moved = replace(moved)  # whose shapes are inferred anew
     (before, _), (found, stays) = (_pairs_of(one, options) for one in (model, moved))
     return moved if _planned(before) < _planned(found) else model, stays
 
 
 def _pairs_of(model: LoadedModel, options: OptimizeOptions) -> tuple[list[PairPlan], KeptPairs]:
-    """The pairs that would be rewritten, and the sites that would stay."""
-    return Pipeline(model, options).first_look(PoolFirst())
+    """The pairs that would be rewritten, and the sites that would stay, each with the reason."""
+    run, kept = Pipeline(model, options), list[Kept]()
+    plans: list[Any] = [plan for scope in run.scopes() for _, plan, _ in run.plans(scope, [PoolFirst()], kept)]
+    stays: list[Any] = [(site, why) for _, site, why, _ in kept if why is not EXCLUDED]
+    return plans, tuple(stays)
 
 
 def _planned(plans: Iterable[PairPlan]) -> frozenset[tuple[str, str]]:
@@ -241,19 +245,13 @@ class Pipeline:
         if any(map(self._context.enabled, ("image_conv", "plain_conv", "chain_conv", "chain_upsample"))):
             convolutions = ((scope.path, node.output[0]) for scope in self.scopes() for node in ops_of(scope.nodes, "Conv"))
             self._context = replace(self._context, originals=frozenset(convolutions))
-        rewritten = False
+        rewritten, enabled = False, options.rules.difference(() if options.lowering == "convavgpool" else OF_OPERATORS)
         for stage in stages:
-            rules = [rule for rule in stage.rules if not options.rules.isdisjoint(rule.names)]
-            rules = [rule for rule in rules if options.lowering == "convavgpool" or not rule.on_operators]
+            rules = [rule for rule in stage.rules if not enabled.isdisjoint(rule.names)]
             due = self.log.made_operator if stage.only_if == "operator" else rewritten or not stage.only_if
             while due and rules and self._round(stage, rules):
                 rewritten, due = rewritten or stage.rewrites, stage.repeats
         return self
-
-    def finished(self) -> LoadedModel:
-        """The model, complete, after another inference."""
-        self.finish()
-        return replace(self._model)
 
     def finish(self) -> None:
         """Leave the model complete and consistent where it has changed, with the accumulation asked for."""
@@ -263,16 +261,10 @@ class Pipeline:
         if self.changed:
             self.editor.finish(self.scopes(), self._model.inferred, self._context.options.metadata)
 
-    def first_look(self, rule: Rule) -> tuple[list[Any], tuple[tuple[Any, Reject], ...]]:
-        """A rule's plans for the model as it is, and its sites that would stay, each with the reason."""
-        kept: list[Kept] = []
-        plans = [plan for scope in self.scopes() for _, plan, _ in self._plans(scope, [rule], kept)]
-        return plans, tuple((site, why) for _, site, why, _ in kept if why is not EXCLUDED)
-
     def _round(self, stage: Stage, rules: list[Rule]) -> bool:
         """One look at every site; whether any was rewritten.  Sites that stay are reported only by the last round."""
         kept: list[Kept] = []
-        found = [(scope, plans) for scope in self.scopes() if (plans := self._plans(scope, rules, kept))]
+        found = [(scope, plans) for scope in self.scopes() if (plans := self.plans(scope, rules, kept))]
         if not (found and stage.repeats):
             for rule, site, why, times in kept:
                 rule.kept(site, why, times, self.log)
@@ -282,7 +274,7 @@ class Pipeline:
             self.changed = True
         return bool(found)
 
-    def _plans(self, scope: Scope, rules: list[Rule], kept: list[Kept]) -> list[Found]:
+    def plans(self, scope: Scope, rules: list[Rule], kept: list[Kept]) -> list[Found]:
         """Plans for one scope, none of a node that another owns.  A site in the way of another is seen again in the next round.
         kept: gets the sites that stay."""
         may_have = [rule for rule in rules if not rule.needs or not scope.op_types.isdisjoint(rule.needs)]

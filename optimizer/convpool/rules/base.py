@@ -190,14 +190,12 @@ class NodesPlan(Plan):
 class Rule(ABC):
     """One rewrite.
 
-    names: by which options switch it on.  on_operators: whether it is for nodes of the operator only.  has_alternatives: whether
-    there may be more than one plan for a site, so that they can be timed.  needs: operators; a scope without any of them has no
-    site.  Empty where every scope may have one.
+    names: by which options switch it on.  has_alternatives: whether there may be more than one plan for a site, so that they can
+    be timed.  needs: operators; a scope without any of them has no site.  Empty where every scope may have one.
     """
 
     names: ClassVar[tuple[str, ...]]
     needs: ClassVar[Collection[str]] = ()
-    on_operators: ClassVar[bool] = False
     has_alternatives: ClassVar[bool] = False
 
     @abstractmethod

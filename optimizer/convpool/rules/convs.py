@@ -21,7 +21,6 @@ from convpool.algebra.parts import IDENTITY, Affine, fold
 from convpool.ir.index import Constant, Scope
 from convpool.ir.protos import FLOATS, AttributeReference, attributes, is_op, known_attributes
 from convpool.ir.schema import POOL_DILATIONS_OPSET
-from convpool.options import IMAGE_CHANNELS
 from convpool.rules.base import Context, Reject, reject, rejection, spatial_size
 from convpool.rules.linear import Step, op_of, order_of, pad_numbers, step_or_reject
 from convpool.rules.sizes import OPEN, size_number, traced
@@ -413,9 +412,3 @@ def _idle(scope: Scope, node: NodeProto) -> str | None:
             if constant is not None and (constant.array() == op.neutral).all():
                 return node.input[data]
     return None
-
-
-def is_plain(node: NodeProto, channels: int) -> bool:
-    """Return True if a node with so many input channels is a plain convolution of any run.  Raises AttributeReference."""
-    window = attributes(node).get("pool_kernel_shape")
-    return channels > IMAGE_CHANNELS and window is not None and all(k == 1 for k in window)

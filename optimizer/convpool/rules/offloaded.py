@@ -41,7 +41,6 @@ class FusePoolConv(PairRule):
 
     names = ("fuse_pool_conv",)
     needs = ("AveragePool",)
-    on_operators = True
 
     def sites(self, scope: Scope, context: Context) -> Iterator[PairSite]:
         for index, node in enumerate(scope.nodes):
@@ -120,7 +119,6 @@ class ImageConv(PairRule):
     of many channels where plain ones are asked for, unless an average that is exact to move starts from it."""
 
     names = (*KINDS, "norm_conv")
-    on_operators = True
     needs = ("Conv",)
 
     def sites(self, scope: Scope, context: Context) -> Iterator[PairSite]:

@@ -53,7 +53,6 @@ class ChannelsLast(Rule):
 
     names = ("channels_last",)
     needs = schema.OP_TYPES
-    on_operators = True
 
     def sites(self, scope: Scope, context: Context) -> Iterator[Site]:
         """A scope, named by its first such node."""

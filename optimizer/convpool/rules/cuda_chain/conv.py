@@ -64,7 +64,6 @@ class ChainConv(PairRule):
     """Every convolution of a scope with nodes of the operator that can be one too."""
 
     names = ("chain_conv",)
-    on_operators = True
 
     def sites(self, scope: Scope, context: Context) -> Iterator[ChainSite]:
         """The model's own convolutions, each with the layout around it."""
@@ -100,7 +99,6 @@ class ChainPool(Rule):
     """Every AveragePool between nodes of the operator."""
 
     names = ("chain_pool",)
-    on_operators = True
 
     def sites(self, scope: Scope, context: Context) -> Iterator[Site]:
         """The poolings that have channels last on both sides."""
@@ -157,7 +155,6 @@ class ChainUpsample(Rule):
 
     names = ("chain_upsample",)
     needs = ("Resize",)
-    on_operators = True
 
     def sites(self, scope: Scope, context: Context) -> Iterator[Site]:
         """The Resizes that nodes of the operators around them keep in the kernels' layout."""
@@ -312,7 +309,6 @@ class ChainHead(Rule):
     """Every product of matrices behind a sum or mean over space."""
 
     names = ("chain_head",)
-    on_operators = True
 
     def sites(self, scope: Scope, context: Context) -> Iterator[Site]:
         if ports_of(scope):

@@ -36,7 +36,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from onnx import helper
+from onnx import NodeProto, helper
 
 from convpool.algebra.geometry import COMPUTED
 from convpool.algebra.parts import EPILOGUES, IDENTITY, PROLOGUES, Affine, Parts, fold, holds, keeps, outside
@@ -44,9 +44,9 @@ from convpool.ir import schema
 from convpool.ir.edit import Edit
 from convpool.ir.index import Dim, Scope
 from convpool.ir.protos import attributes, is_op, known_attributes, label, named
+from convpool.options import IMAGE_CHANNELS
 from convpool.report import Log
 from convpool.rules.base import EXCLUDED, Context, Plan, Reject, Rule, Site, reject, rejection
-from convpool.rules.convs import is_plain
 from convpool.rules.linear import Step, is_map, step_or_reject
 from convpool.rules.neighbours import patterns
 from convpool.rules.sizes import same_size
@@ -113,7 +113,6 @@ class Draft:
 class FusionRule(Rule):
     """A rule whose plans are FusionPlans."""
 
-    on_operators = True
     needs = schema.OP_TYPES
 
     def sites(self, scope: Scope, context: Context) -> Iterator[Site]:
@@ -400,7 +399,7 @@ class FusePrologue(FusionRule):
             return
         normal = "norm_conv" in options.rules and patterns.normalizes(scope, plan.x, draft.rank)
         lifted = options.plain_prologues or normal
-        plain = not lifted and is_plain(scope.nodes[plan.node], plan.channels[1])
+        plain = not lifted and _is_plain(scope.nodes[plan.node], plan.channels[1])
         if plain and not patterns.only_an_activation(scope, plan.x):
             producer = scope.producer.get(plan.x)
             if producer is not None and patterns.may_fuse(scope, producer):
@@ -525,13 +524,19 @@ def _all_fuse(scope: Scope, x: str, node: int, chain: Collection[int], context: 
     )
 
 
+def _is_plain(node: NodeProto, channels: int) -> bool:
+    """Return True if a node with so many input channels is a plain convolution of any run.  Raises AttributeReference."""
+    window = attributes(node).get("pool_kernel_shape")
+    return channels > IMAGE_CHANNELS and window is not None and all(k == 1 for k in window)
+
+
 def _may_have_prologue(scope: Scope, index: int, x: str, context: Context) -> bool:
     node = scope.nodes[index]
     values = known_attributes(node)
     if values is None or patterns.has_prologue(scope, index) or schema.layout_of(node):
         return False
     channels = channels_of(scope.info(node.input[1]).shape, values)
-    free = context.options.plain_prologues or channels is None or not is_plain(node, channels[1])
+    free = context.options.plain_prologues or channels is None or not _is_plain(node, channels[1])
     return free or patterns.only_an_activation(scope, x)
 
 
