@@ -216,7 +216,7 @@ def stream_handle(stream: Any) -> int:
     raise ArrayError(f"stream: no CUDA stream; got {type(stream).__name__}, expected a handle or a stream object")
 
 
-def maker(array: Any) -> str:
+def origin(array: Any) -> str:
     """The library that made the array: "pycuda", "cupy", "torch", or "" for any other."""
     for base in type(array).__mro__:
         root = base.__module__.partition(".")[0]

@@ -140,13 +140,13 @@ def conv_avg_pool(
     pointers = call.pointers
     if out is None:
         out, pointers[_OUT] = planned.make_out(x, stream)
-    workspace_at, given = (call.workspace[0], call.workspace_bytes) if call.workspace is not None else (0, 0)
-    if planned.plan.workspace_bytes > given:
-        given = planned.plan.workspace_bytes
+    workspace_at, workspace_bytes = (call.workspace[0], call.workspace_bytes) if call.workspace is not None else (0, 0)
+    if planned.plan.workspace_bytes > workspace_bytes:
+        workspace_bytes = planned.plan.workspace_bytes
         workspace, workspace_at = planned.make_workspace(x, stream)
     flags = library.WEIGHTS_PREPARED if weights_prepared else 0
     try:
-        planned.plan.launch_raw(pointers, workspace_at, given, stream, flags)
+        planned.plan.launch_raw(pointers, workspace_at, workspace_bytes, stream, flags)
     except ProblemError:
         _expect_current_device(call.kinds[_X][2], library.current_ordinal())  # which says it in other words than the library
         raise
@@ -173,6 +173,14 @@ def plan_for(x: Any, w: Any, b: Any = None, **options: Any) -> Plan:
     given = bound.arguments
     operands, chosen = tuple(given[name] for name in _NAMES), tuple(given[name] for name in _OPTIONS)
     return _planned(_Call(operands, chosen, given["workspace"], given["weights_prepared"])).plan
+
+
+class _Planned(NamedTuple):
+    """A plan, and what makes `out` and a workspace for it: None only where nothing has to be made."""
+
+    plan: Plan
+    make_out: Any
+    make_workspace: Any
 
 
 class _Call:
@@ -223,27 +231,19 @@ def _planned(call: _Call) -> _Planned:
         _check_own_memory(call)
     if planned is not None:
         return planned
-    maker, tactic = arrays.maker(call.operands[_X]), call.options[-1]
+    origin, tactic = arrays.origin(call.operands[_X]), call.options[-1]
     # CuPy and PyTorch free memory in the order of the stream; pycuda waits for the device instead.
-    bounded = tactic is None and (call.workspace is not None or maker not in ("cupy", "torch"))
+    bounded = tactic is None and (call.workspace is not None or origin not in ("cupy", "torch"))
     most = call.workspace_bytes if bounded else None
     plan = Plan(problem, tactic=tactic, max_workspace_bytes=most, unaligned=tactic is None and call.bits != 0)
     _expect_current_device(call.kinds[_X][2], plan.device)
-    make_out = arrays.allocator(maker, plan.y_shape, plan.problem.dtypes[2])
-    planned = _Planned(plan, make_out, arrays.allocator(maker, (plan.workspace_bytes,), "uint8"))
+    make_out = arrays.allocator(origin, plan.y_shape, plan.problem.dtypes[2])
+    planned = _Planned(plan, make_out, arrays.allocator(origin, (plan.workspace_bytes,), "uint8"))
     with _adding:
         if len(_plans) >= CACHED_PLANS:
             del _plans[next(iter(_plans))]
         _plans[call.key] = planned
     return planned
-
-
-class _Planned(NamedTuple):
-    """A plan, and what makes `out` and a workspace for it: None only where nothing has to be made."""
-
-    plan: Plan
-    make_out: Any
-    make_workspace: Any
 
 
 # ---- checks of a call that has no plan yet ----
@@ -258,8 +258,8 @@ def _check_call(call: _Call) -> Problem:
     _expect_current_device(of_x, library.current_ordinal())
     problem = _describe(call)
     _expect_device("w", call.kinds[_W][2], of_x)
-    x, maker = call.operands[_X], arrays.maker(call.operands[_X])
-    if call.kinds[_OUT] is None and not maker:
+    x, origin = call.operands[_X], arrays.origin(call.operands[_X])
+    if call.kinds[_OUT] is None and not origin:
         raise ArrayError(f"out: missing; got None, expected an array, since {type(x).__name__} is of no known library")
     expected = shapes_and_types(problem)
     like = ", the type of out" if problem.dtypes[1] in library.EIGHT_BIT else ", the type of w"
@@ -280,7 +280,7 @@ def _check_call(call: _Call) -> Problem:
     if tactic is not None and (needed := problem.workspace_bytes(tactic)) > (held := call.workspace_bytes):
         if call.weights_prepared:
             raise ProblemError(f"weights_prepared: no workspace of this tactic; got {held} bytes, expected {needed}")
-        if not maker:
+        if not origin:
             raise ProblemError(f"workspace: too small; got {held} bytes, expected {needed} for this tactic")
     return problem
 
