@@ -76,7 +76,7 @@ public:
     int32_t configurePlugin(const v3::DynamicPluginTensorDesc *in, int32_t inputs, const v3::DynamicPluginTensorDesc *out,
                             int32_t outputs) noexcept override {
         return guarded("configurePlugin", kFailure, [&] {
-            std::vector<convpool_problem> described = problems(in, inputs, out, outputs);
+            std::vector<convpool_problem> described = profile_problems(in, inputs, out, outputs);
             for (const convpool_problem &problem : described)
                 if (convpool_output_shape(&problem, nullptr) != CONVPOOL_OK) throw std::invalid_argument(convpool_last_error());
             problems_ = std::move(described);
@@ -94,19 +94,19 @@ public:
             const DeviceSize device = device_size();
             if (tactic_ != 0) return workspace_bytes(largest, tactic_, device);
             size_t bytes = 0;
-            for (int32_t id : tactics_for(problems(in, inputs, out, outputs), device))
+            for (int32_t id : tactics_for(profile_problems(in, inputs, out, outputs), device))
                 bytes = std::max(bytes, workspace_bytes(largest, id, device));
             return bytes;
         });
     }
 
     int32_t getNbTactics() noexcept override {
-        return guarded("getNbTactics", 0, [&] { return static_cast<int32_t>(tactics().size()); });
+        return guarded("getNbTactics", 0, [&] { return static_cast<int32_t>(valid_tactics().size()); });
     }
 
     int32_t getValidTactics(int32_t *ids, int32_t count) noexcept override {
         return guarded("getValidTactics", kFailure, [&] {
-            const std::vector<int32_t> valid = tactics();
+            const std::vector<int32_t> valid = valid_tactics();
             if (count != static_cast<int32_t>(valid.size()))
                 throw std::invalid_argument("tactics; got room for " + std::to_string(count) + ", expected " +
                                             std::to_string(valid.size()));
@@ -166,8 +166,8 @@ private:
         return launcher_.plan_run(tensors, problem, request, core_.constant_weights());
     }
 
-    std::vector<convpool_problem> problems(const v3::DynamicPluginTensorDesc *in, int32_t inputs,
-                                           const v3::DynamicPluginTensorDesc *out, int32_t outputs) const {
+    std::vector<convpool_problem> profile_problems(const v3::DynamicPluginTensorDesc *in, int32_t inputs,
+                                                   const v3::DynamicPluginTensorDesc *out, int32_t outputs) const {
         using Desc = v3::DynamicPluginTensorDesc;
         std::vector<convpool_problem> all;
         for (auto sizes : {&Desc::min, &Desc::opt, &Desc::max}) {
@@ -177,7 +177,7 @@ private:
         return all;
     }
 
-    std::vector<int32_t> tactics() const {
+    std::vector<int32_t> valid_tactics() const {
         if (problems_.empty()) throw std::logic_error("asked for tactics before configurePlugin");
         return tactics_for(problems_, device_size());
     }

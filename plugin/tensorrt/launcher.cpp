@@ -200,7 +200,7 @@ void Launcher::launch(Run &run, const void *const *inputs, void *output, void *w
     pointers.y = output;
     pointers.workspace = workspace;
     pointers.workspace_bytes = workspace == nullptr ? 0 : run.request.workspace_bytes;
-    convpool_tensors placed = pointers;
+    convpool_tensors placed = pointers;  // perhaps with kept weights, which a fallback does not read
     const bool cached = cache_.lend(problem, run.tactic, run.prepared_bytes, stream, placed);
     convpool_status status = convpool_plan_launch(run.plan.get(), &placed, stream);
     if (cached) cache_.launched(status == CONVPOOL_OK);

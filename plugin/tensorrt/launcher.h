@@ -69,7 +69,7 @@ std::vector<int32_t> tactics_for(const std::vector<convpool_problem> &problems, 
 // The most bytes that any of them needs for `problem`.
 size_t most_workspace_bytes(const convpool_problem &problem, const DeviceSize &device);
 
-// A tactic asked for, and the bytes of workspace that TensorRT gives it.  Tactic 0: the best within them.
+// The arguments of convpool_plan_create: a tactic, 0 for the best, within the bytes of workspace that TensorRT gives.
 struct Request {
     int32_t tactic = 0;
     size_t workspace_bytes = 0;
@@ -97,7 +97,7 @@ public:
     // Plans a run and keeps it.  Its kernels are loaded, so that the first launch may lie in a graph capture.  Takes memory
     // for weights that are the same in every run.  A tactic that cannot run this very problem gives way to the default one.
     Run &plan_run(const Tensors &tensors, const convpool_problem &problem, const Request &request, bool constant_weights);
-    // Loads the kernels of the plan that `plan_run` would make, and takes memory for weights; the plan itself goes.
+    // For adapter_v2: loads the kernels of what `plan_run` would plan, and takes memory for weights; the plan itself goes.
     void load(const convpool_problem &problem, const Request &request, bool constant_weights);
     void forget() { runs_.clear(); }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One plugin of ai.convpool as the adapters see it: an operator with its attributes, and the questions that TensorRT asks
-// about it, answered by the C API.  No TensorRT type, no kernel, no GPU call but through convpool.h.
+// One plugin of ai.convpool as the adapters see it: an operator with its attributes (a NodeSpec of nodes/operators.h), and the
+// questions that TensorRT asks about it, answered by the C API.  No TensorRT type, no kernel, no GPU call but through convpool.h.
 //
 // Errors are exceptions whose message names the attribute or tensor; the adapters' guard turns them into a status.
 #pragma once

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the C API functions share: failures (a status, and a message that the thread keeps), and plans: made, checked, launched.
+// What the C API functions share: failures, a status and a message that the thread keeps (api.cpp); plans (plan_api.cpp).
 #pragma once
 
 #include <exception>
@@ -12,7 +12,7 @@ namespace convpool {
 // The text that convpool_last_error returns.
 std::string &last_error();
 
-convpool_status fail(convpool_status status, const std::string &message);  // all in api.cpp
+convpool_status fail(convpool_status status, const std::string &message);
 inline convpool_status invalid(const std::string &what, int64_t got, const std::string &expected) {
     return fail(CONVPOOL_INVALID_ARGUMENT, mismatch(what, got, expected));
 }
@@ -50,7 +50,7 @@ template <class Body> convpool_status guarded(Body body) noexcept {
 
 // A plan on the device that was current when it was made. It does not change but for the context, so threads share it.
 struct convpool_plan {
-    std::unique_ptr<convpool::Plan> work;
+    std::unique_ptr<convpool::Plan> work;  // what a launch queues
     int32_t chosen_by;
     int ordinal;                    // of the device
     std::atomic<uint64_t> context;  // the last one that the kernels were loaded into; 0: unknown

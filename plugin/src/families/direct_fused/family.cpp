@@ -12,7 +12,7 @@ namespace convpool::direct_fused {
 namespace {
 
 // All but the pointers of a launch.
-struct Layout {
+struct Placement {
     DirectFusedParams params;
     int64_t grid, shared_bytes;
     int blocks_per_multiprocessor;
@@ -158,8 +158,8 @@ void place_box(const Problem &p, const Row &row, const TileBox &box, DirectFused
 }
 
 // Weights that all fit, at no cost in resident blocks, are copied once: no copies and barriers between taps.
-void place_weights(const Row &row, const Device &device, const TileBox &box, Layout &layout) {
-    DirectFusedParams &d = layout.params;
+void place_weights(const Row &row, const Device &device, const TileBox &box, Placement &placement) {
+    DirectFusedParams &d = placement.params;
     const Memory memory(row.tile, row.split);
     const Occupancy occupancy{row.tile, device};
     const int64_t tiles = d.tiles, all_stages = ceil_div(d.slices, row.split) * d.taps;
@@ -168,14 +168,14 @@ void place_weights(const Row &row, const Device &device, const TileBox &box, Lay
     d.resident = kept <= device.shared_per_block && (d.m_tiles == 1 || one_tile_each) &&
                  (occupancy.blocks(kept) == occupancy.blocks(pipelined) || (row.split == 1 && one_tile_each));
     d.weight_stages = static_cast<int32_t>(d.resident ? all_stages : row.tile.stages);
-    layout.shared_bytes = d.resident ? kept : pipelined;
-    layout.blocks_per_multiprocessor = occupancy.blocks(layout.shared_bytes);
-    const int64_t slots = int64_t{device.multiprocessors} * layout.blocks_per_multiprocessor;
-    layout.grid = row.split > 1 ? tiles * row.split : std::min(tiles, slots);
+    placement.shared_bytes = d.resident ? kept : pipelined;
+    placement.blocks_per_multiprocessor = occupancy.blocks(placement.shared_bytes);
+    const int64_t slots = int64_t{device.multiprocessors} * placement.blocks_per_multiprocessor;
+    placement.grid = row.split > 1 ? tiles * row.split : std::min(tiles, slots);
 }
 
 // Empty, or the reason why no tile of the row takes the problem on such a device.
-std::string lay_out(const Problem &p, const Tactic &t, const Row &row, const Device &device, Layout &layout) {
+std::string place(const Problem &p, const Tactic &t, const Row &row, const Device &device, Placement &placement) {
     const int64_t slices = ceil_div(p.c, kChunks * p.per_chunk());
     if (slices < row.split)
         return refusal(t, "channel slices", slices, "at least " + std::to_string(row.split), "use a tactic with less split");
@@ -186,7 +186,7 @@ std::string lay_out(const Problem &p, const Tactic &t, const Row &row, const Dev
     if (!find_box(p, row, device, box, smallest))
         return refusal(t, "shared memory of a block", std::to_string(device.shared_per_block) + " bytes",
                        "at least " + std::to_string(smallest), "use a tactic with smaller tiles, direct_gemm or generic");
-    DirectFusedParams &d = layout.params;
+    DirectFusedParams &d = placement.params;
     d = DirectFusedParams{};
     d.shape = p.shape();
     d.box = box_of(p);
@@ -201,19 +201,19 @@ std::string lay_out(const Problem &p, const Tactic &t, const Row &row, const Dev
     d.box_pairs = p.pool_kernel[1] == 2 && p.pool_kernel[2] == 2 && p.pool_strides[1] == 1 && p.pool_strides[2] == 1 &&
                   p.pool_dilations[1] == 1 && p.pool_dilations[2] == 1;
     place_box(p, row, box, d);
-    place_weights(row, device, box, layout);
+    place_weights(row, device, box, placement);
     return {};
 }
 
 class DirectFusedPlan : public OneKernelPlan {
 public:
-    DirectFusedPlan(const Problem &p, const Tactic &t, const Device &device, const Kernel &kernel, const Layout &layout)
-        : OneKernelPlan(p, t, device, kernel), layout_(layout), row_(kRows[t.row]) {}
+    DirectFusedPlan(const Problem &p, const Tactic &t, const Device &device, const Kernel &kernel, const Placement &placement)
+        : OneKernelPlan(p, t, device, kernel), placement_(placement), row_(kRows[t.row]) {}
 
     double expected_us() const override {
         const Problem &p = problem;
         const Tile &tile = row_.tile;
-        const DirectFusedParams &d = layout_.params;
+        const DirectFusedParams &d = placement_.params;
         const double share = tile_share(tile.block_m, tile.block_n), wider = row_.precision == Precision::kTF32x3 ? 1.6 : 1.0;
         const int threads = tile.warps_m * tile.warps_n * 32;
         const int64_t slices = ceil_div(d.slices, row_.split);
@@ -234,11 +234,11 @@ public:
         } else {
             block.ends_us += slices * means_us;
         }
-        return rounds_us({d.tiles, row_.split, split_us(row_.split, share), layout_.blocks_per_multiprocessor}, block, device);
+        return rounds_us({d.tiles, row_.split, split_us(row_.split, share), placement_.blocks_per_multiprocessor}, block, device);
     }
 
     cudaError_t launch(const convpool_tensors &t, cudaStream_t stream) const override {
-        DirectFusedParams d = layout_.params;
+        DirectFusedParams d = placement_.params;
         set_arrays(d, problem, t);
         d.x_chunked = problem.x_rows_chunked() && aligned(t.x, 16);
         d.w_chunked = problem.w_rows_chunked() && aligned(t.w, 16);
@@ -249,7 +249,7 @@ public:
     }
 
 private:
-    Layout layout_;
+    Placement placement_;
     const Row &row_;
 };
 
@@ -266,13 +266,13 @@ public:
 
     std::unique_ptr<Plan> plan(const Problem &p, const Tactic &t, const Device &device, std::string &reason) const override {
         const Row &row = kRows[t.row];
-        Layout layout;
+        Placement placement;
         reason = problem_reason(p, t);
-        if (reason.empty()) reason = lay_out(p, t, row, device, layout);
+        if (reason.empty()) reason = place(p, t, row, device, placement);
         if (!reason.empty()) return nullptr;
         const void *function = kernel_of_row<kRows>(t.row);
-        const Kernel main{function, layout.grid, row.tile.warps_m * row.tile.warps_n * 32, row.split, layout.shared_bytes};
-        return std::make_unique<DirectFusedPlan>(p, t, device, main, layout);
+        const Kernel main{function, placement.grid, row.tile.warps_m * row.tile.warps_n * 32, row.split, placement.shared_bytes};
+        return std::make_unique<DirectFusedPlan>(p, t, device, main, placement);
     }
 };
 

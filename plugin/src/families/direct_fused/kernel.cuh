@@ -120,11 +120,11 @@ template <class Config> struct DirectFused {
     CONVPOOL_DEVICE DirectFused(const DirectFusedParams &params, uint32_t shared_base)
         : p(params), shared(shared_base), thread(threadIdx.x), warp(threadIdx.x >> 5), lane(threadIdx.x & 31) {}
 
-    struct Tile {
+    struct Place {
         int m_tile, image, out_y, out_x;  // first image, first output row and column
     };
 
-    CONVPOOL_DEVICE Tile tile_at(int index) const {
+    CONVPOOL_DEVICE Place tile_at(int index) const {
         uint32_t m_tile, rest, column, row, images;
         p.div_m_tiles.divmod(index, rest, m_tile);  // channels first: neighbours share pixels
         p.div_tiles_w.divmod(rest, rest, column);
@@ -134,15 +134,15 @@ template <class Config> struct DirectFused {
     }
 
     // The first row and column of X that a tile covers.
-    CONVPOOL_DEVICE int first_row(const Tile &tile) const {
+    CONVPOOL_DEVICE int first_row(const Place &tile) const {
         return (tile.out_y * p.shape.stride_h - p.shape.pad_h) * p.box.stride_h - p.box.pad_h;
     }
-    CONVPOOL_DEVICE int first_column(const Tile &tile) const {
+    CONVPOOL_DEVICE int first_column(const Place &tile) const {
         return (tile.out_x * p.shape.stride_w - p.shape.pad_w) * p.box.stride_w - p.box.pad_w;
     }
 
     // ---- 1: pixels of X, a warp per row ----
-    CONVPOOL_DEVICE void load_raw(const Tile &tile, int slice) const {
+    CONVPOOL_DEVICE void load_raw(const Place &tile, int slice) const {
         const Shape2d &s = p.shape;
         const int y0 = first_row(tile), x0 = first_column(tile);
         const int c0 = slice * Config::kSliceChannels;
@@ -182,7 +182,7 @@ template <class Config> struct DirectFused {
     }
 
     // Applies the prologue to raw, in place and rounded to X's type; the zeros outside X stay.
-    CONVPOOL_DEVICE void apply_prologue(const Tile &tile, int slice) const {
+    CONVPOOL_DEVICE void apply_prologue(const Place &tile, int slice) const {
         const Shape2d &s = p.shape;
         const int y0 = first_row(tile), x0 = first_column(tile);
         const int c = slice * Config::kSliceChannels + lane % kChunks * kPerChunk;
@@ -227,7 +227,7 @@ template <class Config> struct DirectFused {
                 row, min(p.segment_h, p.halo_h - row), static_cast<int>(column)};
     }
 
-    CONVPOOL_DEVICE void walk_rows(const Walk &walk, const Tile &tile) const {
+    CONVPOOL_DEVICE void walk_rows(const Walk &walk, const Place &tile) const {
         const Shape2d &s = p.shape;
         if (walk.count <= 0) return;
         const uint32_t raw_pitch = p.raw_w * kChunks * 16, row_step = s.stride_w * p.phase_pitch * 16;
@@ -241,13 +241,13 @@ template <class Config> struct DirectFused {
         else walk_boxes(src, raw_pitch, dst, row_step, row, walk.count, rows_inside);
     }
 
-    CONVPOOL_DEVICE void form_means(const Tile &tile) const {
+    CONVPOOL_DEVICE void form_means(const Place &tile) const {
 #pragma unroll 1
         for (int item = thread; item < p.walks; item += Config::kThreads) walk_rows(walk_of(item), tile);
     }
 
     // P of a slice, from raw that all threads' copies have filled.
-    CONVPOOL_DEVICE void form_slice(const Tile &tile, int slice) const {
+    CONVPOOL_DEVICE void form_slice(const Place &tile, int slice) const {
         if (is_present(p.prologue)) {
             apply_prologue(tile, slice);
             __syncthreads();
@@ -323,7 +323,7 @@ template <class Config> struct DirectFused {
     }
 
     // Where in Y the channels of output row r of the tile are.
-    CONVPOOL_DEVICE OutputPixel output_pixel(const Tile &tile, int r) const {
+    CONVPOOL_DEVICE OutputPixel output_pixel(const Place &tile, int r) const {
         const Shape2d &s = p.shape;
         const int ox = tile.out_x + (r & ((1 << p.tile_w_log2) - 1));
         const int oy = tile.out_y + ((r >> p.tile_w_log2) & ((1 << p.tile_h_log2) - 1));
@@ -339,7 +339,7 @@ template <class Config> struct DirectFused {
     }
 
     // Bias, residual, activation, Y; with a split, after the blocks of the cluster have added up their slices.
-    CONVPOOL_DEVICE void store(const Accumulators<Config> &acc, const Tile &tile, int rank, int warp_m, int warp_n) const {
+    CONVPOOL_DEVICE void store(const Accumulators<Config> &acc, const Place &tile, int rank, int warp_m, int warp_n) const {
         auto pixel_of = [&](int row) { return output_pixel(tile, row); };
         if (p.split > 1)
             store_split<Config>(acc, shared, p.split, rank, p.epilogue, output_view(), warp_m * Config::kWarpM,
@@ -361,7 +361,7 @@ template <class Config> struct DirectFused {
 
         int index = blockIdx.x / p.split;
         if (index >= p.tiles) return;
-        Tile tile = tile_at(index);
+        Place tile = tile_at(index);
         const DirectFusedWeights<Config> weights{p, shared, thread};
         typename DirectFusedWeights<Config>::Cursor cursor = weights.first(index, first_slice);
 
@@ -377,7 +377,7 @@ template <class Config> struct DirectFused {
         for (; index < p.tiles; index += step) {
             Accumulators<Config> acc;  // (kFragmentsM x 16 pixels, kFragmentsN x 8 channels)
             clear<Config>(acc);
-            Tile next_tile = tile;
+            Place next_tile = tile;
             if (p.resident) buffer = 0;
             for (int slice = first_slice; slice < end_slice; ++slice) {
                 if (wait_all) copy_wait<0>();
