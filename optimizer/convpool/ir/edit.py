@@ -35,7 +35,7 @@ class Edit:
         self._unread: set[int] = set()
         self._common: dict[tuple, str] = {}
         self.computed: dict[object, str] = {}
-        """What several plans compute, by a key of theirs: a plan's nodes stand in front of those of plans applied after it."""
+        """Tensors that several plans compute, by a key: a plan's nodes stand in front of those of plans applied after it."""
 
     def add(self, op_type: str, inputs: Sequence[str], wanted: str, **values: Any) -> str:
         """A new node, with these attributes; the name of what it gives, a `fresh` one."""

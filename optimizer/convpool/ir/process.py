@@ -85,7 +85,7 @@ class OtherProcess:
     def _exchange(
         self, request: tuple[Any, ...], content: bytes | None = None, patience_s: float | None = None
     ) -> tuple[str, Any]:
-        """What became of a request, and a value: see `serving`."""
+        """An answer: what became of a request, and a value (`serving`)."""
         try:
             self._pipe.send((*request[:1], content is not None, *request[1:]))
             if content is not None:
