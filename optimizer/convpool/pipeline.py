@@ -408,7 +408,7 @@ class OptimizeResult:
     """A rewritten model with its report.
 
     Attributes:
-        model: The whole ModelProto; external data stays in its files.
+        model: The whole ModelProto, that of `loaded` until the caller puts another there; external data stays in its files.
         report: Every site, the totals, the check and the hints.
         changed: True if the model differs from the original.
         loaded: The model with the folder of its external data.

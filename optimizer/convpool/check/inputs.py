@@ -65,6 +65,27 @@ def shapes_of(arrays: Arrays) -> dict[str, list[int]]:
     return {name: list(array.shape) for name, array in arrays.items()}
 
 
+@dataclass(frozen=True)
+class CheckInputs:
+    """The inputs of a comparison or a timing, and how it is judged.
+
+    check: number of random input sets.  arrays: inputs in place of these, by name.  shapes: of inputs that the model leaves open.
+    seed: of random numbers.  rtol, atol: in place of the default ones.  progress: called with (number, count, what is done).
+    """
+
+    check: int
+    arrays: Arrays | None
+    shapes: Mapping[str, Sequence[int]]
+    seed: int
+    rtol: float | None = None
+    atol: float | None = None
+    progress: Callable[[int, int, str], None] | None = None
+
+    def maker(self, model: ModelProto) -> "InputMaker":
+        """A maker of inputs for a model.  Raises OptionError where what is given does not fit them."""
+        return InputMaker(model, self.arrays, self.shapes, self.seed)
+
+
 class InputMaker:
     """Makes sets of inputs for one model; the same seed and number give the same set."""
 
@@ -296,27 +317,6 @@ def random_array(rng: np.random.Generator, dtype: np.dtype, shape: Sequence[int]
 def _times(array: np.ndarray, factor: float) -> np.ndarray:
     """An array of floats times a factor, also one without axes, of which numpy makes a number; any other as it is."""
     return array if array.dtype.kind in "OSUiub" else np.asarray(array * array.dtype.type(factor))
-
-
-@dataclass(frozen=True)
-class CheckInputs:
-    """The inputs of a comparison or a timing, and how it is judged.
-
-    check: number of random input sets.  arrays: inputs in place of these, by name.  shapes: of inputs that the model leaves open.
-    seed: of random numbers.  rtol, atol: in place of the default ones.  progress: called with (number, count, what is done).
-    """
-
-    check: int
-    arrays: Arrays | None
-    shapes: Mapping[str, Sequence[int]]
-    seed: int
-    rtol: float | None = None
-    atol: float | None = None
-    progress: Callable[[int, int, str], None] | None = None
-
-    def maker(self, model: ModelProto) -> InputMaker:
-        """A maker of inputs for a model.  Raises OptionError where what is given does not fit them."""
-        return InputMaker(model, self.arrays, self.shapes, self.seed)
 
 
 def noisy(arrays: Arrays, share: float, rng: np.random.Generator) -> Arrays:

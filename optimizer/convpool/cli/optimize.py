@@ -170,7 +170,7 @@ def command(
     check: int,
     shapes: tuple[NamedShape, ...],
     domain: str,
-    **options: Any,
+    **options: Any,  # arguments of `optimize`, by its names
 ) -> None:
     """Rewrite convolutions beside average pooling and resizing in MODEL, and compare the result with MODEL in onnxruntime.
 

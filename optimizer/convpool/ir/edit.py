@@ -54,7 +54,7 @@ class Edit:
         self._unread |= set(nodes)
 
     def store(self, array: np.ndarray, name: str) -> None:
-        """Make a tensor a constant, whose name is free when the changes are made."""
+        """Store a constant by this very name; the node that has given it goes."""
         self.nodes.extend(self._editor.store(self.scope, array, name))
 
     def constant(self, array: np.ndarray, wanted: str) -> str:

@@ -202,7 +202,7 @@ def planned(
     plan = ResamplingPlan(scope, leaf, groups, dropped)
     if context.options.for_torch:
         return _against_torch_node(site, leaf, groups, one) or plan
-    if not one or plan.assumed or not is_conv_first(plan):  # else the weights need not be known: that form is the cheapest by far
+    if not one or plan.assumed or not moves_as_it_is(plan):  # else weights need not be known: that form is the cheapest by far
         if not is_known(scope, leaf) or leaf.weight is None:
             return reject(scope, leaf.node, "weights", COMPUTED, "a constant")
         dtype = helper.tensor_dtype_to_np_dtype(leaf.weight.data_type)
@@ -265,7 +265,7 @@ def with_forms(plan: ResamplingPlan, context: Context) -> ResamplingPlan | Rejec
     scope, leaf, conv, options = plan.scope, plan.leaf, plan.leaf.conv, context.options
     if options.for_torch:  # each call decides at run time whether it pays: it knows device and batch
         return in_one_node(plan, TORCH_NODE)
-    if not is_conv_first(plan) and any(group.resample and in_float32(scope, group.resample) for group in plan.groups):
+    if not moves_as_it_is(plan) and any(group.resample and in_float32(scope, group.resample) for group in plan.groups):
         return reject(scope, leaf.node, "type", "BFLOAT16", "one that onnxruntime's ConvTranspose has")
     for_gpu = "gpu" in options.devices and options.upsampling is None
     may_be_node = options.lowering == "convavgpool" and context.enabled("chain_upsample")  # with the upsampling
@@ -363,7 +363,7 @@ def _forms(plan: ResamplingPlan, resample: Resample, work: Work) -> list[str]:
     return [form for form in found if not left_out.get(form) and (expand.merges(work) or form in ("conv_first", "direct"))]
 
 
-def is_conv_first(plan: ResamplingPlan) -> bool:
+def moves_as_it_is(plan: ResamplingPlan) -> bool:
     """Return True if the convolution can go in front of every resampling as it is."""
     ups = [group.resample.up for group in plan.groups if group.resample is not None]
     return all(up is None or expand.is_conv_first(plan.leaf.conv, up) for up in ups)
@@ -374,7 +374,7 @@ def _unmeasured(plan: ResamplingPlan, may_be_node: bool) -> Reject | None:
     of nearest upsampling may become a node of UpsampleConv with it, later."""
     scope, leaf = plan.scope, plan.leaf
     ups = [group.resample.up for group in plan.groups if group.resample is not None]
-    if is_conv_first(plan):
+    if moves_as_it_is(plan):
         if len(ups) < len(plan.groups) and sum(len(group.channels) for group in plan.groups) > channels_in(leaf):
             return reject(scope, leaf.node, "sum of maps", "one of them not resampled", f"all resampled, {OF_TARGET}")
         resized = sum(len(group.channels) for group in plan.groups if group.resample is not None)

@@ -74,7 +74,7 @@ class UpsampleLast(MovingRule):
         plan, refused = plans.with_normalization(found), None
         options = context.options
         with_plugin = "cpu" not in options.devices and options.lowering == "convavgpool" and options.upsampling is None
-        if with_plugin and not plans.is_conv_first(plan) and not plan.assumed:
+        if with_plugin and not plans.moves_as_it_is(plan) and not plan.assumed:
             refused = _against_operator(plan, context)
             if refused is None:
                 return plans.in_one_node(replace(plan, skip_is_node=_skip_is_node(plan, context)), plans.OPERATOR)
@@ -104,7 +104,7 @@ def _without_forms(site: plans.ResamplingSite, context: Context) -> plans.Resamp
         edges = _edges(scope, name, rank, walk)
         if isinstance(edges, Reject):
             return edges
-        read, pads = edges or (read, pads)
+        read, pads = edges or (read, pads)  # `passed` is empty
     if not read.resampled:
         return next(iter(walk.rejects), None)
     leaf = convs.padded(leaf, pads)
