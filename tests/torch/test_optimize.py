@@ -104,6 +104,7 @@ FORWARDS = {
     "a variable of a common name": (lambda m, x: (result := m.pair(x)) + result.mean(), 1),
     "one tensor twice": (lambda m, x: torch.cat([m.pair(x).view(-1), m.pair(x).view(-1) * 2]), 2),
     "order": (lambda m, x: F.avg_pool2d(m.c(x).to(x.dtype, memory_format=torch.channels_last).clone().type_as(x), 2), 1),
+    "a pixel": (lambda m, x: F.interpolate(m.c(x.to(memory_format=torch.channels_last)).mean((2, 3), True), 2).view(-1), 1),
     "Dropout between": (lambda m, x: F.avg_pool2d(F.dropout(m.c(x), 0.5), 2), 0),
     "slices": (lambda m, x: F.avg_pool2d(m.c(x)[:, ::2], 2).view(len(x), -1)[:, :4] + m.c(x)[:, ::2].mean((2, 3)), 2),
     "half by a linear resize": (lambda m, x: F.interpolate(m.c(x), scale_factor=0.5, mode="bilinear"), 1),

@@ -56,7 +56,7 @@ def conv_pads(padding: Any, kernel: Ints, strides: Ints, dilations: Ints) -> Int
 
 
 def memory_format(x: Tensor) -> torch.memory_format:
-    """How results of x lie in memory: channels last where x does, else contiguous."""
+    """How results of x lie in memory: channels last where x does, else contiguous.  One pixel or channel is told by its strides."""
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
     if last is None:
         return torch.contiguous_format
@@ -64,7 +64,8 @@ def memory_format(x: Tensor) -> torch.memory_format:
         if type(x) is not Tensor and any(type(n) is not int for n in (*x.shape, *x.stride())):
             # PyTorch 2.11 does not tell of symbols; their hints do
             x = torch.empty_strided(hints(x.shape), hints(x.stride()), device="meta")
-        return last if x.is_contiguous(memory_format=last) and not x.is_contiguous() else torch.contiguous_format
+        found = x.is_contiguous(memory_format=last) and (not x.is_contiguous() or x.stride(1) < x.stride(-2))
+        return last if found else torch.contiguous_format
     except RuntimeError:  # vmap does not tell
         return torch.contiguous_format
 

@@ -176,7 +176,8 @@ class Rebuilding:
         given = [value_of(item) for item in made.args[:2]] if convolves else [None]
         if all(isinstance(value, Tensor) for value in given) and wanted == plain.result_format(*given):
             return made
-        copy = "clone" if made.target is operator.getitem else "contiguous"  # a pooling's result is no view
+        is_pixel = max(plain.hints(before.shape)[2:], default=0) == 1  # contiguous in both orders, so that strides would stay
+        copy = "clone" if is_pixel or made.target is operator.getitem else "contiguous"  # a pooling's result is no view
         return self._graph.call_method(copy, (made,), {"memory_format": wanted})
 
     def _copy(self, node: NodeProto, label: str, small: bool = False) -> None:
