@@ -56,7 +56,7 @@ def conv_pads(padding: Any, kernel: Ints, strides: Ints, dilations: Ints) -> Int
 
 
 def memory_format(x: Tensor) -> torch.memory_format:
-    """How results of x lie in memory: channels last where x does, else contiguous.  One pixel or channel is told by its strides."""
+    """How results of x lie in memory: channels last where x does, else contiguous.  Strides tell of one pixel or channel."""
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
     if last is None:
         return torch.contiguous_format
