@@ -32,7 +32,7 @@ from convpool.errors import ModelError
 from convpool.ir import protos, schema
 from convpool.ir.files import external_size, serialize
 from convpool.ir.index import Scope
-from convpool.ir.model import LoadedModel, batches_of_one, feeds, scopes_at
+from convpool.ir.model import LoadedModel, feeds, scopes_at
 from convpool.ir.protos import STANDARD_DOMAINS, is_op, known_attributes, label, ops_of
 from convpool.report import Log, Report, SiteReport, Speed, Summary
 from convpool.rules.linear import JOINS, Step, is_map, op_of, step_or_reject
@@ -226,8 +226,10 @@ def with_macs(
 
 
 def recount(report: Report, original: LoadedModel, result: LoadedModel, given: Mapping[str, Sequence[int]]) -> None:
-    """Count a model of open sizes with those of the check, else those given, else a batch of 1, all initializers as stored."""
-    batches = batches_of_one(original.proto)
+    """Count a model of open sizes with those of the check, else those given, else 1 for a first axis that alone is open.  All
+    initializers are as stored."""
+    sizes = {value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in feeds(original.proto)}
+    batches = {name: [1, *dims[1:]] for name, dims in sizes.items() if dims and dims[0] <= 0 < min(dims[1:], default=1)}
     shapes: Mapping[str, Sequence[int]] = report.checked_shapes or batches | dict(given)
     if report.summary.model_macs_before is not None and report.summary.model_macs_after is not None:
         report.summary = replace(report.summary, counted_shapes={n: list(s) for n, s in shapes.items()} if batches else {})

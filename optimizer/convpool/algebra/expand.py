@@ -68,11 +68,6 @@ class TransposeSpec(Windows):
     group: int = 1
 
 
-def covers_zeros_only(conv: ConvSpec) -> bool:
-    """Return True if some result of the convolution reads padding alone: pads of the kernel's extent or more."""
-    return any(pad >= extent for pad, extent in zip(conv.pads, conv.extents * 2, strict=True))
-
-
 # ---- fused and direct ---------------------------------------------------------------------------------------------------
 
 

@@ -480,12 +480,6 @@ def suggested(model: ModelProto, known: Mapping[str, Sequence[int]]) -> dict[str
     return found
 
 
-def batches_of_one(model: ModelProto) -> dict[str, Sequence[int]]:
-    """Shapes of the inputs whose first axis alone is open, with 1 there."""
-    sizes = {value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in feeds(model)}
-    return {name: [1, *dims[1:]] for name, dims in sizes.items() if dims and dims[0] <= 0 < min(dims[1:], default=1)}
-
-
 def with_sizes(model: ModelProto, shapes: Shapes) -> ModelProto:
     """A copy in which inputs have the shapes given, by name, and other tensors the sizes that follow.
 

@@ -39,7 +39,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from onnx import TensorProto
 
-from convpool.algebra.expand import FORMS, covers_zeros_only, dense_cost
+from convpool.algebra.expand import FORMS, dense_cost
 from convpool.algebra.geometry import COMPUTED, NOMINAL_SIZE, Ints
 from convpool.algebra.parts import MAX_UPSAMPLE
 from convpool.ir.edit import Edit
@@ -117,7 +117,7 @@ def _without_forms(site: plans.ResamplingSite, context: Context) -> plans.Resamp
             k > 1 and s > 1 and d > 1 and d % s for d, s, k in zip(conv.dilations, up.factors, conv.kernel_shape, strict=True)
         ):
             return reject(scope, leaf.node, "dilations", list(conv.dilations), f"1, or multiples of {list(up.factors)}")
-    if covers_zeros_only(conv):
+    if any(pad >= extent for pad, extent in zip(conv.pads, conv.extents * 2, strict=True)):  # some result reads padding alone
         return reject(scope, site.root, "pads", list(conv.pads), f"less than the kernel's extent, {list(conv.extents)}")
     return plans.planned(site, leaf, read, read.nodes | set(passed), context)
 
