@@ -12,7 +12,7 @@ namespace convpool {
 // The text that convpool_last_error returns.
 std::string &last_error();
 
-convpool_status fail(convpool_status status, const std::string &message);
+convpool_status fail(convpool_status status, const std::string &message);  // worded by mismatch() or refusal()
 inline convpool_status invalid(const std::string &what, int64_t got, const std::string &expected) {
     return fail(CONVPOOL_INVALID_ARGUMENT, mismatch(what, got, expected));
 }
