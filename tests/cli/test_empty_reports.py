@@ -147,7 +147,7 @@ def test_the_original_of_a_model_saved_by_onnxruntime_has_the_pair(level, tmp_pa
 
 CUMSUM = "a = CumSum(none, axis)\n"
 """An operator that the passes do not see through, and onnxruntime computes."""
-NONE = {"none": [0] * 8, "axis": np.int64(0), "v": (48, 16, 1, 1), "w48": (48, 48, 3, 3)}
+NONE = {"none": [0] * 8, "axis": np.int64(0), "v": (128, 16, 1, 1), "w48": (48, 128, 3, 3)}
 SAME = POOL.replace("<", '<auto_pad="SAME_UPPER", ')
 PREPARED = {
     "a mean over open sizes": ("h = Conv(x, w)\ny = GlobalAveragePool(h)", "--fix-shape"),

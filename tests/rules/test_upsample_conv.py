@@ -243,7 +243,8 @@ def test_an_earlier_run_s_nodes_become_a_resize_again():
     assert operators(back.model.graph) == {"Resize": 1, "Conv": 1} and back.report.verification.passed
     (site,) = back.report.sites
     assert site.macs_before == site.macs_after == 40 * 32 * 20 * 24 * 9
-    assert operators(convpool.optimize(made, target="cpu", lowering="auto").model.graph) == {"ConvTranspose": 1, "AveragePool": 1}
+    again = convpool.optimize(made, target="cpu", lowering="auto", upsampling="direct").model
+    assert operators(again.graph) == {"ConvTranspose": 1, "AveragePool": 1}
 
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])

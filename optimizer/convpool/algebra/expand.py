@@ -255,13 +255,14 @@ def form_cost(form: str, work: Work) -> Cost:
     out = m * math.prod(conv.output_size(up.output_size(size)))
     if form == "conv_first":
         spec, crop = conv_first(conv, up)
-        return dense_cost(spec, m, c, size) + pass_cost(out, RESIZE_WEIGHTS["nearest"][up.rank - 1] + COPY_WEIGHT * any(crop))
+        weight = RESIZE_WEIGHTS["nearest"][up.rank - 1] + COPY_WEIGHT * any(crop)
+        return dense_cost(spec, m, c, size) + pass_cost(out, weight, alone=True)
     if form == "subpixel":
         spec, crop = subpixel(conv, up)
-        return dense_cost(spec, m * up.copies, c, size) + pass_cost(out, SHUFFLE_WEIGHT + COPY_WEIGHT * any(crop))
+        return dense_cost(spec, m * up.copies, c, size) + pass_cost(out, SHUFFLE_WEIGHT + COPY_WEIGHT * any(crop), alone=True)
     if form == "phases":
         costs = [dense_cost(spec, m, c, size) for spec in phase_specs(conv, up) or []]
-        return sum(costs, Cost()) + pass_cost(out, SHUFFLE_WEIGHT + COPY_WEIGHT)
+        return sum(costs, Cost()) + pass_cost(out, SHUFFLE_WEIGHT + COPY_WEIGHT, alone=True)
     if form == "direct":
         spread, box = direct_specs(conv, up)
         least = 0.0 if box.taps > geometry.LONG else geometry.ADDITION_WEIGHT  # beside which the other forms are fitted
@@ -291,9 +292,10 @@ def transpose_cost(spec: TransposeSpec, m: int, c: int, size: Ints) -> Cost:
     """A ConvTranspose of c to m channels: a product, whose columns are added to their places."""
     elements = math.prod(size)
     macs = elements * c * (m // spec.group) * spec.taps
-    return Cost(macs, 0, macs * TRANSPOSE_WEIGHT + elements * m * spec.taps * COLUMN_WEIGHT)
+    columns = elements * m * spec.taps * COLUMN_WEIGHT
+    return Cost(macs, 0, macs * TRANSPOSE_WEIGHT + columns, columns)
 
 
-def pass_cost(elements: int, weight: float) -> Cost:
-    """A pass that writes so many elements, each at this weight."""
-    return Cost(0, 0, elements * weight)
+def pass_cost(elements: int, weight: float, alone: bool = False) -> Cost:
+    """A pass that writes so many elements, each at this weight.  alone: by one core."""
+    return Cost(0, 0, elements * weight, elements * weight * alone)

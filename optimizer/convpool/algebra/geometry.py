@@ -267,10 +267,12 @@ def fills_window(pads: Ints, pool: PoolSpec) -> bool:
 
 ADDITION_WEIGHT = 8.0
 """A pooling's addition against a dense convolution's multiply-add: pooling is bound by loads."""
-CPU_ADDITION_WEIGHTS = {1: (32.0, 90.0), 2: (ADDITION_WEIGHT, 78.0), 3: (4.0, 60.0)}
+CPU_ADDITION_WEIGHTS = {1: (48.0, 90.0), 2: (ADDITION_WEIGHT, 78.0), 3: (4.0, 60.0)}
 """One by onnxruntime's AveragePool on a CPU, by spatial axes: before SLOW_OPSET, and from then on."""
 SLOW_OPSET = 19
 """The first opset whose AveragePool adds number by number, except on maps of two axes with a multiple of BLOCK channels."""
+ALONE_ELEMENTS = 2**16
+"""A result of fewer elements is averaged by one core from SLOW_OPSET on, where it adds number by number."""
 MANY, LONG = 16, 64
 """Elements of a window.  With more than MANY an addition takes 1.3 times as long on maps of two axes; of more than LONG 3.5
 times, on other maps twice."""
@@ -287,6 +289,8 @@ CACHED_WEIGHTS = 2**20
 """The most weights that come from a cache; of more each is two to read."""
 DEPTHWISE_WEIGHT = 4.0
 """A multiply-add of a convolution with under 4 input channels a group: each input element is used few times."""
+CORES = 2.5
+"""How many times as fast onnxruntime's convolutions are on four cores: a rewrite must not lose there either."""
 BYTE_WEIGHT = 2.0
 """A byte read or written, mostly in a cache, against a dense multiply-add."""
 COMPUTED = "computed, or an input that a caller may override"
@@ -297,14 +301,25 @@ NOMINAL_SIZE = 32
 
 @dataclass(frozen=True)
 class Cost:
-    """macs: multiply-adds of convolutions; additions: of poolings; per sample.  time: the weighted sum."""
+    """macs: multiply-adds of convolutions; additions: of poolings; per sample.  time: the weighted sum.  alone: the part of it
+    that onnxruntime does on one core, however many there are."""
 
     macs: int = 0
     additions: int = 0
     time: float = 0.0
+    alone: float = 0.0
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost(self.macs + other.macs, self.additions + other.additions, self.time + other.time)
+        macs, additions = self.macs + other.macs, self.additions + other.additions
+        return Cost(macs, additions, self.time + other.time, self.alone + other.alone)
+
+    def share_of(self, before: Cost) -> float:
+        """The time as a share of another's, on one core or on several, whichever is more."""
+        return max(self.on(cores) / before.on(cores) for cores in (1, CORES))
+
+    def on(self, cores: float) -> float:
+        """The time where other parts than `alone` are so many times as fast."""
+        return self.alone + (self.time - self.alone) / cores
 
 
 @lru_cache
@@ -355,12 +370,13 @@ def pool_cost(pool: PoolSpec, channels: int, size: Ints, item_bytes: int, cpu_op
     out = pool.places(size)
     additions = out * channels * pool.taps
     moved = (math.prod(size) + out) * channels * item_bytes
-    time = additions * addition_weight(pool, channels, cpu_opset)
+    time, alone = additions * addition_weight(pool, channels, cpu_opset), 0.0
     if cpu_opset and not _is_pooled_in_blocks(pool, channels):
         moved *= 2 if pool.rank == 2 else 1  # out of the layout of convolutions
         if cpu_opset < SLOW_OPSET and pool.output_size(size)[-1] == 1 < out:
             time += out * channels * COLUMN_WEIGHT
-    return Cost(0, additions, time + moved * BYTE_WEIGHT)
+        alone = time if cpu_opset >= SLOW_OPSET and out * channels < ALONE_ELEMENTS else 0.0
+    return Cost(0, additions, time + moved * BYTE_WEIGHT, alone)
 
 
 def affine_cost(count: int, channels: int, size: Ints, item_bytes: int) -> Cost:

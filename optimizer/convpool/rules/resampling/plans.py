@@ -284,7 +284,7 @@ def with_forms(plan: ResamplingPlan, context: Context) -> ResamplingPlan | Rejec
         found = _forms(plan, group.resample, work)
         if for_gpu:
             found = [form for form in found if form in GPU_FORMS][:1]  # conv_first before fused
-        kept = dense + expand.pass_cost(len(group.channels) * math.prod(large), _element_cost_now(plan, group.resample))
+        kept = dense + _cost_now(plan, group.resample, len(group.channels) * math.prod(large))
         if not found:
             if (why := against_merged_weights(scope, group.resample.input)) is not None:
                 return rejection(scope, leaf.node, why)
@@ -293,10 +293,10 @@ def with_forms(plan: ResamplingPlan, context: Context) -> ResamplingPlan | Rejec
             after += kept
             continue
         costs = {form: _cost(form, work, group.resample) for form in found}
-        best = options.upsampling if options.upsampling in costs else min(costs, key=lambda form: costs[form].time)
+        best = options.upsampling if options.upsampling in costs else min(costs, key=lambda form: costs[form].share_of(kept))
         assert best is not None
         moved = costs[best] + expand.pass_cost(out, expand.PASS_WEIGHT)
-        keeps_size = len(plan.groups) > 1 and best != options.upsampling and kept.time <= moved.time
+        keeps_size = len(plan.groups) > 1 and best != options.upsampling and moved.share_of(kept) >= 1
         groups.append(group if keeps_size else replace(group, form=best))
         after += kept if keeps_size else moved
     if too_many is not None and not any(group.form for group in groups):
@@ -309,8 +309,8 @@ def with_forms(plan: ResamplingPlan, context: Context) -> ResamplingPlan | Rejec
     # `best`: of the last map, where all stay at full size.
     what = "+".join(dict.fromkeys(group.form for group in groups if group.form)) or best
     by_cost = "cpu" in options.devices and options.upsampling not in what.split("+")
-    if by_cost and after.time > ENOUGH * before.time or not any(group.form for group in groups):
-        got = f"{after.macs:,} of {before.macs:,} multiply-adds, {after.time / before.time:.2f} of the time by the cost model"
+    if by_cost and after.share_of(before) > ENOUGH or not any(group.form for group in groups):
+        got = f"{after.macs:,} of {before.macs:,} multiply-adds, {after.share_of(before):.2f} of the time by the cost model"
         return reject(scope, leaf.node, f"saves too little as {what}", got, f"at most {ENOUGH:.0%} of the time")
     formed = replace(plan, groups=tuple(groups), macs_before=counts[0], macs_after=counts[1])
     in_engine = for_gpu and "tensorrt" in options.devices and not (what == "conv_first" and may_be_node)
@@ -444,18 +444,19 @@ def _cost(form: str, work: Work, resample: Resample) -> Cost:
     if resample.up is not None:
         return expand.form_cost(form, work)
     dense = expand.dense_cost(work.conv, work.m, work.c, work.size)
-    return dense + expand.pass_cost(int(work.m * math.prod(work.size) * resample.growth), element_cost(resample, work.conv.rank))
+    return dense + resize_cost(resample, work.conv.rank, int(work.m * math.prod(work.size) * resample.growth))
 
 
-def element_cost(resample: Resample, rank: int) -> float:
-    """The cost of an element of a resampled map."""
-    return expand.RESIZE_WEIGHTS[resample.mode][rank - 1] * (expand.SHRINKING[rank - 1] if resample.growth < 1 else 1)
+def resize_cost(resample: Resample, rank: int, elements: int, most: float = math.inf) -> Cost:
+    """The cost of a resampled map of so many elements.  most: of an element.  A linear Resize of two axes runs on all cores."""
+    weight = expand.RESIZE_WEIGHTS[resample.mode][rank - 1] * (expand.SHRINKING[rank - 1] if resample.growth < 1 else 1)
+    return expand.pass_cost(elements, min(weight, most), alone=resample.mode != "linear" or rank != 2)
 
 
-def _element_cost_now(plan: ResamplingPlan, resample: Resample) -> float:
-    """The cost of an element as the model has it: with three axes Tile, Expand and others copy faster than a Resize picks."""
-    weight = element_cost(resample, plan.leaf.conv.rank)
-    return weight if is_op(plan.scope.nodes[resample.resampler], "Resize", "Upsample") else min(weight, expand.COPY_WEIGHT)
+def _cost_now(plan: ResamplingPlan, resample: Resample, elements: int) -> Cost:
+    """The cost of a map as the model has it: with three axes Tile, Expand and others copy faster than a Resize picks."""
+    is_resize = is_op(plan.scope.nodes[resample.resampler], "Resize", "Upsample")
+    return resize_cost(resample, plan.leaf.conv.rank, elements, math.inf if is_resize else expand.COPY_WEIGHT)
 
 
 def channels_out(leaf: ConvLeaf) -> int:
@@ -493,7 +494,7 @@ def _cost_between(plan: ResamplingPlan, *, large: bool) -> Cost:
             steps = sum(count_nodes(source) for source in sources)
             total += expand.pass_cost(steps * count * math.prod(size), expand.PASS_WEIGHT)
             if large and group.resample is not None and scope.other_readers(scope.nodes[group.resample.node].output[0]) is None:
-                total += expand.pass_cost(int(count * math.prod(size)), _element_cost_now(plan, group.resample))
+                total += _cost_now(plan, group.resample, int(count * math.prod(size)))
     return total
 
 

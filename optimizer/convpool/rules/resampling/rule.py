@@ -313,15 +313,15 @@ class ResizeFirst(ResamplingRule):
         if (readers := scope.other_readers(found.input)) is not None:
             return reject(scope, site.root, "result of the convolution", readers, "one reader, the Resize")
         size, m, c = leaf.size or (NOMINAL_SIZE,) * leaf.conv.rank, plans.channels_out(leaf), plans.channels_in(leaf)
-        before, elements = dense_cost(leaf.conv, m, c, size), math.prod(size) * found.growth
-        resizing = plans.element_cost(found, leaf.conv.rank) * elements
-        share = (before.time * found.growth + c * resizing) / (before.time + m * resizing)
+        dense, elements = dense_cost(leaf.conv, m, c, size), math.prod(size) * found.growth
+        before, after = (plans.resize_cost(found, leaf.conv.rank, int(n * elements)) for n in (m, c))
+        share = (after + replace(dense, time=dense.time * found.growth)).share_of(before + dense)
         if "cpu" in context.options.devices and share > plans.ENOUGH:
             got = f"{c} channels in place of {m}, {share:.2f} of the time by the cost model"
             return reject(scope, site.root, "resizing the convolution's input", got, f"at most {plans.ENOUGH:.0%} of the time")
         if "gpu" in context.options.devices and c * found.growth > m:
             return reject(scope, site.root, "channels that are resized", c, f"at most {m / found.growth:.0f}, {OF_TARGET}")
-        counts = (before.macs, int(before.macs * found.growth)) if leaf.size is not None else (None, None)
+        counts = (dense.macs, int(dense.macs * found.growth)) if leaf.size is not None else (None, None)
         return ShrinkPlan(scope, (site.root, site.resampler), leaf, found, *counts)
 
     def apply(self, plan: ShrinkPlan, edit: Edit) -> None:
