@@ -124,8 +124,7 @@ EXPECTED = {
     "yolo_neck": {"resize_last": 2},
     "esrgan_tail": {"upsample_last": 2},
 }
-"""Sites rewritten for a CPU, by rule.  StarGAN v2's third is behind the last sum.  Its block of 32 channels and the
-VAE's of 32 would take longer."""
+"""Sites rewritten for a CPU, by rule.  StarGAN v2's third 1x1 is behind the last sum.  Its and the VAE's 32 channels stay."""
 
 
 @pytest.mark.parametrize("name", EXPECTED)

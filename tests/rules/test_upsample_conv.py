@@ -243,7 +243,7 @@ def test_an_earlier_run_s_nodes_become_a_resize_again():
     assert operators(back.model.graph) == {"Resize": 1, "Conv": 1} and back.report.verification.passed
     (site,) = back.report.sites
     assert site.macs_before == site.macs_after == 40 * 32 * 20 * 24 * 9
-    again = convpool.optimize(made, target="cpu", lowering="auto", upsampling="direct").model
+    again = convpool.optimize(made, target="cpu", upsampling="direct").model
     assert operators(again.graph) == {"ConvTranspose": 1, "AveragePool": 1}
 
 
