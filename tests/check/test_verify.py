@@ -279,8 +279,7 @@ def test_progress_is_shown_on_a_terminal_alone(tmp_path):
             shown += more.decode(errors="replace")
     assert "checking" in shown and "3/3" in shown and b"checking" not in done.stdout
     assert shown.rstrip().endswith("\x1b[2K"), "the bar stays"
-    done = subprocess.run(words, capture_output=True, check=True)
-    assert done.stderr == b""
+    assert subprocess.run(words, capture_output=True, check=True).stderr == b""
 
 
 def test_a_result_that_cannot_run_is_an_error():

@@ -63,6 +63,8 @@ DISPUTED = "onnx says another shape than runtimes"
 """Note of a tensor, after shape inference, whose sizes must not be stored: onnx would find that they contradict its own."""
 BRANCHES_OPSET = 11
 """The first opset whose Ifs may have branches of different shapes; before, onnx takes the better known one."""
+COMPUTED_SHAPES_OPSET = 14
+"""The first opset in which onnx follows the sizes that a Reshape is given, if they are computed from shapes."""
 MISREAD = (*POOLINGS, "Attention", "Concat", "ConvTranspose", "Einsum", "NonZero", "Resize", "Squeeze", "Unsqueeze", "Upsample")
 """Operators of which onnx may say wrong sizes, by the sizes of what they read, or elements for rows."""
 OTHER_VALUES = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
@@ -120,6 +122,8 @@ def infer_shapes(model: ModelProto) -> ModelProto | None:
 def _respell(model: ModelProto) -> None:
     """Write operators that onnx does not infer, or not as runtimes do, as others that it does."""
     nodes = all_nodes(model.graph)
+    if BRANCHES_OPSET <= opset_of(model.opset_import) < COMPUTED_SHAPES_OPSET and len(graphs_within(model.graph)) == 1:
+        _raise_opset(model)
     for node in (*ops_of(nodes, *WITHOUT_INFERENCE), *protos.of_onnxruntime(model)):
         node.op_type = "Identity"
     for node in nodes:  # onnxruntime writes these into models that it saves; a PRelu's slope may be the larger one
@@ -142,6 +146,21 @@ def _respell(model: ModelProto) -> None:
         node.op_type = UNKNOWN_SIZE
     for graph in graphs_within(model.graph) if ops_of(nodes, "Slice") else ():
         _hide_slices(graph)
+
+
+def _raise_opset(model: ModelProto) -> None:
+    """Write a model of opset 11 to 13 in `COMPUTED_SHAPES_OPSET`, which has axes as inputs, and no statistics as results."""
+    for entry in model.opset_import:
+        entry.version = entry.version if entry.domain else COMPUTED_SHAPES_OPSET
+    for node in ops_of(model.graph.node, "BatchNormalization"):
+        del node.output[1:]
+    for node in ops_of(model.graph.node, "ReduceSum", "Split", "Squeeze", "Unsqueeze"):
+        values, name = known_attributes(node) or {}, f"{MADE_UP}axes_of_{node.output[0]}"
+        moved = "split" if is_op(node, "Split") else "axes"
+        if values.get(moved):
+            model.graph.initializer.append(numpy_helper.from_array(np.array(values[moved]), name))
+            node.input.append(name)
+            give(node, {}, (moved,) if is_op(node, "ReduceSum") else ())  # onnx reads either; a Squeeze is judged by its own
 
 
 def _hide_slices(graph: GraphProto) -> None:

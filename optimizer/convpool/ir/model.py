@@ -30,14 +30,7 @@ from convpool.errors import ModelError, OptionError, first_line
 from convpool.ir import protos, schema
 from convpool.ir.files import Stamp, check_external_data, external_size, is_external, read_in, serialize, tensor_bytes
 from convpool.ir.index import Dim, Evaluate, Scope, index_model, with_shapes_folded
-from convpool.ir.inference import (
-    INFERENCE_ERRORS,
-    fill_gaps,
-    infer_elsewhere,
-    infer_shapes,
-    take,
-    without_large_values,
-)
+from convpool.ir.inference import INFERENCE_ERRORS, fill_gaps, infer_elsewhere, infer_shapes, take, without_large_values
 from convpool.ir.inlining import check_functions
 
 SUGGESTED_SIZE = 224

@@ -203,8 +203,7 @@ ONNXRUNTIMES = {"LayerNormalization": 17, "SimplifiedLayerNormalization": 2**31}
 
 def of_onnxruntime(model: ModelProto) -> list[NodeProto]:
     """The nodes of standard operators that onnxruntime alone has at the model's opset."""
-    opset = opset_of(model.opset_import)
-    return ops_of(model_nodes(model), *(name for name, since in ONNXRUNTIMES.items() if opset < since))
+    return ops_of(model_nodes(model), *(name for name, since in ONNXRUNTIMES.items() if opset_of(model.opset_import) < since))
 
 
 def value_names(model: ModelProto) -> set[str]:

@@ -134,8 +134,7 @@ def _without_trailing_blanks(model: ModelProto) -> ModelProto:
 
 def folded(model: ModelProto) -> ModelProto:
     """The model with what it computes from constants stored, as spectral normalisation: TensorRT would in every run."""
-    given = LoadedModel(model, None, model.ByteSize())
-    return rewrite(given, OptimizeOptions(rules=frozenset(("fold",)))).model
+    return rewrite(LoadedModel(model, None, model.ByteSize()), OptimizeOptions(rules=frozenset(("fold",)))).model
 
 
 def set_constant_weights(model: ModelProto, constant: bool) -> None:

@@ -118,7 +118,6 @@ def test_other_targets_and_a_rule_that_is_off_keep_it():
 @pytest.mark.parametrize("lowering", ["direct", "fused"])
 def test_standard_operators_again(lowering):
     model = graph(f"{GROUPED}\n{BEHIND}", CONSTANTS, inputs="float[2,16,8,8] x")
-    written = convpool.optimize(model, target="tensorrt").model
-    result = convpool.optimize(written, lowering=lowering).model
+    result = convpool.optimize(convpool.optimize(model, target="tensorrt").model, lowering=lowering).model
     assert operators(result.graph)["InstanceNormalization"] == 1 and not result.functions
     assert_close(model, result)

@@ -215,8 +215,7 @@ def test_inside_a_loop():
 
 def test_inside_a_function_with_constants_of_its_own():
     text = f"(x, w, g, b, m, d) => (y) {{ k = Constant<value = float {{2.0}}>() n = Mul(x, k) p = Relu(n) {PAIR} }}"
-    model = graph("y = local.block(x, w, g, b, m, d)", NORM, functions=BLOCK + text)
-    found = rewrite(model, 1, "convavgpool")
+    found = rewrite(graph("y = local.block(x, w, g, b, m, d)", NORM, functions=BLOCK + text), 1, "convavgpool")
     assert "AffineReluConvAvgPool" in operators(found.functions[0])
     assert {entry.domain: entry.version for entry in found.functions[0].opset_import} == {"": 17, "ai.convpool": 2}
 

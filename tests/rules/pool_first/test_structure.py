@@ -143,8 +143,7 @@ def test_zeros_by_an_attribute_of_the_function_are_unknown():
 h = Conv<pads=[1,1,1,1]>(x, w) s1 = Slice(h, f, e, a, s) n = Shape(s1) z = ConstantOfShape<value : tensor = @v>(n)
 t = Sum(z, s1, s1) y = Mul(t, q) }"""
     constants = {"f": [0, 0], "e": [99, 99], "a": [2, 3], "s": [2, 2], "q": np.float32(0.5)}
-    call = "y = local.mean<v = float[1] {0.0}>(x, w, f, e, a, s, q)"
-    model = graph(call, constants, functions=text)
+    model = graph("y = local.mean<v = float[1] {0.0}>(x, w, f, e, a, s, q)", constants, functions=text)
     assert convpool.optimize(model, check=0).model.SerializeToString() == model.SerializeToString()
 
 
