@@ -15,9 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
-    "optimizer": 25251,
+    "optimizer": 25261,
     "plugin": 17500,
-    "tests": 36000,
+    "tests": 36005,
     "benchmarks": 8654,
     "tools": 952,
     "examples": 1167,
