@@ -17,7 +17,7 @@ SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh", ".c", ".def"}
 BUDGET = {
     "optimizer": 25261,
     "plugin": 17500,
-    "tests": 36005,
+    "tests": 35999,
     "benchmarks": 8654,
     "tools": 952,
     "examples": 1167,

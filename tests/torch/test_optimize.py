@@ -363,16 +363,17 @@ def test_the_backend_by_its_name(monkeypatch):
 @pytest.mark.parametrize("layers", [False, True])
 def test_onnx(layers, tmp_path):
     pytest.importorskip("tests.support.exported.exporting")  # whose exports take less time
-    pair = [ConvAvgPool2d(4, 64, 3, padding=1, pool_size=2)] if layers else [nn.Conv2d(4, 64, 3, padding=1), nn.AvgPool2d(2)]
+    x = X.repeat(1, 4, 1, 1)
+    pair = [ConvAvgPool2d(16, 64, 3, padding=1, pool_size=2)] if layers else [nn.Conv2d(16, 64, 3, padding=1), nn.AvgPool2d(2)]
     module = nn.Sequential(*pair, nn.ReLU()).eval()
-    changed = module if layers else optimize(module, X)[0]
-    own = torch.onnx.export(changed, (X,), dynamo=True).model_proto
-    model = export_onnx(changed, (X,), tmp_path / "model.onnx")
+    changed = module if layers else optimize(module, x)[0]
+    own = torch.onnx.export(changed, (x,), dynamo=True).model_proto
+    model = export_onnx(changed, (x,), tmp_path / "model.onnx")
     assert [node.op_type for node in own.graph.node][:2] == ["Conv", "AveragePool"]
     assert "ConvAvgPoolRelu" in [node.op_type for node in model.graph.node] and (tmp_path / "model.onnx").stat().st_size > 1000
     runtime = pytest.importorskip("onnxruntime")
-    found = runtime.InferenceSession(model.SerializeToString()).run(None, {model.graph.input[0].name: X.numpy()})[0]
-    torch.testing.assert_close(torch.from_numpy(found), module(X), rtol=1e-5, atol=1e-5)
+    found = runtime.InferenceSession(model.SerializeToString()).run(None, {model.graph.input[0].name: x.numpy()})[0]
+    torch.testing.assert_close(torch.from_numpy(found), module(x), rtol=1e-5, atol=1e-5)
 
 
 # ---- what PyTorch offers around modules ----
