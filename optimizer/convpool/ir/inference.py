@@ -154,8 +154,8 @@ def _raise_opset(model: ModelProto) -> None:
         entry.version = entry.version if entry.domain else COMPUTED_SHAPES_OPSET
     for node in ops_of(model.graph.node, "BatchNormalization"):
         del node.output[1:]
-    for node in ops_of(model.graph.node, "ReduceSum", "Split", "Squeeze", "Unsqueeze"):
-        values, name = known_attributes(node) or {}, f"{MADE_UP}axes_of_{node.output[0]}"
+    for number, node in enumerate(ops_of(model.graph.node, "ReduceSum", "Split", "Squeeze", "Unsqueeze")):
+        values, name = known_attributes(node) or {}, f"{MADE_UP}axes_{number}"
         moved = "split" if is_op(node, "Split") else "axes"
         if values.get(moved):
             model.graph.initializer.append(numpy_helper.from_array(np.array(values[moved]), name))
