@@ -140,7 +140,7 @@ NETWORKS: dict[str, Case] = {
         lambda: nn.Sequential(utils.weight_norm(nn.Conv1d(4, 16, 5, padding=2)), nn.AvgPool1d(3, 2)), 1, ((2, 4, 101),)
     ),
     "volumes": Case(
-        lambda: nn.Sequential(nn.Conv3d(4, 8, 3, padding=1), nn.BatchNorm3d(8), nn.AvgPool3d(2)), 1, ((1, 4, 8, 8, 8),)
+        lambda: nn.Sequential(nn.Conv3d(4, 64, 3, padding=1), nn.BatchNorm3d(64), nn.AvgPool3d(2)), 1, ((1, 4, 8, 8, 8),)
     ),
     "video": Case(lambda: nn.Sequential(nn.Conv3d(3, 8, (3, 5, 5)), nn.AvgPool3d((1, 2, 2))), 1, ((1, 3, 6, 16, 16),)),
     "mobile bottleneck": before(
@@ -148,7 +148,7 @@ NETWORKS: dict[str, Case] = {
     ),
 }
 AVERAGES: dict[str, Case] = {
-    "AdaptiveAvgPool1d(1)": before(nn.AdaptiveAvgPool1d(1), first=nn.Conv1d(8, 16, 5), shape=(2, 8, 40), missed=SLOW),
+    "AdaptiveAvgPool1d(1)": before(nn.AdaptiveAvgPool1d(1), first=nn.Conv1d(8, 64, 5), shape=(2, 8, 40), missed=SLOW),
     "AdaptiveAvgPool2d(1)": whole(nn.AdaptiveAvgPool2d(1), nn.Flatten()),
     "AdaptiveAvgPool2d(1), open sizes": before(
         nn.AdaptiveAvgPool2d(1), first=conv(kernel_size=1, padding=0), open_axes={0: "N", **OPEN_SIZE}
